@@ -1,0 +1,73 @@
+"""What the evaluator tells whoever watches it work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from understudy.evaluator.types import EvaluationRecord
+
+Operation = Literal["predict", "evaluate"]
+LoadOutcome = Literal["loaded", "failed"]
+
+
+class Observer(Protocol):
+    """Receives events as they happen. Methods are called from several threads and must be quick and must not raise."""
+
+    def batch_computed(
+        self,
+        operation: Operation,
+        *,
+        rows: int,
+        queue_seconds: Sequence[float],
+        fill_seconds: float,
+        compute_seconds: float,
+    ) -> None:
+        """A batch left the device.
+
+        Args:
+            operation: What the batch was for.
+            rows: Its number of rows, without padding.
+            queue_seconds: How long each of its requests had waited before the batch was closed.
+            fill_seconds: How long the batch was held open for more requests.
+            compute_seconds: From the call of the function to the outputs being in host memory.
+        """
+
+    def queue_changed(self, rows: int) -> None:
+        """The queue now holds this many rows."""
+
+    def rejected(self, reason: str) -> None:
+        """A request was turned away or dropped: ``queue_full``, ``deadline``, ``cancelled``, ``invalid``, ``draining``."""
+
+    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """An attempt to load a checkpoint ended."""
+
+    def evaluation_recorded(self, record: EvaluationRecord) -> None:
+        """An entry was committed to the ledger."""
+
+
+class SilentObserver:
+    """An observer that looks away."""
+
+    def batch_computed(
+        self,
+        operation: Operation,
+        *,
+        rows: int,
+        queue_seconds: Sequence[float],
+        fill_seconds: float,
+        compute_seconds: float,
+    ) -> None:
+        """See `Observer`."""
+
+    def queue_changed(self, rows: int) -> None:
+        """See `Observer`."""
+
+    def rejected(self, reason: str) -> None:
+        """See `Observer`."""
+
+    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """See `Observer`."""
+
+    def evaluation_recorded(self, record: EvaluationRecord) -> None:
+        """See `Observer`."""

@@ -1,0 +1,124 @@
+"""The values that pass between the evaluator and its callers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+VersionLabel = Literal["serving", "latest", "best"]
+Version = int | VersionLabel
+"""A version of the model: a training step, or a label resolved when the request arrives."""
+
+
+class VersionState(enum.Enum):
+    """The life of a version, in TensorFlow Serving's words and numbers (``get_model_status.proto``)."""
+
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionStatus:
+    """The state of one version; ``error`` says why the last attempt to load it failed, or is empty."""
+
+    step: int
+    state: VersionState
+    error: str = ""
+    serving: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What one version made of one batch: outputs by name, each ``[rows, ...]``, all computed at ``step``."""
+
+    outputs: Arrays
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows with what the model should have made of them.
+
+    Attributes:
+        inputs: Every input by name, each ``[rows, ...]``.
+        targets: Every target by the name of its output, or ``{"targets": ...}`` where there is one output.
+        sample_weights: Weights ``[rows]`` by the name of the output, or ``{"sample_weights": ...}`` for all; may be empty.
+    """
+
+    inputs: Arrays
+    targets: Arrays
+    sample_weights: Arrays = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """The length of axis 0 of the first input."""
+        return int(next(iter(self.inputs.values())).shape[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """A Keras metric by its name and keyword arguments."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """The score of one version on one stream or dataset.
+
+    Attributes:
+        metrics: The loss (as ``loss``) and every metric by name.
+        examples: The rows scored.
+        batches: The batches scored.
+        step: The step of the checkpoint.
+        waiting_seconds: What the batches spent waiting for a device, summed.
+        computing_seconds: What they spent computing, summed.
+        notes: What keeps the numbers from being exactly a single device's, or forced them onto one replica.
+    """
+
+    metrics: Mapping[str, float]
+    examples: int
+    batches: int
+    step: int
+    waiting_seconds: float
+    computing_seconds: float
+    notes: tuple[str, ...] = ()
+
+
+class EvaluationOutcome(enum.Enum):
+    """What became of a checkpoint on a dataset."""
+
+    SCORED = "scored"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """One committed entry of the ledger. ``dataset`` is empty where it speaks of the checkpoint as a whole.
+
+    ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in seconds since the epoch.
+    """
+
+    sequence: int
+    step: int
+    checkpoint_digest: str
+    dataset: str
+    outcome: EvaluationOutcome
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    examples: int = 0
+    duration_seconds: float = 0.0
+    recorded_at: float = 0.0
+    notes: tuple[str, ...] = ()

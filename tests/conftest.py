@@ -1,0 +1,22 @@
+"""What every room's tests share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+LOGICAL_CPUS = 4
+
+
+@pytest.fixture(scope="session")
+def logical_cpus() -> tuple[str, ...]:
+    """Split this machine's CPU into four devices, which stand for four GPUs, once for the whole process."""
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS)
+    return tuple(f"CPU:{index}" for index in range(LOGICAL_CPUS))
