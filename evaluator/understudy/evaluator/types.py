@@ -52,7 +52,8 @@ class Batch:
     Attributes:
         inputs: Every input by name, each ``[rows, ...]``.
         targets: Every target by the name of its output, or ``{"targets": ...}`` where there is one output.
-        sample_weights: Weights ``[rows]`` by the name of the output, or ``{"sample_weights": ...}`` for all; may be empty.
+        sample_weights: Weights ``[rows]`` by the name of the output, or ``{"sample_weights": ...}`` for all outputs;
+            may be empty.
     """
 
     inputs: Arrays
