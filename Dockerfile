@@ -1,0 +1,43 @@
+# syntax=docker/dockerfile:1
+# The evaluator as an image. For GPUs: docker build --build-arg TENSORFLOW='tensorflow[and-cuda]' .
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
+ARG TENSORFLOW=tensorflow-cpu
+WORKDIR /src
+COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
+COPY proto proto
+COPY clients clients
+COPY checkpoints checkpoints
+COPY experiments experiments
+COPY trainer trainer
+COPY evaluator evaluator
+COPY service service
+COPY cli cli
+# The environment is made at the path where the final image has it, since scripts in it name their interpreter by its path.
+RUN python -m venv /opt/understudy \
+    && /opt/understudy/bin/pip install --no-cache-dir --disable-pip-version-check pip==26.3 \
+    && /opt/understudy/bin/pip install --no-cache-dir --constraint constraints.txt --build-constraint constraints.txt \
+        ".[server-base,examples]" "${TENSORFLOW}>=2.21,<2.22" \
+    && rm -rf /opt/understudy/lib/python3*/site-packages/tensorflow/include \
+    && /opt/understudy/bin/pip uninstall --yes pip setuptools wheel \
+    && find /opt/understudy -name __pycache__ -type d -prune -exec rm -rf {} +
+
+FROM ${BASE}
+RUN useradd --uid 10001 --no-create-home --home-dir /state understudy \
+    && install -d --owner understudy --group understudy /state
+COPY --from=build /opt/understudy /opt/understudy
+ENV PATH=/opt/understudy/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TF_CPP_MIN_LOG_LEVEL=2 \
+    UNDERSTUDY_HOST=0.0.0.0
+USER understudy
+WORKDIR /state
+VOLUME /state
+EXPOSE 8500 8501
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["understudy", "health", "--target", "127.0.0.1:8500"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["understudy"]
+CMD ["serve", "--help"]

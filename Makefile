@@ -1,0 +1,68 @@
+# Everything a newcomer needs is `make demo` and `make test`; each sets up what it uses.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_VERSION := 26.3
+# The first of these that runs and is new enough; `make PYTHON=/path/to/python3.13 ...` chooses another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: help
+help: ## Show what can be made
+	@echo "Understudy: make TARGET [NAME=VALUE ...]"
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 12
+	@echo
+	@echo "  make demo KEEP=1     leave the service running afterwards"
+	@echo "  make demo SCRIPT=1   serve and score what a plain Keras script writes"
+	@echo "  make test T='tests/checkpoints -k pinned'   run some of the tests"
+
+.PHONY: setup
+setup: $(VENV)/.installed ## Install everything into .venv (the others do this by themselves)
+
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/v1/*.proto)
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "No Python 3.11, 3.12 or 3.13 was found on PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version); this takes a minute or two the first time."
+	$(PYTHON) -m venv $(VENV) || { \
+		echo "venv failed. On Debian and Ubuntu it is a package of its own: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt --build-constraint constraints.txt -e '.[server,examples,dev]'
+	@touch $@
+
+.PHONY: demo
+demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it score, swap and serve
+	$(BIN)/understudy demo $(if $(KEEP),--keep) $(if $(SCRIPT),--script)
+
+.PHONY: test
+test: $(VENV)/.installed ## Run the tests
+	tools/fetch_prometheus.sh
+	$(BIN)/pytest $(T)
+
+.PHONY: check
+check: $(VENV)/.installed ## Format, lint, types and the Dockerfile
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
+
+.PHONY: format
+format: $(VENV)/.installed ## Format the code and mend what can be mended by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: hooks
+hooks: $(VENV)/.installed ## Run the checks before every commit
+	$(BIN)/pre-commit install
+
+.PHONY: clean
+clean: ## Remove what was installed, generated and cached
+	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find proto -name '*_pb2*.py*' -delete
