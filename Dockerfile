@@ -24,7 +24,7 @@ RUN python -m venv /opt/understudy \
     && find /opt/understudy -name __pycache__ -type d -prune -exec rm -rf {} +
 
 FROM ${BASE}
-RUN useradd --uid 10001 --no-create-home --home-dir /state understudy \
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /state understudy \
     && install -d --owner understudy --group understudy /state
 COPY --from=build /opt/understudy /opt/understudy
 ENV PATH=/opt/understudy/bin:$PATH \
@@ -32,7 +32,7 @@ ENV PATH=/opt/understudy/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     TF_CPP_MIN_LOG_LEVEL=2 \
     UNDERSTUDY_HOST=0.0.0.0
-USER understudy
+USER 10001:10001
 WORKDIR /state
 VOLUME /state
 EXPOSE 8500 8501
