@@ -1,0 +1,225 @@
+"""The names, types and shapes of what a Keras model takes and gives, the same before saving and after loading.
+
+A nested structure is flattened to names: the keys and indices that lead to a tensor, joined by ``/``. A named ``Input``
+keeps its name, an output that is not reached through a dict goes by the name of the layer that computes it, and a lone
+nameless tensor is ``inputs`` or ``outputs``. The names Keras makes up (``keras_tensor_2``, ``input_layer_1``,
+``dense_3``) change from one process to the next and count as no name.
+
+Functional and sequential models know their tensors. A subclassed model knows only the shapes it was built with, so it
+is traced to find its outputs, and its inputs are taken to be float32 unless the trace shows otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from understudy.checkpoints.signature import Signature, TensorSpec
+
+_Path = tuple[str | int, ...]
+_CANDIDATE_DTYPES = ("float32", "int32", "string")
+
+
+class SignatureError(ValueError):
+    """A model does not tell what it takes or gives. The text says what is missing and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedStructure:
+    """A nested structure of lists, tuples and dicts whose leaves go by names.
+
+    Attributes:
+        template: The structure itself; the values of its leaves do not matter.
+        specs: One for each leaf, in the order in which `keras.tree` flattens the template.
+    """
+
+    template: Any
+    specs: tuple[TensorSpec, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the leaves, in order."""
+        return tuple(spec.name for spec in self.specs)
+
+    def flatten(self, value: Any) -> dict[str, Any]:
+        """Return the leaves of a structure like the template by their names.
+
+        Raises:
+            ValueError: The structure has another number of leaves.
+        """
+        import keras
+
+        return dict(zip(self.names, keras.tree.flatten(value), strict=True))
+
+    def unflatten(self, leaves: Mapping[str, Any]) -> Any:
+        """Return a structure like the template with the given leaves.
+
+        Raises:
+            KeyError: A name is missing.
+        """
+        import keras
+
+        return keras.tree.pack_sequence_as(self.template, [leaves[name] for name in self.names])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInterface:
+    """What goes into a model and what comes out of it."""
+
+    inputs: NamedStructure
+    outputs: NamedStructure
+
+    @property
+    def signature(self) -> Signature:
+        """The same without the nesting."""
+        return Signature(inputs=self.inputs.specs, outputs=self.outputs.specs)
+
+
+def signature_of(model: Any) -> Signature:
+    """Return the signature of a built Keras model; see `interface_of`."""
+    return interface_of(model).signature
+
+
+def interface_of(model: Any) -> ModelInterface:
+    """Describe a built Keras model.
+
+    Args:
+        model: A functional, sequential or subclassed model that was built, called or loaded.
+
+    Raises:
+        SignatureError: The model was never built, or cannot be called on the shapes it was built with.
+    """
+    import keras
+
+    graph = model._functional if isinstance(model, keras.Sequential) else model  # noqa: SLF001 - it keeps the nesting
+    if isinstance(graph, keras.src.models.Functional):
+        return _interface_of_functional(graph)
+    return _interface_of_subclassed(model)
+
+
+def _interface_of_functional(model: Any) -> ModelInterface:
+    return ModelInterface(
+        inputs=_named(model.input, _input_name, lone="inputs"),
+        outputs=_named(model.output, _output_name, lone="outputs"),
+    )
+
+
+def _interface_of_subclassed(model: Any) -> ModelInterface:
+    import keras
+
+    shapes = _build_shapes(model)
+    failures = []
+    for dtype in _CANDIDATE_DTYPES:
+        tensors = _map_shapes(shapes, functools.partial(keras.KerasTensor, dtype=dtype))
+        try:
+            inputs, outputs = _trace(model, tensors)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            failures.append(f"{dtype}: {str(error).strip().splitlines()[0]}")
+            continue
+        return ModelInterface(
+            inputs=_named(inputs, _no_name, lone="inputs"), outputs=_named(outputs, _no_name, lone="outputs")
+        )
+    raise SignatureError(
+        f"The subclassed model {model.name!r} could not be called on the shapes it was built with, {shapes}: "
+        f"{'; '.join(failures)}. Make it a functional model with named Inputs."
+    )
+
+
+def _build_shapes(model: Any) -> Any:
+    """Return the nested shapes of the first argument a subclassed model was built with."""
+    config = model.get_build_config() or {}
+    shapes = config.get("input_shape")
+    if shapes is None:
+        raise SignatureError(
+            f"The subclassed model {model.name!r} does not say what it takes: its build configuration is {config}, and "
+            "an entry 'input_shape' was expected. Call the model on one batch, given as its first argument, before "
+            "saving it."
+        )
+    return shapes
+
+
+def _trace(model: Any, tensors: Any) -> tuple[Any, Any]:
+    """Return what a subclassed model takes and gives, as tensor-like leaves with shape and dtype."""
+    import keras
+    import tensorflow as tf
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in keras.tree.flatten(tensors)]
+
+    def call(*leaves: Any) -> Any:
+        return model(keras.tree.pack_sequence_as(tensors, leaves), training=False)
+
+    traced = tf.function(call, autograph=False).get_concrete_function(*specs)
+    inputs = [
+        keras.KerasTensor(placeholder.shape, dtype=_integer_cast(placeholder) or placeholder.dtype.name)
+        for placeholder in traced.inputs[: len(specs)]
+    ]
+    return keras.tree.pack_sequence_as(tensors, inputs), traced.structured_outputs
+
+
+def _integer_cast(placeholder: Any) -> str | None:
+    """Return the integer type to which a traced model casts an input first, as Embedding does, if it does."""
+    targets = [consumer.get_attr("DstT") for consumer in placeholder.consumers() if consumer.type == "Cast"]
+    return next((str(target.name) for target in targets if target.is_integer), None)
+
+
+def _map_shapes(shapes: Any, make: Callable[[Sequence[int | None]], Any]) -> Any:
+    """Replace every shape, a sequence of lengths, in a nested structure. Axis 0 becomes None."""
+    if isinstance(shapes, Mapping):
+        return {key: _map_shapes(value, make) for key, value in shapes.items()}
+    if all(length is None or isinstance(length, int) for length in shapes):
+        return make((None, *shapes[1:]))
+    return [_map_shapes(value, make) for value in shapes]
+
+
+def _named(structure: Any, own_name: Callable[[_Path, Any], str | None], *, lone: str) -> NamedStructure:
+    import keras
+
+    leaves = keras.tree.flatten_with_path(structure)
+    paths = ["/".join(map(str, path)) for path, _ in leaves]
+    if len(leaves) == 1 and not any(isinstance(key, str) for key in leaves[0][0]):
+        paths = [lone]
+    names = [own_name(path, leaf) or joined for (path, leaf), joined in zip(leaves, paths, strict=True)]
+    if len(set(names)) < len(names):
+        names = paths
+    specs = (_spec(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True))
+    return NamedStructure(template=keras.tree.map_structure(lambda _: 0, structure), specs=tuple(specs))
+
+
+def _spec(name: str, tensor: Any) -> TensorSpec:
+    import keras
+
+    return TensorSpec(
+        name=name,
+        dtype=str(keras.backend.standardize_dtype(tensor.dtype)),
+        shape=(None, *tuple(tensor.shape)[1:]),
+    )
+
+
+def _input_name(_: _Path, tensor: Any) -> str | None:
+    return _given_name(tensor._keras_history.operation)  # noqa: SLF001 - Keras offers no other way to the layer
+
+
+def _output_name(path: _Path, tensor: Any) -> str | None:
+    if any(isinstance(key, str) for key in path):
+        return None
+    return _given_name(tensor._keras_history.operation)  # noqa: SLF001 - Keras offers no other way to the layer
+
+
+def _no_name(_: _Path, __: Any) -> str | None:
+    return None
+
+
+def _given_name(operation: Any) -> str | None:
+    """Return the name of a layer unless Keras made it up."""
+    names = _made_up_names(type(operation))
+    return None if any(re.fullmatch(rf"{name}(_\d+)?", operation.name) for name in names) else str(operation.name)
+
+
+def _made_up_names(kind: type) -> Iterator[str]:
+    """Yield the stems Keras numbers to name a layer of this class: ``GRUCell`` makes ``gru_cell``."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", kind.__name__))
+    yield re.escape(re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower())
+    yield "keras_tensor"
