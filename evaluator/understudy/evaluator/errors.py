@@ -10,6 +10,7 @@ EvaluatorError
 ├── CancelledError                the caller went away before the work began
 ├── StreamIdleError               an evaluation stream was silent for too long
 ├── NotEvaluableError             the model carries no loss or metrics to score it with
+├── ConfigurationError            a setting or a dataset cannot be used
 ├── LoadError                     a checkpoint could not be loaded
 └── LedgerError                   the ledger cannot be read or written
 
@@ -66,6 +67,10 @@ class StreamIdleError(EvaluatorError):
 
 class NotEvaluableError(EvaluatorError):
     """The model carries no loss and no metrics, and the caller named none."""
+
+
+class ConfigurationError(EvaluatorError):
+    """A setting or a dataset cannot be used. The text names it, what came, what was expected and the remedy."""
 
 
 class LoadError(EvaluatorError):

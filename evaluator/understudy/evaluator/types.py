@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from understudy.checkpoints.signature import Signature
+
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
@@ -123,3 +125,43 @@ class EvaluationRecord:
     duration_seconds: float = 0.0
     recorded_at: float = 0.0
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo:
+    """A checkpoint that can be loaded; ``created_at`` is in seconds since the epoch."""
+
+    step: int
+    created_at: float
+    digest: str
+    final: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """What one loaded version takes and gives, and where it runs.
+
+    Attributes:
+        step: The step of the checkpoint.
+        signature: Names, dtypes and shapes of the inputs and outputs.
+        replicas: The number of replicas a batch is split over.
+        devices: The devices of the replicas, in order.
+        datasets: The datasets known to the evaluator, in the order they are scored.
+        notes: What keeps evaluations from being exactly a single device's, or forces them onto one replica.
+    """
+
+    step: int
+    signature: Signature
+    replicas: int
+    devices: tuple[str, ...]
+    datasets: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageChange:
+    """What is on stage after a decision, what was before it, and what is pinned at run time."""
+
+    serving_step: int
+    previous_step: int | None
+    pinned_step: int | None

@@ -1,0 +1,142 @@
+"""A checkpoint loaded into a slot, and the counted handles by which it is used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.errors import VersionNotFoundError
+from understudy.evaluator.types import Array, Arrays, MetricSpec
+
+
+class ModelSlot(Protocol):
+    """One set of (mirrored) variables with its traced functions, as `understudy.evaluator.compute.slot.Slot` has it."""
+
+    @property
+    def architecture(self) -> str:
+        """The fingerprint of the model and its compile configuration."""
+
+    @property
+    def signature(self) -> Signature:
+        """The names, dtypes and shapes of the inputs and outputs."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What keeps evaluations from being exactly a single device's, or forces them onto one replica."""
+
+    def load(self, model_file: Path) -> None:
+        """Assign the file's weights to the variables; raise LoadError if it cannot be done."""
+
+    def warm_up(self) -> None:
+        """Run every function with every kind of batch, so that no request pays for it."""
+
+    def check_inputs(self, inputs: Arrays) -> int:
+        """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        """Run the model on ``[rows, ...]`` inputs and return its outputs, ``[rows, ...]`` each."""
+
+    def scorer(self, metrics: Sequence[MetricSpec]) -> Any:
+        """Return what scores batches with these metrics, or with the compiled ones if there are none."""
+
+
+class Servable:
+    """A checkpoint in a slot. Thread-safe.
+
+    Handles are counted: the slot may be given to another checkpoint once the servable was retired and is idle.
+
+    Args:
+        step: The training step, which is the version.
+        digest: The SHA-256 that identifies the checkpoint's content.
+        slot: Where it is loaded.
+        created_at: When the checkpoint was written, in seconds since the epoch.
+    """
+
+    def __init__(self, *, step: int, digest: str, slot: ModelSlot, created_at: float = 0.0) -> None:
+        self.step = step
+        self.digest = digest
+        self.slot = slot
+        self.created_at = created_at
+        self._idle = threading.Condition()
+        self._handles = 0
+        self._retired = False
+
+    @property
+    def handles(self) -> int:
+        """How many handles are out now."""
+        with self._idle:
+            return self._handles
+
+    def borrow(self) -> Handle:
+        """Return a handle; the caller must release it.
+
+        Raises:
+            VersionNotFoundError: The servable was retired.
+        """
+        with self._idle:
+            if self._retired:
+                raise VersionNotFoundError(f"version {self.step} is being unloaded; ask for a version that is loaded")
+            self._handles += 1
+        return Handle(self)
+
+    def retire(self) -> None:
+        """Give out no more handles. Those that are out stay valid."""
+        with self._idle:
+            self._retired = True
+
+    def retire_if_idle(self) -> bool:
+        """Retire the servable unless a handle is out; return whether it is retired and idle now."""
+        with self._idle:
+            if self._handles == 0:
+                self._retired = True
+            return self._retired and self._handles == 0
+
+    def wait_idle(self, timeout_seconds: float) -> bool:
+        """Wait until no handle is out; return whether that is so."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._handles == 0, timeout_seconds)
+
+    def _give_back(self) -> None:
+        with self._idle:
+            self._handles -= 1
+            if self._handles == 0:
+                self._idle.notify_all()
+
+
+class Handle:
+    """A counted borrow of a servable, which stays loaded while any handle is out. A context manager. Thread-safe."""
+
+    def __init__(self, servable: Servable) -> None:
+        self.servable = servable
+        self._lock = threading.Lock()
+        self._released = False
+
+    @property
+    def step(self) -> int:
+        """The training step of the checkpoint."""
+        return self.servable.step
+
+    @property
+    def slot(self) -> ModelSlot:
+        """The slot that the checkpoint is loaded in. Not to be used after `release`."""
+        return self.servable.slot
+
+    def release(self) -> None:
+        """Give the handle back. Doing so again does nothing."""
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+        self.servable._give_back()  # noqa: SLF001 - the two halves of one count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()

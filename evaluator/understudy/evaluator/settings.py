@@ -1,0 +1,118 @@
+"""What an operator may choose about the evaluator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from understudy.evaluator.errors import ConfigurationError
+
+ServingPolicy = Literal["latest", "best"]
+EvaluationPolicy = Literal["every", "latest"]
+MonitorMode = Literal["min", "max"]
+
+MIN_SLOTS = 2
+"""One on stage and one to load the next checkpoint into."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorSettings:
+    """Every choice, validated. Each field's metadata holds its help text for the command line.
+
+    Raises:
+        ConfigurationError: A value is out of its range. The text names the field, the value and the range.
+    """
+
+    state_dir: Path = field(
+        metadata={"help": "Folder of the ledger, the results and the pinned checkpoints.", "metavar": "DIR"}
+    )
+    devices: tuple[str, ...] = field(
+        default=(), metadata={"help": "Devices to run replicas on; all of the best kind if empty.", "metavar": "NAMES"}
+    )
+    logical_cpus: int | None = field(
+        default=None, metadata={"help": "Split the CPU into this many devices, one replica each.", "metavar": "N"}
+    )
+    gpu_memory_limit_mib: int | None = field(
+        default=None, metadata={"help": "The most memory to take on each GPU, in MiB.", "metavar": "MIB"}
+    )
+    intra_op_threads: int | None = field(
+        default=None, metadata={"help": "Threads that one operation may use.", "metavar": "N"}
+    )
+    inter_op_threads: int | None = field(
+        default=None, metadata={"help": "Operations that may run at the same time.", "metavar": "N"}
+    )
+    slots: int = field(
+        default=3,
+        metadata={"help": "Checkpoints held in memory at most: on stage, incoming, guests.", "metavar": "N"},
+    )
+    serve: ServingPolicy | int = field(
+        default="latest",
+        metadata={"help": "Which checkpoint to serve: latest, best or a step.", "metavar": "latest|best|STEP"},
+    )
+    monitor: str | None = field(
+        default=None,
+        metadata={
+            "help": "The metric that says which checkpoint is best; the first dataset's loss by default.",
+            "metavar": "DATASET/METRIC",
+        },
+    )
+    monitor_mode: MonitorMode | None = field(
+        default=None,
+        metadata={
+            "help": "Whether less or more of the monitored metric is better; min for a loss, to be given for others.",
+            "choices": ("min", "max"),
+        },
+    )
+    policy: EvaluationPolicy = field(
+        default="every",
+        metadata={"help": "Which checkpoints to evaluate when several wait.", "choices": ("every", "latest")},
+    )
+    max_batch_rows: int = field(
+        default=256, metadata={"help": "Rows that one call of the model takes at most.", "metavar": "ROWS"}
+    )
+    max_queue_rows: int = field(default=4096, metadata={"help": "Rows that may wait for a device.", "metavar": "ROWS"})
+    max_batch_delay_ms: float = field(
+        default=0.0,
+        metadata={"help": "How long a batch waits for more requests, in milliseconds.", "metavar": "MS"},
+    )
+    evaluation_batch_rows: int = field(
+        default=256, metadata={"help": "Rows in a batch when a dataset is scored.", "metavar": "ROWS"}
+    )
+    stream_idle_timeout_seconds: float = field(
+        default=60.0,
+        metadata={"help": "How long an Evaluate stream may be silent, in seconds.", "metavar": "SECONDS"},
+    )
+    poll_interval_seconds: float = field(
+        default=0.5, metadata={"help": "How often to look for new checkpoints, in seconds.", "metavar": "SECONDS"}
+    )
+    load_attempts: int = field(
+        default=3,
+        metadata={"help": "How often a checkpoint that fails is tried before it is given up.", "metavar": "N"},
+    )
+    load_retry_seconds: float = field(
+        default=1.0,
+        metadata={
+            "help": "The wait before the second attempt, in seconds; it doubles each time.",
+            "metavar": "SECONDS",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self._check_at_least("slots", MIN_SLOTS)
+        for name in ("max_batch_rows", "evaluation_batch_rows", "load_attempts"):
+            self._check_at_least(name, 1)
+        self._check_at_least("max_queue_rows", self.max_batch_rows)
+        self._check_at_least("max_batch_delay_ms", 0)
+        for name in ("stream_idle_timeout_seconds", "poll_interval_seconds", "load_retry_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; give more than 0 seconds")
+        for name, known in (("policy", ("every", "latest")), ("monitor_mode", ("min", "max", None))):
+            if getattr(self, name) not in known:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; give one of {known}")
+        if isinstance(self.serve, str) and self.serve not in ("latest", "best"):
+            raise ConfigurationError(f"serve is {self.serve!r}; give latest, best or a step")
+
+    def _check_at_least(self, name: str, least: float) -> None:
+        if getattr(self, name) < least:
+            raise ConfigurationError(f"{name} is {getattr(self, name)}; give at least {least}")
