@@ -1,0 +1,69 @@
+"""Where things lie in a run folder.
+
+::
+
+    RUN/checkpoints/<step, 12 digits>/manifest.json   the commit marker, written last
+                                      model.keras     a self-contained Keras model
+                                      resume/...      what exact resume needs besides
+    RUN/training.json                                 running, finished or failed
+    RUN/evaluator/                                    what the evaluator keeps; the trainer only reads it
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+MODEL_FILE = "model.keras"
+MANIFEST_FILE = "manifest.json"
+RESUME_DIR = "resume"
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Names with this prefix hold what is not committed; nobody reads them, and whoever holds the lock may delete them."""
+
+_STEP_DIGITS = 12
+_STEP_NAME = re.compile(rf"\d{{{_STEP_DIGITS},}}")
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder; names sort as steps do. Raise ValueError if the step is negative."""
+    if step < 0:
+        raise ValueError(f"a step is a number of training steps from 0 up, not {step}")
+    return f"{step:0{_STEP_DIGITS}d}"
+
+
+def parse_step(name: str) -> int | None:
+    """Return the step that a folder's name stands for, or None if it is no step's folder."""
+    return int(name) if _STEP_NAME.fullmatch(name) and name == step_name(int(name)) else None
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run folder. Making one touches no disk."""
+
+    root: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints. The trainer owns it."""
+        return self.root / "checkpoints"
+
+    @property
+    def training_json(self) -> Path:
+        """The training journal. The trainer owns it."""
+        return self.root / "training.json"
+
+    @property
+    def evaluator(self) -> Path:
+        """The evaluator's state folder. The evaluator owns it."""
+        return self.root / "evaluator"
+
+    @property
+    def pinned(self) -> Path:
+        """Where the evaluator keeps the checkpoints that it is using, one folder per step."""
+        return self.evaluator / "pinned"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of one checkpoint, whether or not it exists."""
+        return self.checkpoints / step_name(step)

@@ -1,0 +1,78 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from understudy.checkpoints.errors import LockHeldError
+
+LOCK_FILE = "lock"
+
+
+class DirectoryLock:
+    """An exclusive lock on a folder, held on its file ``lock`` and let go by the kernel when the process dies.
+
+    Use it as a context manager, or call `acquire` and `release`. It works across processes and between several
+    objects in one process, on local disks and on NFS version 4. One object is for one thread at a time.
+
+    Args:
+        path: The folder; made if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path / LOCK_FILE
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock without waiting.
+
+        Raises:
+            LockHeldError: Somebody has it, perhaps this very object.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read_holder(descriptor)
+            os.close(descriptor)
+            raise LockHeldError(
+                f"{self._file.parent} is in use by {holder}; stop that process or choose another folder",
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        """Let the lock go; without it, do nothing. The file stays, as deleting it would open a race."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _read_holder(descriptor: int) -> str:
+    """Return words for who holds the lock; it may not have written its process id yet."""
+    content = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+    return f"process {content}" if content.isdecimal() else "another process"

@@ -1,0 +1,172 @@
+"""The manifest: what a checkpoint is, and how to tell that it is whole.
+
+``manifest.json`` is written last and is what commits a checkpoint. It carries a checksum of itself, so a flipped bit in
+it is found as surely as one in the files that it lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from understudy.checkpoints.atomic import encode_json
+from understudy.checkpoints.errors import DamagedCheckpointError, UnsupportedFormatError
+from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE
+from understudy.checkpoints.signature import Signature
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One file of a checkpoint; ``path`` is relative to its folder, with ``/`` between names."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is known about a checkpoint without opening its model.
+
+    Attributes:
+        step: Training steps taken when it was written.
+        epoch: Epochs completed then; None where its writer counts none.
+        created_at: Seconds since the epoch of Unix.
+        final: Whether training ended with it.
+        digest: Identifies the model: equal digests, equal model. For a published checkpoint it is the SHA-256 of
+            ``model.keras``, for a foreign one see `foreign`.
+        metrics: Training metrics by name; may hold NaN.
+        signature: What the model takes and gives; None where the writer did not say.
+        versions: Versions of the libraries that wrote it, by name.
+        files: Every file but the manifest, ``model.keras`` among them.
+        format_version: Of the manifest.
+    """
+
+    step: int
+    epoch: int | None
+    created_at: float
+    final: bool
+    digest: str
+    files: tuple[FileEntry, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    signature: Signature | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, without the checksum."""
+        return {
+            "format_version": self.format_version,
+            "step": self.step,
+            "epoch": self.epoch,
+            "created_at": self.created_at,
+            "final": self.final,
+            "digest": self.digest,
+            "metrics": {name: float(value) for name, value in self.metrics.items()},
+            "signature": None if self.signature is None else self.signature.as_json(),
+            "versions": dict(self.versions),
+            "files": [
+                {"path": entry.path, "size_bytes": entry.size_bytes, "sha256": entry.sha256} for entry in self.files
+            ],
+        }
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the content of ``manifest.json``."""
+    fields = manifest.as_json()
+    return encode_json({**fields, "checksum": _checksum(fields)})
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of a checkpoint's folder; the files that it lists are not looked at.
+
+    Raises:
+        FileNotFoundError: There is none: the checkpoint is not committed.
+        DamagedCheckpointError: It is not a manifest, or not the one that was written.
+        UnsupportedFormatError: It was written by another version of this package.
+    """
+    path = directory / MANIFEST_FILE
+    return decode_manifest(path.read_bytes(), origin=path)
+
+
+def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
+    """Read what `encode_manifest` returned; ``origin`` is what errors name. Raises as `read_manifest` does."""
+    try:
+        fields = json.loads(content)
+        version = fields.get("format_version")
+    except (ValueError, AttributeError) as error:
+        raise DamagedCheckpointError(f"{origin} is not a manifest: {error}") from error
+    if version != FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"{origin} has format version {version!r}, this program reads {FORMAT_VERSION}; use the version of "
+            "understudy that wrote it",
+        )
+    found = fields.pop("checksum", None)
+    if found != _checksum(fields):
+        raise DamagedCheckpointError(f"{origin} does not match its own checksum {found!r}")
+    try:
+        return _from_json(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedCheckpointError(f"{origin} is not a manifest: {type(error).__name__}: {error}") from error
+
+
+def describe_file(directory: Path, path: str) -> FileEntry:
+    """Measure and hash one file of a folder."""
+    with (directory / path).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileEntry(path=path, size_bytes=file.tell(), sha256=digest.hexdigest())
+
+
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Check that a folder holds every file that a manifest lists, unharmed.
+
+    Raises:
+        DamagedCheckpointError: The first file that is missing, or of another size or hash.
+    """
+    for expected in manifest.files:
+        path = directory / expected.path
+        try:
+            size = path.stat().st_size
+            if size != expected.size_bytes:
+                raise DamagedCheckpointError(f"{path} has {size} bytes, its manifest says {expected.size_bytes}")
+            found = describe_file(directory, expected.path)
+        except FileNotFoundError:
+            raise DamagedCheckpointError(f"{path} is missing, its manifest lists it") from None
+        if found != expected:
+            raise DamagedCheckpointError(f"{path} has SHA-256 {found.sha256}, its manifest says {expected.sha256}")
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(encode_json(fields)).hexdigest()
+
+
+def _from_json(fields: Mapping[str, Any]) -> Manifest:
+    files = tuple(_file_entry(entry) for entry in fields["files"])
+    if not any(entry.path == MODEL_FILE for entry in files):
+        raise ValueError(f"it lists no {MODEL_FILE}")
+    signature = fields["signature"]
+    epoch = fields["epoch"]
+    return Manifest(
+        step=int(fields["step"]),
+        epoch=None if epoch is None else int(epoch),
+        created_at=float(fields["created_at"]),
+        final=bool(fields["final"]),
+        digest=str(fields["digest"]),
+        metrics={str(name): float(value) for name, value in fields["metrics"].items()},
+        signature=None if signature is None else Signature.from_json(signature),
+        versions={str(name): str(version) for name, version in fields["versions"].items()},
+        files=files,
+    )
+
+
+def _file_entry(fields: Mapping[str, Any]) -> FileEntry:
+    path = PurePosixPath(str(fields["path"]))
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"the path {str(path)!r} leads out of the checkpoint")
+    return FileEntry(path=str(path), size_bytes=int(fields["size_bytes"]), sha256=str(fields["sha256"]))

@@ -1,0 +1,49 @@
+"""What a user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+@runtime_checkable
+class Experiment(Protocol):
+    """A model and its data: all that the trainer and the evaluator need to know.
+
+    A class with these members will do; there is nothing to inherit from.
+
+    Attributes:
+        name: A word for it; the default name of the served model.
+        global_batch_size: Examples per training step, over all replicas of all workers.
+    """
+
+    @property
+    def name(self) -> str:
+        """A word for it; the default name of the served model."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples per training step, over all replicas of all workers."""
+
+    def build_model(self) -> keras.Model:
+        """Return a new model, built (its variables exist) and compiled (optimizer, loss, metrics).
+
+        It is called inside a distribution strategy's scope, and more than once.
+        """
+
+    def training_data(self) -> tf.data.Dataset:
+        """Return one epoch of training examples, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+        Examples are single: the trainer shuffles, repeats and batches. Their number is known
+        (``dataset.cardinality()``); their order is the same on every call and in every process, as exact resume needs.
+        """
+
+    def evaluation_data(self) -> Mapping[str, tf.data.Dataset]:
+        """Return the datasets to score checkpoints on, by name, in the order of scoring.
+
+        Examples are as in `training_data`. The loss on the first dataset is what is monitored by default.
+        """

@@ -1,0 +1,123 @@
+"""Handwritten digits: 1,797 real images of 8 x 8 pixels that come with scikit-learn.
+
+They are the test part of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
+Repository, 1998.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from understudy.experiments.errors import ExperimentError
+
+Split = Literal["train", "validation", "test"]
+
+_SPLIT_SEED = 20_240_229
+_VALIDATION_SIZE = 297
+_TEST_SIZE = 300
+_LARGEST_PIXEL = 16.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """One part of the data.
+
+    Attributes:
+        x: Images, float32 ``[n, 8, 8, 1]`` from 0 to 1.
+        y: Labels, int64 ``[n]`` from 0 to 9.
+        indices: Their places in scikit-learn's order, int64 ``[n]``.
+    """
+
+    x: npt.NDArray[np.float32]
+    y: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+
+
+class Digits:
+    """The bundled experiment: a small convolutional net, with BatchNorm and Dropout so that the hard cases are in it.
+
+    Input ``image`` float32 ``[batch, 8, 8, 1]``, output ``digit`` float32 ``[batch, 10]`` (probabilities).
+    """
+
+    name = "digits"
+    global_batch_size = 64
+
+    def build_model(self) -> keras.Model:
+        """Return the net, compiled."""
+        image = keras.Input((8, 8, 1), name="image")
+        x = keras.layers.Conv2D(32, 3, padding="same", use_bias=False)(image)
+        x = keras.layers.BatchNormalization()(x)
+        x = keras.layers.ReLU()(x)
+        x = keras.layers.MaxPooling2D()(x)
+        x = keras.layers.Conv2D(64, 3, padding="same", use_bias=False)(x)
+        x = keras.layers.BatchNormalization()(x)
+        x = keras.layers.ReLU()(x)
+        x = keras.layers.MaxPooling2D()(x)
+        x = keras.layers.Flatten()(x)
+        x = keras.layers.Dropout(0.3)(x)
+        digit = keras.layers.Dense(10, activation="softmax", name="digit")(x)
+        model = keras.Model(image, digit, name=self.name)
+        model.compile(
+            optimizer=keras.optimizers.Adam(2e-3),
+            loss=keras.losses.SparseCategoricalCrossentropy(),
+            metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        )
+        return model
+
+    def training_data(self) -> tf.data.Dataset:
+        """Return the 1,200 training images."""
+        return _dataset("train")
+
+    def evaluation_data(self) -> Mapping[str, tf.data.Dataset]:
+        """Return the 297 validation and the 300 test images."""
+        return {"validation": _dataset("validation"), "test": _dataset("test")}
+
+
+def load_split(split: Split) -> Images:
+    """Return one part of the data; the parts share no image and together hold all of them.
+
+    Raises:
+        ExperimentError: scikit-learn is not installed.
+    """
+    return _load_splits()[split]
+
+
+@cache
+def _load_splits() -> Mapping[Split, Images]:
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise ExperimentError(
+            "the digits come with scikit-learn, which is not installed; pip install 'understudy[examples]'",
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
+    held_out = _TEST_SIZE + _VALIDATION_SIZE
+    parts: Mapping[Split, npt.NDArray[np.int64]] = {
+        "test": order[:_TEST_SIZE],
+        "validation": order[_TEST_SIZE:held_out],
+        "train": order[held_out:],
+    }
+    return {split: _select(pixels, labels, indices) for split, indices in parts.items()}
+
+
+def _select(
+    pixels: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+) -> Images:
+    x = (pixels[indices] / _LARGEST_PIXEL).astype(np.float32).reshape(-1, 8, 8, 1)
+    return Images(x=x, y=labels[indices].astype(np.int64), indices=indices)
+
+
+def _dataset(split: Split) -> tf.data.Dataset:
+    images = load_split(split)
+    return tf.data.Dataset.from_tensor_slices((images.x, images.y))

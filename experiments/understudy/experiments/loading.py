@@ -1,0 +1,102 @@
+"""Finding an experiment by what a user typed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from understudy.experiments.contract import Experiment
+from understudy.experiments.errors import ExperimentError
+
+BUNDLED = {"digits": "understudy.experiments.digits:Digits"}
+"""The experiments that come with the package, by name."""
+
+_FORMS = "a bundled name ({}), package.module:object or path/to/file.py:object".format(", ".join(BUNDLED))
+_MEMBERS = ("name", "global_batch_size", "build_model", "training_data", "evaluation_data")
+
+
+def load_experiment(spec: str) -> Experiment:
+    """Return the experiment that a specification names.
+
+    Args:
+        spec: A bundled name (``digits``), ``package.module:object`` or ``path/to/file.py:object``. The object is an
+            experiment, or a class or function that gives one when called without arguments.
+
+    Raises:
+        ExperimentError: There is no such thing, it raised, or it is no experiment.
+    """
+    place, separator, attribute = BUNDLED.get(spec, spec).rpartition(":")
+    if not (separator and place and attribute):
+        raise ExperimentError(f"{spec!r} names no experiment; expected {_FORMS}")
+    module = _import_file(Path(place), spec) if place.endswith(".py") else _import_module(place, spec)
+    return _as_experiment(_get_attribute(module, attribute, spec), spec)
+
+
+def _import_module(name: str, spec: str) -> ModuleType:
+    # A console script, unlike `python -m`, does not look for modules where the user stands.
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ExperimentError(
+                f"{spec!r}: there is no module {error.name!r}; expected {_FORMS}, installed or in this folder",
+            ) from error
+        raise _user_error(spec, f"importing {name}", error) from error
+    except Exception as error:
+        raise _user_error(spec, f"importing {name}", error) from error
+
+
+def _import_file(path: Path, spec: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ExperimentError(f"{spec!r}: there is no file {path}; expected {_FORMS}")
+    # Registered under a name of its own, so that classes defined in the file can be pickled and found again.
+    name = f"understudy_experiment_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise ExperimentError(f"{spec!r}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _user_error(spec, f"running {path}", error) from error
+    return module
+
+
+def _get_attribute(module: ModuleType, attribute: str, spec: str) -> object:
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        raise ExperimentError(f"{spec!r}: the module has no {attribute!r}; it has {names}") from error
+
+
+def _as_experiment(candidate: object, spec: str) -> Experiment:
+    """Return the candidate, or what it gives when called."""
+    if isinstance(candidate, type) or (callable(candidate) and not isinstance(candidate, Experiment)):
+        try:
+            candidate = candidate()
+        except Exception as error:
+            raise _user_error(spec, "calling it without arguments", error) from error
+    missing = [member for member in _MEMBERS if not hasattr(candidate, member)]
+    if missing or not isinstance(candidate, Experiment):
+        raise ExperimentError(
+            f"{spec!r} is a {type(candidate).__name__} without {', '.join(missing)}; "
+            f"an experiment has {', '.join(_MEMBERS)} (see understudy.experiments.Experiment)",
+        )
+    return candidate
+
+
+def _user_error(spec: str, doing: str, error: Exception) -> ExperimentError:
+    return ExperimentError(f"{spec!r}: {doing} raised {type(error).__name__}: {error}")
