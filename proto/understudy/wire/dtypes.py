@@ -53,9 +53,9 @@ def fixed_size_dtype(name: str) -> np.dtype[Any]:
     if name == BFLOAT16:
         import ml_dtypes  # only whoever meets a bfloat16 pays for it
 
-        return np.dtype(ml_dtypes.bfloat16)
-    little_endian: np.dtype[Any] = np.dtype(name).newbyteorder("<")
-    return little_endian
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name).newbyteorder("<")
+    return dtype
 
 
 def _numbered_names() -> str:

@@ -1,0 +1,66 @@
+"""How a command ends when something goes wrong.
+
+=====  ==========================================================================================
+code   meaning
+=====  ==========================================================================================
+0      it did what it was asked to
+1      it could not, for a reason the one line on stderr gives
+2      it was not asked properly: an unknown flag, a value out of range, a file that is not there
+130    the user interrupted it
+=====  ==========================================================================================
+
+A traceback means a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+
+INTERRUPTED: Final = 130
+
+_EXTRA_OF: Final = {
+    "grpc_health": "server",
+    "grpc_reflection": "server",
+    "h5py": "server",
+    "keras": "server",
+    "prometheus_client": "server",
+    "starlette": "server",
+    "structlog": "server",
+    "tensorboard": "server",
+    "tensorflow": "server",
+    "uvicorn": "server",
+    "sklearn": "examples",
+}
+
+
+class CommandError(click.ClickException):
+    """An expected failure: one line on stderr and exit status 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+@contextmanager
+def reported(*expected: type[Exception]) -> Iterator[None]:
+    """Report these exceptions to the user by their text; let every other one through, for it is a defect."""
+    try:
+        yield
+    except expected as error:
+        raise CommandError(str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def missing_extras_reported() -> Iterator[None]:
+    """Turn the absence of an optional dependency into the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in _EXTRA_OF:
+            raise
+        remedy = f"pip install 'understudy[{_EXTRA_OF[module]}]'"
+        raise CommandError(f"this command needs {module}, which is not installed; install it with: {remedy}") from error

@@ -1,0 +1,73 @@
+"""The entry point. Each command's module is imported only when the command is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Final
+
+import click
+
+from understudy.cli.errors import missing_extras_reported
+
+_COMMANDS: Final = {
+    "train": "Train an experiment and publish its checkpoints.",
+    "serve": "Take up, score and serve the checkpoints of a run.",
+    "run": "Do what TF_CONFIG assigns to this task of a cluster.",
+    "demo": "Train, evaluate and serve on this machine, and watch it happen.",
+    "predict": "Send rows from a file to a server and show what the model makes of them.",
+    "evaluate": "Score a version on a file, or on a dataset the server has.",
+    "status": "Show the versions a server has and their latest evaluations.",
+    "watch": "Follow evaluations as they are recorded.",
+    "promote": "Pin a version to the stage, take the pin back, or roll back.",
+    "health": "Ask a server whether it serves; the exit status is the answer.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and one-line helps, and imports ``understudy.cli.<name>`` on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which one meets them."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; report the extra to install if it needs one."""
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        with missing_extras_reported():
+            module = importlib.import_module(f"understudy.cli.{cmd_name}")
+        command = module.command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"understudy.cli.{cmd_name}.command is a {type(command).__name__}, not a click.Command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which names come close."""
+        name = args[0]
+        if name in _COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        close = difflib.get_close_matches(name, _COMMANDS)
+        hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"There are {', '.join(_COMMANDS)}."
+        raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; report the extra to install if it turns out to need one."""
+        with missing_extras_reported():
+            return super().invoke(ctx)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="understudy", prog_name="understudy")
+def main() -> None:
+    """Score and serve every checkpoint of a TensorFlow training job, and ask for predictions and evaluations."""

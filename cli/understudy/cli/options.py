@@ -1,0 +1,146 @@
+"""Derives a command's options from the settings it takes, so that each setting is written down once.
+
+A settings type is a frozen, keyword-only dataclass. Each field becomes ``--kebab-case``, the environment variable
+``UNDERSTUDY_<FIELD>`` and the key ``<field>`` of the TOML file given by ``--config``, in this order of precedence, all
+three parsed alike. Fields that are settings dataclasses themselves contribute their own fields. Others may hold:
+
+- ``int``, ``float``, ``str``, ``Path``, ``bool`` (``--flag/--no-flag``), ``Literal[...]``, unions of these with each
+  other or ``None``;
+- ``tuple[T, ...]`` of these: comma-separated, or the flag repeated;
+- ``Mapping[str, T]``: ``NAME=VALUE``, likewise.
+
+``metadata`` holds ``help`` (a sentence), and may hold ``metavar`` and ``choices``. A field without a default is
+required. ``__post_init__`` validates by raising ValueError; where the text begins with a field's name, the error names
+the flag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+import click
+
+from understudy.cli.config import SettingOption, config_option
+from understudy.cli.values import Value, value_type
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ENVIRONMENT_PREFIX = "UNDERSTUDY_"
+
+
+def settings_options(**settings_types: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command the options of settings types, and the settings built from them as keyword arguments.
+
+    ``@settings_options(settings=ServeSettings)`` calls the command with ``settings=ServeSettings(...)``. Fields that
+    several types share become one option. It goes below ``@click.command``.
+
+    Raises:
+        TypeError: A field's type is none of those that this module lists.
+    """
+    leaves = {leaf.name: leaf for settings_type in settings_types.values() for leaf in _leaves(settings_type)}
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(function)
+        def with_settings(*args: Any, **given: Any) -> R:
+            values = {name: leaf.combined(given.pop(name)) for name, leaf in leaves.items()}
+            built = {name: _build(settings_type, values) for name, settings_type in settings_types.items()}
+            return function(*args, **given, **built)
+
+        decorated: Callable[..., R] = config_option()(with_settings)
+        for leaf in reversed(leaves.values()):
+            decorated = leaf.option()(decorated)
+        return decorated
+
+    return decorate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Leaf:
+    """A field that holds a value, not further settings."""
+
+    name: str
+    annotation: Any
+    value: Value
+    default: Any
+    metadata: Mapping[str, Any]
+
+    @property
+    def flag(self) -> str:
+        return _flag(self.name)
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    def option(self) -> Callable[[Callable[..., R]], Callable[..., R]]:
+        """Return the decorator that gives a command this field's option."""
+        attributes: dict[str, Any] = {"required": True} if self.required else {"default": self._occurrences()}
+        return click.option(
+            self.name,
+            f"{self.flag}/--no-{self.flag.removeprefix('--')}" if self.annotation is bool else self.flag,
+            cls=SettingOption,
+            type=self.value.param_type,
+            multiple=self.value.combine is not None,
+            show_default=self.default not in (None, (), {}),
+            envvar=ENVIRONMENT_PREFIX + self.name.upper(),
+            help=self.metadata["help"],
+            metavar=self.metadata.get("metavar"),
+            **attributes,
+        )
+
+    def combined(self, given: Any) -> Any:
+        """Return the field's value from what click parsed."""
+        if self.value.combine is None:
+            return given
+        try:
+            return self.value.combine(given)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint=repr(self.flag)) from error
+
+    def _occurrences(self) -> Any:
+        return self.default if self.value.combine is None else self.value.spread(self.default)
+
+
+def _leaves(settings_type: type[Any]) -> Iterator[_Leaf]:
+    """Yield the fields of a settings type and of those within it, in the order in which they are written down."""
+    annotations = get_type_hints(settings_type)
+    for field in dataclasses.fields(settings_type):
+        annotation = annotations[field.name]
+        if dataclasses.is_dataclass(annotation):
+            yield from _leaves(annotation)  # type: ignore[arg-type]
+            continue
+        yield _Leaf(
+            name=field.name,
+            annotation=annotation,
+            value=value_type(annotation, field.metadata.get("choices")),
+            default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
+            metadata=field.metadata,
+        )
+
+
+def _build(settings_type: type[T], values: Mapping[str, Any]) -> T:
+    annotations = get_type_hints(settings_type)
+    names = [field.name for field in dataclasses.fields(settings_type)]  # type: ignore[arg-type]
+    arguments = {
+        name: _build(annotations[name], values) if dataclasses.is_dataclass(annotations[name]) else values[name]
+        for name in names
+    }
+    try:
+        return settings_type(**arguments)
+    except ValueError as error:
+        raise _invalid(str(error), names) from error
+
+
+def _invalid(message: str, names: list[str]) -> click.UsageError:
+    first, _, rest = message.partition(" ")
+    if first in names:
+        return click.BadParameter(rest, param_hint=repr(_flag(first)))
+    return click.UsageError(message)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,139 @@
+"""Maps the type of a settings field to the way click parses it."""
+
+from __future__ import annotations
+
+import collections.abc
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import click
+
+Combine = Callable[[tuple[Any, ...]], Any]
+"""Makes a field's value from the parts that its flag, variable or key gave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """How a field's value is parsed.
+
+    Attributes:
+        param_type: Parses one occurrence.
+        combine: Makes one value of all occurrences; ``None`` where there can be only one, which is the value.
+        spread: Makes occurrences of a default value, where ``combine`` is set.
+    """
+
+    param_type: click.ParamType[Any]
+    combine: Combine | None = None
+    spread: Callable[[Any], tuple[str, ...]] = tuple
+
+
+def value_type(annotation: Any, choices: Sequence[str] | None = None) -> Value:
+    """Return how to parse values of a resolved annotation, restricted to ``choices`` if given.
+
+    Raises:
+        TypeError: The annotation is none of those that `understudy.cli.options` lists.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:  # noqa: PLR2004 - tuple[T, ...]
+        return Value(param_type=_Listed(_scalar(arguments[0], choices)), combine=_chained)
+    if origin in (collections.abc.Mapping, dict):
+        pair = _Pair(_scalar(arguments[1], choices))
+        return Value(param_type=_Listed(pair), combine=_mapped, spread=_as_pairs)
+    return Value(param_type=_scalar(annotation, choices))
+
+
+def _scalar(annotation: Any, choices: Sequence[str] | None) -> click.ParamType[Any]:
+    if choices is not None:
+        return click.Choice(list(choices))
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [_scalar(member, None) for member in get_args(annotation) if member is not type(None)]
+        return members[0] if len(members) == 1 else _Either(members)
+    if get_origin(annotation) is Literal:
+        return click.Choice(list(get_args(annotation)))
+    simple: dict[Any, click.ParamType[Any]] = {
+        bool: click.BOOL,
+        int: click.INT,
+        float: click.FLOAT,
+        str: click.STRING,
+        Path: click.Path(path_type=Path),
+    }
+    if annotation not in simple:
+        raise TypeError(f"a setting cannot be of type {annotation}; see understudy.cli.options for those it can be of")
+    return simple[annotation]
+
+
+class _Either(click.ParamType[Any]):
+    """What one of several types takes; the first that takes it wins."""
+
+    name = "value"
+
+    def __init__(self, members: Sequence[click.ParamType[Any]]) -> None:
+        # Words before numbers before any text.
+        self._members = sorted(members, key=lambda member: not isinstance(member, click.Choice))
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "|".join(member.get_metavar(param, ctx) or member.name.upper() for member in self._members)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        for member in self._members:
+            try:
+                return member.convert(value, param, ctx)
+            except click.BadParameter:
+                continue
+        return self.fail(f"{value!r} is none of {' or '.join(map(_described, self._members))}.", param, ctx)
+
+
+class _Pair(click.ParamType[tuple[str, Any]]):
+    """``NAME=VALUE``."""
+
+    name = "name=value"
+
+    def __init__(self, value: click.ParamType[Any]) -> None:
+        self._value = value
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        name, equals, text = str(value).partition("=")
+        if not (name and equals and text):
+            self.fail(f"{value!r} is not of the form NAME=VALUE.", param, ctx)
+        return name, self._value.convert(text, param, ctx)
+
+
+class _Listed(click.ParamType[tuple[Any, ...]]):
+    """Values separated by commas."""
+
+    envvar_list_splitter = ","
+
+    def __init__(self, item: click.ParamType[Any]) -> None:
+        self._item = item
+        self.name = f"{item.name},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        return tuple(self._item.convert(part, param, ctx) for part in parts if part != "")
+
+
+def _described(member: click.ParamType[Any]) -> str:
+    if isinstance(member, click.Choice):
+        return ", ".join(map(repr, member.choices))
+    return f"a value of type {member.name}"
+
+
+def _chained(occurrences: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(item for occurrence in occurrences for item in occurrence)
+
+
+def _mapped(occurrences: tuple[Any, ...]) -> dict[str, Any]:
+    pairs = _chained(occurrences)
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{repeated!r} is given twice")
+    return mapping
+
+
+def _as_pairs(mapping: collections.abc.Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in mapping.items())
