@@ -67,3 +67,15 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         """Return the folder of one checkpoint, whether or not it exists."""
         return self.checkpoints / step_name(step)
+
+    def committed_steps(self) -> list[int]:
+        """Return the steps of all committed checkpoints, ascending; none if there is no such folder."""
+        try:
+            names = [entry.name for entry in self.checkpoints.iterdir()]
+        except FileNotFoundError:
+            return []
+        steps = (parse_step(name) for name in names)
+        return sorted(step for step in steps if step is not None and self._is_committed(step))
+
+    def _is_committed(self, step: int) -> bool:
+        return (self.checkpoint(step) / MANIFEST_FILE).exists()

@@ -40,7 +40,8 @@ class Manifest:
         created_at: Seconds since the epoch of Unix.
         final: Whether training ended with it.
         digest: Identifies the model: equal digests, equal model. For a published checkpoint it is the SHA-256 of
-            ``model.keras``, for a foreign one see `foreign`.
+            ``model.keras``, for a foreign one the SHA-256 of what
+            `keras_file.inspect` reads, its date left out.
         metrics: Training metrics by name; may hold NaN.
         signature: What the model takes and gives; None where the writer did not say.
         versions: Versions of the libraries that wrote it, by name.

@@ -1,0 +1,68 @@
+"""Folders that are there as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from understudy.checkpoints.layout import TEMPORARY_PREFIX
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
+
+
+@contextlib.contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Give a new folder beside ``target`` to fill; whatever is still there at the end is deleted.
+
+    Renaming it to ``target`` inside the ``with`` block is what makes it count.
+    """
+    folder = _temporary_name(target)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that no reader sees a part of it: it leaves its name first. A missing one is no error."""
+    doomed = _temporary_name(folder)
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(doomed)
+
+
+def sweep(parent: Path) -> None:
+    """Delete what processes that died left behind in a folder. Only its owner, holding its lock, may call this."""
+    for leftover in parent.glob(f"{TEMPORARY_PREFIX}*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make ``target`` hold what ``source`` holds, also after ``source`` is deleted: by a hard link, else by copying.
+
+    Raises:
+        FileNotFoundError: There is no ``source``.
+        OSError: Copying failed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+
+
+def _temporary_name(target: Path) -> Path:
+    return target.with_name(f"{TEMPORARY_PREFIX}{target.name}-{uuid.uuid4().hex}")

@@ -1,0 +1,91 @@
+"""A reader's own copy of a checkpoint, which no writer can take away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.checkpoints.atomic import write_bytes
+from understudy.checkpoints.errors import CheckpointError
+from understudy.checkpoints.folders import remove_folder, temporary_folder
+from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE
+from understudy.checkpoints.manifest import Manifest, encode_manifest, read_manifest, verify_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenCheckpoint:
+    """A whole and verified checkpoint in a private folder, with a manifest even if its writer wrote none."""
+
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        """Its training step."""
+        return self.manifest.step
+
+    @property
+    def digest(self) -> str:
+        """What identifies the model."""
+        return self.manifest.digest
+
+    @property
+    def created_at(self) -> float:
+        """When it was written, in seconds since the epoch of Unix."""
+        return self.manifest.created_at
+
+    @property
+    def final(self) -> bool:
+        """Whether training ended with it."""
+        return self.manifest.final
+
+    @property
+    def model_file(self) -> Path:
+        """The Keras model."""
+        return self.directory / MODEL_FILE
+
+    def release(self) -> None:
+        """Delete the private folder; doing so again does nothing."""
+        remove_folder(self.directory)
+
+
+def open_taken(directory: Path) -> TakenCheckpoint:
+    """Open a private folder that an earlier `Checkpoint.take`, perhaps of an earlier process, left.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedCheckpointError: It is not whole any more.
+        UnsupportedFormatError: Another version of this package made it.
+    """
+    manifest = read_manifest(directory)
+    verify_files(directory, manifest)
+    return TakenCheckpoint(directory=directory, manifest=manifest)
+
+
+def take_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest]) -> TakenCheckpoint:
+    """Make a private folder appear as a whole, unless it is there already.
+
+    It need not survive a power cut: one that is not whole is found by its hashes and made again.
+
+    Args:
+        into: The private folder; its parent is made if it is missing.
+        digest: Which model it is to hold. A folder that holds another, or a damaged one, is replaced.
+        fill: Puts the files into the folder it is given and returns a manifest of them.
+
+    Raises:
+        Exception: What ``fill`` raises; then nothing is left.
+    """
+    try:
+        existing = open_taken(into)
+    except (FileNotFoundError, CheckpointError):
+        pass
+    else:
+        if existing.digest == digest:
+            return existing
+    with temporary_folder(into) as folder:
+        manifest = fill(folder)
+        write_bytes(folder / MANIFEST_FILE, encode_manifest(manifest))
+        remove_folder(into)
+        folder.rename(into)
+    return TakenCheckpoint(directory=into, manifest=manifest)
