@@ -1,0 +1,62 @@
+"""The one table from exceptions to the status that a caller sees."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from understudy.evaluator import errors
+from understudy.service.dataplane.codes import Code
+from understudy.wire import WireError
+
+_log = structlog.get_logger(__name__)
+
+STATUS_CODES: Mapping[type[Exception], Code] = {
+    errors.InvalidInputError: Code.INVALID_ARGUMENT,
+    WireError: Code.INVALID_ARGUMENT,
+    errors.VersionNotFoundError: Code.NOT_FOUND,
+    errors.NotReadyError: Code.UNAVAILABLE,
+    errors.DrainingError: Code.UNAVAILABLE,
+    errors.OverloadedError: Code.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceededError: Code.DEADLINE_EXCEEDED,
+    errors.CancelledError: Code.CANCELLED,
+    errors.StreamIdleError: Code.ABORTED,
+    errors.NotEvaluableError: Code.FAILED_PRECONDITION,
+    errors.ConfigurationError: Code.FAILED_PRECONDITION,
+    errors.LoadError: Code.FAILED_PRECONDITION,
+    errors.LedgerError: Code.FAILED_PRECONDITION,
+}
+"""Exceptions whose text is meant for the caller. A subclass goes with its nearest ancestor here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How a call ends when it does not end well.
+
+    Attributes:
+        code: The status code.
+        message: A sentence for the caller.
+        retry_after_seconds: When trying again is likely to succeed, where that is known.
+    """
+
+    code: Code
+    message: str
+    retry_after_seconds: float | None = None
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what the caller is told about an exception.
+
+    An exception that is not in `STATUS_CODES` is a defect: its traceback goes to the log under an id, and the caller
+    gets the id alone.
+    """
+    for kind in type(error).__mro__:
+        if kind in STATUS_CODES:
+            retry_after = error.retry_after_seconds if isinstance(error, errors.OverloadedError) else None
+            return Failure(code=STATUS_CODES[kind], message=str(error), retry_after_seconds=retry_after)
+    incident = uuid.uuid4().hex
+    _log.error("a call failed on a defect", incident=incident, exc_info=error)
+    return Failure(code=Code.INTERNAL, message=f"internal error {incident}; the server's log says more under this id")

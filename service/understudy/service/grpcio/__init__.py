@@ -1,0 +1,1 @@
+"""The grpcio front end: grpc.aio on the event loop."""

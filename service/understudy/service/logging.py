@@ -1,0 +1,60 @@
+"""Structured logs on standard error, for structlog's loggers and the standard library's alike."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from understudy.service import request_id
+from understudy.service.settings import LogFormat, LogLevel
+
+
+def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
+    """Send every log line of this process to one stream in one form.
+
+    Args:
+        level: The least important lines to write.
+        log_format: ``json``, ``console``, or ``auto``: console if the stream is a terminal.
+        stream: Where to write; standard error by default.
+    """
+    stream = sys.stderr if stream is None else stream
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_request_id,
+    ]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.PositionalArgumentsFormatter()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format, stream)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
+    if log_format == "console" or (log_format == "auto" and stream.isatty()):
+        return [structlog.dev.ConsoleRenderer()]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    if identifier := request_id.current.get():
+        event.setdefault("request_id", identifier)
+    return event

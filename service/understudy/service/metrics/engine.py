@@ -1,0 +1,108 @@
+"""Counts and times what the evaluator does, as it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from understudy.evaluator.observer import LoadOutcome, Operation
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+DURATION_BUCKETS_SECONDS = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+LOAD_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+ROW_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
+
+OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
+LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed")
+REJECTIONS = ("queue_full", "deadline", "cancelled", "invalid", "draining")
+
+
+class MetricsObserver:
+    """An `understudy.evaluator.observer.Observer` that keeps Prometheus metrics. Thread-safe.
+
+    Args:
+        registry: Where to register the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
+        self._queue_seconds = histogram(
+            "understudy_queue_seconds", "Seconds a request waited for its batch to be closed.", DURATION_BUCKETS_SECONDS
+        )
+        self._fill_seconds = histogram(
+            "understudy_batch_fill_seconds",
+            "Seconds a batch was held open for more requests.",
+            DURATION_BUCKETS_SECONDS,
+        )
+        self._compute_seconds = histogram(
+            "understudy_compute_seconds", "Seconds a batch spent on the devices.", DURATION_BUCKETS_SECONDS
+        )
+        self._batch_rows = histogram("understudy_batch_rows", "Rows of a batch, without padding.", ROW_BUCKETS)
+        self._load_seconds = histogram(
+            "understudy_checkpoint_load_seconds", "Seconds an attempt to load a checkpoint took.", LOAD_BUCKETS_SECONDS
+        )
+        self._queue_rows = Gauge("understudy_queue_rows", "Rows waiting for a device.", registry=registry)
+        examples = Counter("understudy_examples_total", "Rows computed.", ["operation"], registry=registry)
+        self._examples = {operation: examples.labels(operation) for operation in OPERATIONS}
+        self._rejected = Counter(
+            "understudy_rejected_total", "Requests refused or dropped before a device.", ["reason"], registry=registry
+        )
+        for reason in REJECTIONS:
+            self._rejected.labels(reason)
+        loads = Counter(
+            "understudy_checkpoint_loads_total", "Attempts to load a checkpoint.", ["outcome"], registry=registry
+        )
+        self._loads = {outcome: loads.labels(outcome) for outcome in LOAD_OUTCOMES}
+        self._evaluation_metric = Gauge(
+            "understudy_evaluation_metric",
+            "The latest value of each metric of each dataset.",
+            ["dataset", "metric"],
+            registry=registry,
+        )
+        self._evaluation_step = Gauge(
+            "understudy_evaluation_step", "The step that was scored last.", ["dataset"], registry=registry
+        )
+
+    def batch_computed(
+        self,
+        operation: Operation,
+        *,
+        rows: int,
+        queue_seconds: Sequence[float],
+        fill_seconds: float,
+        compute_seconds: float,
+    ) -> None:
+        """A batch left the device."""
+        for seconds in queue_seconds:
+            self._queue_seconds.observe(seconds)
+        self._fill_seconds.observe(fill_seconds)
+        self._compute_seconds.observe(compute_seconds)
+        self._batch_rows.observe(rows)
+        self._examples[operation].inc(rows)
+
+    def queue_changed(self, rows: int) -> None:
+        """The queue now holds this many rows."""
+        self._queue_rows.set(rows)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused or dropped."""
+        self._rejected.labels(reason).inc()
+
+    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """An attempt to load a checkpoint ended."""
+        self._loads[outcome].inc()
+        self._load_seconds.observe(seconds)
+
+    def evaluation_recorded(self, record: EvaluationRecord) -> None:
+        """An entry was committed to the ledger."""
+        if record.outcome is not EvaluationOutcome.SCORED:
+            return
+        self._evaluation_step.labels(record.dataset).set(record.step)
+        for metric, value in record.metrics.items():
+            self._evaluation_metric.labels(record.dataset, metric).set(value)
