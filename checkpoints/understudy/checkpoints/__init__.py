@@ -8,6 +8,7 @@ from understudy.checkpoints.errors import (
     LockHeldError,
     UnsupportedFormatError,
 )
+from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, read_manifest
@@ -15,6 +16,7 @@ from understudy.checkpoints.publish import CheckpointPublisher
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.checkpoints.source import Checkpoint, CheckpointSource, RunSource
 from understudy.checkpoints.taken import TakenCheckpoint, open_taken
+from understudy.checkpoints.training import TrainingJournal, TrainingStatus, read_training_status
 
 __all__ = [
     "AlreadyPublishedError",
@@ -26,6 +28,7 @@ __all__ = [
     "DamagedCheckpointError",
     "DirectoryLock",
     "FileEntry",
+    "FolderSource",
     "LockHeldError",
     "Manifest",
     "RunDir",
@@ -33,7 +36,10 @@ __all__ = [
     "Signature",
     "TakenCheckpoint",
     "TensorSpec",
+    "TrainingJournal",
+    "TrainingStatus",
     "UnsupportedFormatError",
     "open_taken",
     "read_manifest",
+    "read_training_status",
 ]

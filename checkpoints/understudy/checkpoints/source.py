@@ -119,7 +119,7 @@ class PublishedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadableCheckpoint:
-    """A committed checkpoint of which nothing more can be said; ``digest`` identifies its bytes."""
+    """A committed checkpoint of which nothing more can be said; ``digest`` stands for it as it is."""
 
     step: int
     digest: str
@@ -143,12 +143,14 @@ class RunSource:
 
     def poll(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`. Manifests that have not changed since the last call are not read again."""
+        steps = self._run.committed_steps()
+        self._known = {step: known for step, known in self._known.items() if step in steps}
         found = []
-        for step in self._run.committed_steps():
+        for step in steps:
             try:
                 found.append(self._find(step))
             except FileNotFoundError:
-                self._known.pop(step, None)  # Deleted since it was listed.
+                continue  # Deleted since it was listed.
         return found
 
     def _find(self, step: int) -> Checkpoint:

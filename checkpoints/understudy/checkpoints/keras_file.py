@@ -1,0 +1,103 @@
+"""Looking into a private copy of a ``.keras`` file without building its model.
+
+A ``.keras`` file is a zip archive of ``config.json`` (the model), ``model.weights.h5`` (weights and optimizer, HDF5)
+and ``metadata.json`` (the Keras version, and the date).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from understudy.checkpoints.errors import DamagedCheckpointError
+
+_CONFIG = "config.json"
+_METADATA = "metadata.json"
+_WEIGHTS = "model.weights.h5"
+
+# A LossScaleOptimizer counts in the optimizer that it wraps; its own counter stays at 0.
+_ITERATIONS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasFile:
+    """What a ``.keras`` file says.
+
+    Attributes:
+        digest: SHA-256 of its parts but the metadata, so that a model saved twice has one digest.
+        iterations: How many steps its optimizer has taken; None if it has none or it has taken none.
+    """
+
+    digest: str
+    iterations: int | None
+
+
+def inspect(path: Path) -> KerasFile:
+    """Check that a ``.keras`` file is whole, down to every checksum, and read what identifies it.
+
+    Args:
+        path: A file that nobody is writing. A temporary file of the size of its weights is made beside it.
+
+    Raises:
+        DamagedCheckpointError: It is not a whole ``.keras`` file.
+        OSError: It could not be read, or there is no room for the temporary file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile(dir=path.parent) as weights:
+            digest = hashlib.sha256()
+            for name in sorted(archive.namelist()):
+                if name != _METADATA:
+                    digest.update(f"{name}\0{archive.getinfo(name).file_size}\0".encode())
+                with archive.open(name) as member:
+                    _copy(
+                        member,
+                        None if name == _METADATA else digest,
+                        weights if name == _WEIGHTS else None,
+                    )
+            json.loads(archive.read(_CONFIG))
+            archive.getinfo(_WEIGHTS)
+            return KerasFile(digest=digest.hexdigest(), iterations=_read_iterations(weights))
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError) as error:
+        raise DamagedCheckpointError(f"{path.name} is not a whole .keras file: {error}") from error
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def _copy(member: IO[bytes], digest: _Hash | None, target: IO[bytes] | None) -> None:
+    """Read a member to its end, which checks its CRC, into a hash and a file where they are given."""
+    while block := member.read(_BLOCK_BYTES):
+        if digest is not None:
+            digest.update(block)
+        if target is not None:
+            target.write(block)
+
+
+def _read_iterations(weights: IO[bytes]) -> int | None:
+    import h5py
+
+    try:
+        with h5py.File(weights, "r") as file:
+            for name in _ITERATIONS:
+                iterations = _as_count(file.get(name))
+                if iterations:
+                    return iterations
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{_WEIGHTS} cannot be read: {error}") from error
+    return None
+
+
+def _as_count(dataset: Any) -> int | None:
+    """Return a scalar integer dataset's value, or None for anything else."""
+    if dataset is None or getattr(dataset, "shape", None) != () or dataset.dtype.kind not in "iu":
+        return None
+    return int(dataset[()])

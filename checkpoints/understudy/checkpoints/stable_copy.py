@@ -1,0 +1,53 @@
+"""Copying a file that somebody may be writing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+class FileChangedError(Exception):
+    """A file changed while it was being copied. Try again later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """What of a file's status changes when it is written or replaced."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Read it from a file's status."""
+        return cls(inode=status.st_ino, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+
+def stable_copy(source: Path, target: Path) -> Stamp:
+    """Copy a file that does not change meanwhile. It is read once from front to back, without any lock.
+
+    A write within the same tick of the file system's clock can go unseen: check the copy's own checksums besides.
+
+    Args:
+        source: The writer's file.
+        target: A name that does not exist yet. After an error there may be a part of the copy.
+
+    Returns:
+        The status before and after.
+
+    Raises:
+        FileChangedError: It changed.
+        FileNotFoundError: There is none.
+        OSError: Reading or writing failed.
+    """
+    with source.open("rb") as reader, target.open("xb") as writer:
+        before = Stamp.of(os.fstat(reader.fileno()))
+        shutil.copyfileobj(reader, writer, 1 << 20)
+        after = Stamp.of(os.fstat(reader.fileno()))
+        if before != after or writer.tell() != before.size_bytes:
+            raise FileChangedError(f"{source} changed while it was being copied")
+    return before
