@@ -1,0 +1,69 @@
+"""Python clients of an Understudy server. NumPy arrays go in and come out; TensorFlow is not needed.
+
+>>> from understudy.clients import Client
+>>> with Client("127.0.0.1:8500") as client:  # doctest: +SKIP
+...     result = client.predict(images)
+...     print(result.step, result.output.argmax(axis=1))
+"""
+
+from __future__ import annotations
+
+from understudy.clients.async_client import AsyncClient
+from understudy.clients.client import Client
+from understudy.clients.errors import (
+    AbortedError,
+    CancelledError,
+    DeadlineError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    MessageTooLargeError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnderstudyError,
+    UnimplementedError,
+)
+from understudy.clients.types import (
+    Checkpoint,
+    EvaluateResult,
+    Evaluation,
+    Metric,
+    ModelMetadata,
+    ModelStatus,
+    PredictResult,
+    Progress,
+    Promotion,
+    TensorSpec,
+    Version,
+    VersionStatus,
+)
+
+__all__ = [
+    "AbortedError",
+    "AsyncClient",
+    "CancelledError",
+    "Checkpoint",
+    "Client",
+    "DeadlineError",
+    "EvaluateResult",
+    "Evaluation",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "MessageTooLargeError",
+    "Metric",
+    "ModelMetadata",
+    "ModelStatus",
+    "NotFoundError",
+    "OverloadedError",
+    "PredictResult",
+    "Progress",
+    "Promotion",
+    "TensorSpec",
+    "UnavailableError",
+    "UnderstudyError",
+    "UnimplementedError",
+    "Version",
+    "VersionStatus",
+]

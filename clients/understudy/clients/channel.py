@@ -1,0 +1,95 @@
+"""How a channel is made: addresses, limits, keepalive, and the service config that retries and balances."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, Final
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+
+Option = tuple[str, int | str]
+
+_REPEATABLE: Final = {
+    "understudy.v1.PredictionService": ("Predict", "PredictStream"),
+    "understudy.v1.EvaluationService": ("Evaluate", "EvaluateDataset", "ListEvaluations"),
+    "understudy.v1.ModelService": ("GetModelMetadata", "GetModelStatus", "ListCheckpoints"),
+    "understudy.v1.MetricsService": ("GetMetrics",),
+}
+"""Calls that may be sent again. Promote is not among them: rolling back twice is not rolling back once. Neither is
+WatchEvaluations, which the clients take up again where it broke off."""
+
+_RETRY_POLICY: Final = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.1s",
+    "maxBackoff": "2s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+_KEEPALIVE_SECONDS: Final = 30
+_KEEPALIVE_TIMEOUT_SECONDS: Final = 10
+_RECONNECT_SECONDS: Final = 5
+
+
+def service_config() -> str:
+    """Return the service config as JSON: UNAVAILABLE is retried where that is safe, and targets take turns."""
+    repeatable = [
+        {"service": service, "method": method} for service, methods in _REPEATABLE.items() for method in methods
+    ]
+    config: dict[str, Any] = {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        "methodConfig": [{"name": repeatable, "retryPolicy": _RETRY_POLICY}],
+    }
+    return json.dumps(config)
+
+
+def channel_options(max_message_bytes: int) -> list[Option]:
+    """Return the options of a channel whose messages may be this large."""
+    return [
+        ("grpc.service_config", service_config()),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_SECONDS * 1000),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_SECONDS * 1000),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_SECONDS * 1000),
+    ]
+
+
+def channel_target(targets: str | Sequence[str]) -> str:
+    """Return one gRPC target for one or several servers.
+
+    One target stays what it is, so any of gRPC's naming schemes will do. Several are ``HOST:PORT`` each; names among
+    them are looked up here, once.
+
+    Raises:
+        ValueError: There is no target, one of several is not ``HOST:PORT``, or a name cannot be looked up.
+    """
+    several = [targets] if isinstance(targets, str) else list(targets)
+    if not several or not all(several):
+        raise ValueError(f"expected at least one target such as '127.0.0.1:8500', got {targets!r}")
+    if len(several) == 1:
+        return several[0]
+    hosts = [_host_and_port(target) for target in several]
+    for family, scheme in ((socket.AF_INET, "ipv4"), (socket.AF_INET6, "ipv6")):
+        addresses = [_address(host, port, family) for host, port in hosts]
+        if all(addresses):
+            return f"{scheme}:{','.join(map(str, addresses))}"
+    raise ValueError(f"not all of {', '.join(several)} can be looked up as addresses of one family, IPv4 or IPv6")
+
+
+def _host_and_port(target: str) -> tuple[str, int]:
+    host, colon, port = target.rpartition(":")
+    if not (host and colon and port.isdecimal()):
+        raise ValueError(f"expected HOST:PORT, got {target!r}")
+    return host.strip("[]"), int(port)
+
+
+def _address(host: str, port: int, family: socket.AddressFamily) -> str | None:
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except socket.gaierror:
+        return None
+    address = str(found[0][4][0])
+    return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"

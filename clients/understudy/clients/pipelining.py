@@ -1,0 +1,113 @@
+"""What both clients' `predict_many` keep while requests are under way: one mark per item, in the items' order."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from understudy.clients import responses
+from understudy.clients.errors import InternalError, UnderstudyError, translated
+from understudy.clients.types import PredictResult
+from understudy.v1 import prediction_pb2
+
+Item = TypeVar("Item")
+Outcome = PredictResult | UnderstudyError
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request is on its way, or the call is over: read the next response to find out."""
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """An item could not be made a request; it fails alone."""
+
+    error: UnderstudyError
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """There are no more items, since the caller's iterable ended or raised."""
+
+    error: Exception | None = None
+
+
+Mark = Sent | Unsendable | Exhausted
+
+
+def ended_early() -> InternalError:
+    """Return the error for a server that ended a stream with requests unanswered."""
+    return InternalError("the server ended the stream before it had answered every request")
+
+
+class Pipeline:
+    """Joins the thread on which gRPC takes requests and the one on which the caller takes outcomes.
+
+    Args:
+        items: What the caller wants predicted. Drawn on gRPC's thread, no further ahead than ``in_flight``.
+        build: Makes a request of an item; raises UnderstudyError if it cannot.
+        in_flight: How many requests may be unanswered at once.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Item],
+        build: Callable[[Item], prediction_pb2.PredictStreamRequest],
+        *,
+        in_flight: int,
+    ) -> None:
+        self._items = items
+        self._build = build
+        self._marks: queue.Queue[Mark] = queue.Queue(maxsize=in_flight)
+        self._closed = False
+
+    def requests(self) -> Iterator[prediction_pb2.PredictStreamRequest]:
+        """Yield requests; runs on gRPC's thread."""
+        try:
+            for item in self._items:
+                try:
+                    request = self._build(item)
+                except UnderstudyError as error:
+                    self._marks.put(Unsendable(error))
+                    continue
+                self._marks.put(Sent())
+                if self._closed:
+                    return
+                yield request
+        except Exception as error:  # noqa: BLE001 - raised again where the caller takes outcomes
+            self._marks.put(Exhausted(error))
+        else:
+            self._marks.put(Exhausted())
+
+    def outcomes(self, answers: Iterator[prediction_pb2.PredictStreamResponse]) -> Iterator[Outcome]:
+        """Yield one outcome per item, in order; runs on the caller's thread."""
+        while True:
+            match self._marks.get():
+                case Unsendable(error):
+                    yield error
+                case Exhausted(error):
+                    if error is not None:
+                        raise error
+                    return
+                case Sent():
+                    with translated():
+                        answer = next(answers, None)
+                    if answer is None:
+                        raise ended_early()
+                    yield responses.streamed_prediction(answer)
+
+    def look(self) -> None:
+        """Wake the caller's thread, since the call is over."""
+        with suppress(queue.Full):  # then it is not asleep
+            self._marks.put_nowait(Sent())
+
+    def close(self) -> None:
+        """Let gRPC's thread go, which may be waiting for the caller to take outcomes."""
+        self._closed = True
+        with suppress(queue.Empty):
+            while True:
+                self._marks.get_nowait()

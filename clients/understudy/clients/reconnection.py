@@ -1,0 +1,48 @@
+"""When to take up a broken watch again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from understudy.clients.errors import DeadlineError, UnavailableError, UnderstudyError
+
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+class Reconnection:
+    """Decides after each break of a stream whether to try again, and how long to wait before.
+
+    Args:
+        give_up_after_seconds: How long a server may be away without a break.
+        clock: Gives monotonic time in seconds.
+    """
+
+    def __init__(self, give_up_after_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._give_up_after_seconds = give_up_after_seconds
+        self._clock = clock
+        self._away_since: float | None = None
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+
+    def connected(self) -> None:
+        """Note that the server spoke."""
+        self._away_since = None
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+
+    def pause_after(self, error: UnderstudyError) -> float:
+        """Return how many seconds to wait before trying again.
+
+        Raises:
+            UnderstudyError: The error itself, if trying again would not help or has not helped for too long.
+        """
+        if isinstance(error, DeadlineError):  # the stream's own, after a long time of silence
+            self.connected()
+            return 0.0
+        now = self._clock()
+        self._away_since = now if self._away_since is None else self._away_since
+        if not isinstance(error, UnavailableError) or now - self._away_since >= self._give_up_after_seconds:
+            raise error
+        pause, self._pause_seconds = self._pause_seconds, min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+        return pause

@@ -1,0 +1,159 @@
+"""Builds request messages from what callers give. Nothing here waits or talks to a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from understudy.clients.errors import InvalidArgumentError
+from understudy.clients.types import EvaluationOutcome, Metric, ModelMetadata, Tensors, Version
+from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
+from understudy.wire import WireError, encode_all
+
+_TARGETS: Final = "targets"
+_SAMPLE_WEIGHTS: Final = "sample_weights"
+_LABELS: Final = {
+    "serving": tensor_pb2.VERSION_LABEL_SERVING,
+    "latest": tensor_pb2.VERSION_LABEL_LATEST,
+    "best": tensor_pb2.VERSION_LABEL_BEST,
+}
+_OUTCOMES: Final = {
+    None: evaluation_pb2.EVALUATION_OUTCOME_UNSPECIFIED,
+    "scored": evaluation_pb2.EVALUATION_OUTCOME_SCORED,
+    "skipped": evaluation_pb2.EVALUATION_OUTCOME_SKIPPED,
+    "failed": evaluation_pb2.EVALUATION_OUTCOME_FAILED,
+}
+
+
+class LoneInput:
+    """The name under which a lone array travels: that of the model's one input, asked for once.
+
+    The version on stage is the one that is asked. Its answer serves for other versions too, which have the same inputs
+    unless the architecture changed; where it did, give arrays by name.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def learn(self, metadata: ModelMetadata) -> str:
+        """Remember and return the name of the one input; raise InvalidArgumentError if there are several."""
+        names = [spec.name for spec in metadata.inputs]
+        if len(names) != 1:
+            raise InvalidArgumentError(
+                f"a lone array is for a model with one input; this one takes {', '.join(names)}: give arrays by name"
+            )
+        self.name = names[0]
+        return self.name
+
+    def forget(self) -> None:
+        """Ask again next time, since the server refused what it got."""
+        self.name = None
+
+
+def predict(inputs: Tensors, version: Version | None, input_name: str) -> prediction_pb2.PredictRequest:
+    """Return a Predict request; a lone array goes by ``input_name``."""
+    return prediction_pb2.PredictRequest(inputs=_tensors(inputs, input_name), version=selector(version))
+
+
+def evaluate_options(version: Version | None, metrics: Sequence[str | Metric]) -> evaluation_pb2.EvaluateRequest:
+    """Return the message that opens an Evaluate stream."""
+    specs = [Metric(name=metric) if isinstance(metric, str) else metric for metric in metrics]
+    options = evaluation_pb2.EvaluateOptions(
+        version=selector(version),
+        metrics=[
+            evaluation_pb2.MetricSpec(name=spec.name, config_json=json.dumps(dict(spec.config)) if spec.config else "")
+            for spec in specs
+        ],
+    )
+    return evaluation_pb2.EvaluateRequest(options=options)
+
+
+def evaluate_batch(batch: Any, input_name: str) -> evaluation_pb2.EvaluateRequest:
+    """Return the message that carries one batch ``(x, y)`` or ``(x, y, sample_weight)``.
+
+    Raises:
+        InvalidArgumentError: The batch is something else, or an array cannot travel.
+    """
+    inputs, targets, *weights = batch_parts(batch)
+    message = evaluation_pb2.EvaluateBatch(
+        inputs=_tensors(inputs, input_name),
+        targets=_tensors(targets, _TARGETS),
+        sample_weights=_tensors(weights[0], _SAMPLE_WEIGHTS) if weights else {},
+    )
+    return evaluation_pb2.EvaluateRequest(batch=message)
+
+
+def batch_parts(batch: Any) -> tuple[Any, ...]:
+    """Return ``(x, y)`` or ``(x, y, sample_weight)``; raise InvalidArgumentError if the batch is something else."""
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        came = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+        raise InvalidArgumentError(f"a batch is (x, y) or (x, y, sample_weight), but {came} came")
+    return tuple(batch[:2]) if len(batch) == 2 or batch[2] is None else tuple(batch)  # noqa: PLR2004 - (x, y)
+
+
+def evaluate_dataset(dataset: str, version: Version | None) -> evaluation_pb2.EvaluateDatasetRequest:
+    """Return an EvaluateDataset request."""
+    return evaluation_pb2.EvaluateDatasetRequest(dataset=dataset, version=selector(version))
+
+
+def list_evaluations(
+    *,
+    page_token: str,
+    dataset: str | None,
+    min_step: int | None,
+    max_step: int | None,
+    outcome: EvaluationOutcome | None,
+) -> evaluation_pb2.ListEvaluationsRequest:
+    """Return the request for one page of the ledger."""
+    if outcome not in _OUTCOMES:
+        known = ", ".join(str(name) for name in _OUTCOMES if name)
+        raise InvalidArgumentError(f"outcome is {outcome!r}; expected one of {known}")
+    return evaluation_pb2.ListEvaluationsRequest(
+        page_token=page_token,
+        dataset=dataset or "",
+        min_step=min_step,
+        max_step=max_step,
+        outcome=_OUTCOMES[outcome],
+    )
+
+
+def metadata(version: Version | None) -> model_pb2.GetModelMetadataRequest:
+    """Return a GetModelMetadata request."""
+    return model_pb2.GetModelMetadataRequest(version=selector(version))
+
+
+def pin(version: Version) -> model_pb2.PromoteRequest:
+    """Return the Promote request that pins a version."""
+    return model_pb2.PromoteRequest(pin=selector(version))
+
+
+def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:
+    """Return the selector of a version; None for the one on stage.
+
+    Raises:
+        InvalidArgumentError: The version is neither a step nor a label.
+    """
+    if version is None:
+        return None
+    if isinstance(version, str):
+        if version not in _LABELS:
+            raise InvalidArgumentError(f"version is {version!r}; expected a step or one of {', '.join(_LABELS)}")
+        return tensor_pb2.VersionSelector(label=_LABELS[version])
+    return tensor_pb2.VersionSelector(step=version)
+
+
+def _tensors(value: Tensors, lone_name: str) -> dict[str, tensor_pb2.Tensor]:
+    arrays = dict(_flattened(value)) if isinstance(value, Mapping) else {lone_name: value}
+    try:
+        return encode_all(arrays)
+    except WireError as error:
+        raise InvalidArgumentError(str(error)) from error
+
+
+def _flattened(structure: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in structure.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,149 @@
+"""Reads response messages into what callers get. Nothing here waits or talks to a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, cast
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from understudy.clients.errors import InternalError, UnderstudyError, error_from_code
+from understudy.clients.types import (
+    Checkpoint,
+    EvaluateResult,
+    Evaluation,
+    EvaluationOutcome,
+    ModelMetadata,
+    ModelStatus,
+    PredictResult,
+    Progress,
+    Promotion,
+    TensorSpec,
+    VersionState,
+    VersionStatus,
+)
+from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
+from understudy.wire import WireError, decode_all, dtype_name
+
+_STATE_PREFIX: Final = "VERSION_STATE_"
+_OUTCOME_PREFIX: Final = "EVALUATION_OUTCOME_"
+
+
+def prediction(response: prediction_pb2.PredictResponse) -> PredictResult:
+    """Read a Predict response."""
+    try:
+        return PredictResult(outputs=decode_all(response.outputs), step=response.step)
+    except WireError as error:
+        raise InternalError(f"the server sent what is no tensor: {error}") from error
+
+
+def streamed_prediction(response: prediction_pb2.PredictStreamResponse) -> PredictResult | UnderstudyError:
+    """Read one response of a PredictStream: the result, or why this one request failed."""
+    if response.HasField("error"):
+        return error_from_code(response.error.code, response.error.message)
+    return prediction(response.response)
+
+
+def score(response: evaluation_pb2.EvaluateResponse) -> EvaluateResult:
+    """Read an Evaluate response."""
+    return EvaluateResult(
+        metrics=dict(response.metrics),
+        examples=response.examples,
+        batches=response.batches,
+        step=response.step,
+        waiting_seconds=response.waiting_seconds,
+        computing_seconds=response.computing_seconds,
+        notes=tuple(response.notes),
+    )
+
+
+def evaluation(record: evaluation_pb2.EvaluationRecord) -> Evaluation:
+    """Read an entry of the ledger."""
+    outcome = evaluation_pb2.EvaluationOutcome.Name(record.outcome).removeprefix(_OUTCOME_PREFIX).lower()
+    return Evaluation(
+        sequence=record.sequence,
+        step=record.step,
+        checkpoint_digest=record.checkpoint_digest,
+        dataset=record.dataset,
+        outcome=cast("EvaluationOutcome", outcome),
+        reason=record.reason,
+        metrics=dict(record.metrics),
+        examples=record.examples,
+        duration_seconds=record.duration_seconds,
+        recorded_at=_time(record.recorded_at),
+        notes=tuple(record.notes),
+    )
+
+
+def dataset_event(event: evaluation_pb2.EvaluateDatasetResponse) -> Progress | Evaluation:
+    """Read one event of an EvaluateDataset stream."""
+    if event.HasField("record"):
+        return evaluation(event.record)
+    progress = event.progress
+    return Progress(examples=progress.examples, total_examples=progress.total_examples or None)
+
+
+def metadata(response: model_pb2.GetModelMetadataResponse) -> ModelMetadata:
+    """Read a GetModelMetadata response."""
+    return ModelMetadata(
+        model_name=response.model_name,
+        step=response.step,
+        inputs=_specs(response.inputs),
+        outputs=_specs(response.outputs),
+        replicas=response.replicas,
+        devices=tuple(response.devices),
+        datasets=tuple(response.datasets),
+        notes=tuple(response.notes),
+    )
+
+
+def status(response: model_pb2.GetModelStatusResponse) -> ModelStatus:
+    """Read a GetModelStatus response."""
+    return ModelStatus(
+        model_name=response.model_name,
+        versions=tuple(_version(version) for version in response.versions),
+        serving_step=response.serving_step if response.HasField("serving_step") else None,
+        latest_step=response.latest_step if response.HasField("latest_step") else None,
+        best_step=response.best_step if response.HasField("best_step") else None,
+        pinned_step=response.pinned_step if response.HasField("pinned_step") else None,
+    )
+
+
+def checkpoints(response: model_pb2.ListCheckpointsResponse) -> tuple[Checkpoint, ...]:
+    """Read a ListCheckpoints response."""
+    return tuple(
+        Checkpoint(step=each.step, created_at=_time(each.created_at), digest=each.digest, final=each.final)
+        for each in response.checkpoints
+    )
+
+
+def promotion(response: model_pb2.PromoteResponse) -> Promotion:
+    """Read a Promote response."""
+    return Promotion(
+        serving_step=response.serving_step,
+        previous_step=response.previous_step or None,
+        pinned_step=response.pinned_step if response.HasField("pinned_step") else None,
+    )
+
+
+def _version(version: model_pb2.VersionStatus) -> VersionStatus:
+    state = model_pb2.VersionState.Name(version.state).removeprefix(_STATE_PREFIX)
+    return VersionStatus(
+        step=version.step, state=cast("VersionState", state), error=version.error, serving=version.serving
+    )
+
+
+def _specs(specs: Iterable[tensor_pb2.TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            name=spec.name,
+            dtype=dtype_name(spec.dtype),
+            shape=tuple(None if length < 0 else length for length in spec.shape),
+        )
+        for spec in specs
+    )
+
+
+def _time(timestamp: Timestamp) -> datetime:
+    return timestamp.ToDatetime(tzinfo=UTC)
