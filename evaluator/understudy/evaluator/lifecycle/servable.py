@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -54,13 +54,23 @@ class Servable:
         digest: The SHA-256 that identifies the checkpoint's content.
         slot: Where it is loaded.
         created_at: When the checkpoint was written, in seconds since the epoch.
+        on_idle: Called each time the last handle comes back, on the thread that gives it back; must be quick.
     """
 
-    def __init__(self, *, step: int, digest: str, slot: ModelSlot, created_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        step: int,
+        digest: str,
+        slot: ModelSlot,
+        created_at: float = 0.0,
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
         self.step = step
         self.digest = digest
         self.slot = slot
         self.created_at = created_at
+        self._on_idle = on_idle
         self._idle = threading.Condition()
         self._handles = 0
         self._retired = False
@@ -103,8 +113,11 @@ class Servable:
     def _give_back(self) -> None:
         with self._idle:
             self._handles -= 1
-            if self._handles == 0:
+            is_idle = self._handles == 0
+            if is_idle:
                 self._idle.notify_all()
+        if is_idle and self._on_idle is not None:
+            self._on_idle()
 
 
 class Handle:

@@ -1,0 +1,210 @@
+"""What checkpoints are scored on: the contract, and datasets held in memory or in an ``.npz`` file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.evaluator.errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.types import Array, Arrays, Batch
+
+TARGETS = "targets"
+"""The name of the targets of a model with one output."""
+
+SAMPLE_WEIGHTS = "sample_weights"
+"""The name of sample weights that hold for every output."""
+
+_INPUT_ALIASES = ("x",)
+_TARGET_ALIASES = ("y", TARGETS)
+_WEIGHT_KEY = "sample_weight"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class EvaluationDataset(Protocol):
+    """Labelled rows in a fixed order, which can be read as often as needed, from one thread at a time or several."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which is also a folder's."""
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 that tells its content from another's."""
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows, or None if unknown."""
+
+    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+        """Yield the rows in order, ``batch_rows`` at a time, then what is left.
+
+        Inputs are cast to the signature's dtypes within a kind or to a wider kind (float64 or uint8 to float32, but not
+        float32 to int64), as Keras would.
+
+        Raises:
+            InvalidInputError: The content does not fit the signature.
+        """
+
+
+class ArrayDataset:
+    """A dataset in memory.
+
+    Args:
+        name: Its name.
+        arrays: Arrays of equal length by the names of the model's inputs (``x`` for a lone one) and of its outputs
+            (``y`` or ``targets`` for a lone one), and optionally ``sample_weight``, ``[rows]``.
+
+    Raises:
+        ConfigurationError: The name is no folder's, or the arrays are missing, empty or of different lengths.
+    """
+
+    def __init__(self, name: str, arrays: Arrays) -> None:
+        self.name = checked_name(name)
+        self._arrays = {key: as_bytes(array) for key, array in arrays.items()}
+        self.rows = _common_length(name, self._arrays)
+        self.digest = digest_of(self._arrays)
+
+    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+        """See `EvaluationDataset`."""
+        whole = self._arrange(signature)
+        for start in range(0, self.rows, batch_rows):
+            rows = slice(start, start + batch_rows)
+            yield Batch(
+                inputs={key: array[rows] for key, array in whole.inputs.items()},
+                targets={key: array[rows] for key, array in whole.targets.items()},
+                sample_weights={key: array[rows] for key, array in whole.sample_weights.items()},
+            )
+
+    def _arrange(self, signature: Signature) -> Batch:
+        """Tell inputs, targets and weights apart by the signature."""
+        left = dict(self._arrays)
+        weights = {SAMPLE_WEIGHTS: left.pop(_WEIGHT_KEY)} if _WEIGHT_KEY in left else {}
+        inputs = self._take(left, signature.inputs, _INPUT_ALIASES)
+        targets = self._take(left, signature.outputs, _TARGET_ALIASES)
+        if left:
+            raise InvalidInputError(
+                f"dataset {self.name!r} has arrays that the model knows nothing of: {sorted(left)}; it takes "
+                f"{_keys(signature.inputs, _INPUT_ALIASES)} and {_keys(signature.outputs, _TARGET_ALIASES)}, and "
+                f"optionally {_WEIGHT_KEY!r}"
+            )
+        if len(targets) == 1:
+            targets = {TARGETS: next(iter(targets.values()))}
+        return Batch(inputs=cast_inputs(self.name, inputs, signature), targets=targets, sample_weights=weights)
+
+    def _take(self, left: dict[str, Array], specs: Sequence[TensorSpec], aliases: Sequence[str]) -> dict[str, Array]:
+        """Move the arrays of these tensors out of what is left; a lone one may go by an alias."""
+        taken = {}
+        for spec in specs:
+            names = (spec.name, *aliases) if len(specs) == 1 else (spec.name,)
+            key = next((name for name in names if name in left), None)
+            if key is None:
+                raise InvalidInputError(
+                    f"dataset {self.name!r} has the arrays {sorted(self._arrays)}; the model also needs "
+                    f"{_keys((spec,), names[1:])}"
+                )
+            taken[spec.name] = left.pop(key)
+        return taken
+
+
+def load_npz(name: str, file: Path) -> ArrayDataset:
+    """Read a dataset from an ``.npz`` file as `numpy.savez` writes it; see `ArrayDataset` for its keys.
+
+    Raises:
+        ConfigurationError: The file is missing, damaged, holds pickled objects, or cannot be a dataset.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            arrays = {key: content[key] for key in content.files}
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"dataset {name!r}: there is no file {file}") from error
+    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ConfigurationError(
+            f"dataset {name!r}: {file} is not a readable .npz file ({error}); write it with numpy.savez, without "
+            "Python objects"
+        ) from error
+    return ArrayDataset(name, arrays)
+
+
+def cast_inputs(dataset: str, inputs: Mapping[str, Array], signature: Signature) -> dict[str, Array]:
+    """Return the inputs in the dtypes of the signature.
+
+    Raises:
+        InvalidInputError: One would lose its kind of value.
+    """
+    return {spec.name: _cast(dataset, spec, inputs[spec.name]) for spec in signature.inputs}
+
+
+def as_bytes(array: Array) -> Array:
+    """Return fixed-width text as an object array of UTF-8 bytes, and any other array unchanged."""
+    if array.dtype.kind == "U":
+        array = np.char.encode(array, "utf-8")
+    return array.astype(object) if array.dtype.kind == "S" else array
+
+
+def digest_of(arrays: Arrays) -> str:
+    """Return the SHA-256 of names, dtypes, shapes ``[rows, ...]`` and values, whatever the order of the names."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key}:{array.dtype.str}:{array.shape}:".encode())
+        if array.dtype.kind == "O":
+            for value in array.ravel():
+                digest.update(len(value).to_bytes(8, "little") + value)
+        else:
+            digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def checked_name(name: str) -> str:
+    """Return the name if it can be a folder's.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"a dataset's name is made of letters, digits, '_', '-' and '.', not {name!r}")
+    return name
+
+
+def _cast(dataset: str, spec: TensorSpec, array: Array) -> Array:
+    if spec.dtype == "string" or array.dtype.kind == "O" or array.dtype.name == spec.dtype:
+        return array
+    expected = _dtype(spec.dtype)
+    if not np.can_cast(array.dtype, expected, casting="same_kind"):
+        raise InvalidInputError(
+            f"dataset {dataset!r}: input {spec.name!r} is {array.dtype.name}, the model takes {spec.dtype}"
+        )
+    return array.astype(expected)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name)
+
+
+def _common_length(name: str, arrays: Arrays) -> int:
+    lengths = {key: int(array.shape[0]) if array.ndim else 0 for key, array in arrays.items()}
+    length = next(iter(lengths.values()), 0)
+    if not length or any(other != length for other in lengths.values()):
+        raise ConfigurationError(
+            f"dataset {name!r}: its arrays have these numbers of rows: {lengths}; all must have the same, at least 1"
+        )
+    return length
+
+
+def _keys(specs: Sequence[TensorSpec], aliases: Sequence[str]) -> str:
+    """Say under which keys these tensors are looked for."""
+    if len(specs) == 1:
+        return " or ".join(repr(name) for name in dict.fromkeys((specs[0].name, *aliases)))
+    return ", ".join(repr(spec.name) for spec in specs)

@@ -1,0 +1,79 @@
+"""Puts a checkpoint into a slot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from understudy.checkpoints.errors import CheckpointGoneError, UnsupportedFormatError
+from understudy.checkpoints.taken import TakenCheckpoint
+from understudy.evaluator.errors import EvaluatorError, LoadError
+from understudy.evaluator.lifecycle.pool import NewSlot
+from understudy.evaluator.lifecycle.servable import ModelSlot
+
+_HOPELESS = (CheckpointGoneError, UnsupportedFormatError)
+
+
+class SlotFactory(Protocol):
+    """Makes slots. Used by the manager's thread only."""
+
+    def build(self, model_file: Path) -> ModelSlot:
+        """Make a slot that holds the model and weights of a file.
+
+        Raises:
+            LoadError: The file cannot be loaded.
+            MemoryError: The devices have no room for another slot.
+        """
+
+    def architecture_of(self, model_file: Path) -> str:
+        """Return the fingerprint that a slot built from the file would have; raise LoadError if it has none."""
+
+
+class IncompatibleCheckpointError(LoadError):
+    """A checkpoint's architecture is not that of the one on stage."""
+
+
+def load_into(
+    room: ModelSlot | NewSlot, taken: TakenCheckpoint, *, slots: SlotFactory, stage: ModelSlot | None
+) -> ModelSlot:
+    """Load and warm up a checkpoint in the slot given, or in a new one where there is none that fits.
+
+    Args:
+        room: A free slot, or leave to make one.
+        taken: The checkpoint.
+        slots: Makes slots.
+        stage: The slot on stage, if any, whose architecture the checkpoint must have.
+
+    Raises:
+        IncompatibleCheckpointError: It has another architecture.
+        LoadError: It cannot be loaded. The slot given may be used for another checkpoint.
+        MemoryError: The devices have no room for another slot.
+    """
+    architecture = slots.architecture_of(taken.model_file)
+    if stage is not None and stage.architecture != architecture:
+        raise IncompatibleCheckpointError(
+            f"the model of step {taken.step} differs from the one on stage in its architecture or compile "
+            "configuration; publish it in a run folder of its own, or restart the evaluator to take it up"
+        )
+    if isinstance(room, NewSlot) or room.architecture != architecture:
+        slot = slots.build(taken.model_file)
+    else:
+        slot = room
+        slot.load(taken.model_file)
+    slot.warm_up()
+    return slot
+
+
+def is_hopeless(error: Exception) -> bool:
+    """Return whether trying again cannot help."""
+    return isinstance(error, (*_HOPELESS, IncompatibleCheckpointError))
+
+
+def as_evaluator_error(step: int, error: Exception) -> EvaluatorError:
+    """Return the error as one that the caller may see."""
+    if isinstance(error, EvaluatorError):
+        return error
+    text = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+    wrapped = LoadError(f"step {step} cannot be loaded: {text}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,276 @@
+"""Loads, unloads and flips servables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from understudy.evaluator.errors import DrainingError, LoadError, OverloadedError
+from understudy.evaluator.lifecycle.line import Line, Request
+from understudy.evaluator.lifecycle.loading import SlotFactory, load_into
+from understudy.evaluator.lifecycle.loads import LoadHistory
+from understudy.evaluator.lifecycle.pool import NewSlot, Pool, Purpose
+from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
+from understudy.evaluator.lifecycle.shelf import Shelf
+from understudy.evaluator.settings import MIN_SLOTS
+from understudy.evaluator.types import CheckpointInfo
+
+_log = logging.getLogger(__name__)
+
+_Completion = Callable[[], None]
+"""Resolves a future. To be called without the lock, as a future calls back those who wait for it."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A checkpoint to be loaded, and where."""
+
+    info: CheckpointInfo
+    room: ModelSlot | NewSlot
+
+
+class ServableManager:
+    """Keeps servables in a pool of slots. Thread-safe.
+
+    One thread loads and unloads; a flip to a servable that is loaded already happens at once, between two batches, on
+    the thread that asks for it. A checkpoint of another architecture than the one on stage is refused, as requests that
+    were checked against one signature must fit whatever is on stage when they run; with nothing on stage, any is taken.
+
+    Args:
+        shelf: The checkpoints that can be loaded.
+        slots: Makes slots.
+        limit: The number of slots at most, at least 2.
+        history: Told of every attempt.
+        on_stage: Called with the step after each flip; must be quick and must not raise.
+        clock: Gives monotonic seconds, against which deadlines are held.
+    """
+
+    def __init__(
+        self,
+        *,
+        shelf: Shelf,
+        slots: SlotFactory,
+        limit: int,
+        history: LoadHistory,
+        on_stage: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shelf = shelf
+        self._slots = slots
+        self._history = history
+        self._on_stage = on_stage
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._pool = Pool(limit)
+        self._line = Line()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="understudy-manager")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def stage(self) -> Servable | None:
+        """What is on stage. To run it, borrow it."""
+        with self._changed:
+            return self._pool.stage
+
+    @property
+    def predecessor_step(self) -> int | None:
+        """The step that was on stage before the present one, loaded or not, or None."""
+        with self._changed:
+            return self._pool.predecessor_step
+
+    def borrow(self, step: int | None = None) -> Handle:
+        """Borrow a loaded servable; None stands for the one on stage. Does not block.
+
+        Raises:
+            NotReadyError: Nothing is on stage yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self._pool.borrow(step)
+
+    def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
+        """Borrow a servable, loading it as a guest if need be.
+
+        Whoever needs a slot waits in line; whoever asks for a step that is loaded does not. The future's exception may
+        be OverloadedError (the deadline passed in line; told when a load that is running ends), LoadError or
+        DrainingError. Cancelling the future leaves the line. Its callbacks run on the manager's thread or the caller's.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint.
+            DrainingError: The manager is being closed.
+        """
+        return self._request(step, Purpose.GUEST, deadline)
+
+    def promote(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
+        """Put a step on stage, loading it if need be, and return a handle on it. Goes before every `acquire`.
+
+        A step that is loaded already is on stage when this returns. Errors are as in `acquire`.
+        """
+        return self._request(step, Purpose.STAGE, deadline)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Refuse everybody in line, end the thread and wait for all handles to come back. Idempotent.
+
+        Raises:
+            TimeoutError: A load did not end, or a handle did not come back, in time.
+        """
+        give_up_at = self._clock() + timeout_seconds
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"a checkpoint was still being loaded after {timeout_seconds} s")
+        for servable in self._pool.servables:
+            servable.retire()
+            if not servable.wait_idle(max(0.0, give_up_at - self._clock())):
+                raise TimeoutError(f"{servable.handles} handles on step {servable.step} did not come back in time")
+
+    def _request(self, step: int, purpose: Purpose, deadline: float | None) -> Future[Handle]:
+        info = self._shelf.find(step)
+        with self._changed:
+            if self._closing:
+                raise DrainingError("the evaluator is shutting down")
+            servable = self._pool.find(step, info.digest if info else None)
+            if servable is None:
+                request = Request(info or self._shelf.info(step), purpose, deadline)
+                self._line.add(request)
+                self._changed.notify_all()
+                return request.future
+            future: Future[Handle] = Future()
+            complete = self._grant(future, servable, purpose)
+        complete()
+        return future
+
+    def _grant(self, future: Future[Handle], servable: Servable, purpose: Purpose) -> _Completion:
+        """Borrow a servable for somebody, and put it on stage if that is what they want."""
+        if not future.set_running_or_notify_cancel():
+            return lambda: None
+        handle = self._pool.lend(servable)
+        flipped = purpose is Purpose.STAGE and self._pool.flip(servable)
+
+        def complete() -> None:
+            if flipped:
+                _log.info("on stage", extra={"step": servable.step})
+                self._on_stage(servable.step)
+            future.set_result(handle)
+
+        return complete
+
+    def _run(self) -> None:
+        while True:
+            completions, load = self._await_work()
+            for complete in completions:
+                complete()
+            if load is not None:
+                self._load(load)
+            elif not completions:
+                return
+
+    def _await_work(self) -> tuple[list[_Completion], _Load | None]:
+        """Wait until something can be done. Nothing to do means that the manager is being closed."""
+        with self._changed:
+            while True:
+                completions = self._settle()
+                load = None if self._closing else self._pick()
+                if completions or load or self._closing:
+                    return completions, load
+                deadline = self._line.next_deadline()
+                self._changed.wait(None if deadline is None else max(0.0, deadline - self._clock()))
+
+    def _settle(self) -> list[_Completion]:
+        """Take those out of the line who need to wait no longer: served, cancelled, too late, or refused."""
+        settled = []
+        for request in self._line:
+            complete = self._answer(request)
+            if complete is not None:
+                self._line.remove(request)
+                settled.append(complete)
+        return settled
+
+    def _answer(self, request: Request) -> _Completion | None:
+        servable = self._pool.find(request.info.step, request.info.digest)
+        if servable is not None:
+            return self._grant(request.future, servable, request.purpose)
+        if self._closing:
+            return lambda: request.refuse(DrainingError("the evaluator is shutting down"))
+        is_late = request.deadline is not None and request.deadline <= self._clock()
+        if is_late or request.future.cancelled():
+            error = self._overloaded(request.info.step)
+            return lambda: request.refuse(error)
+        return None
+
+    def _overloaded(self, step: int) -> OverloadedError:
+        loaded = sorted(servable.step for servable in self._pool.servables)
+        return OverloadedError(
+            f"no slot became free for step {step} before the deadline; of {self._pool.limit} slots, {len(loaded)} hold "
+            f"the steps {loaded}",
+            retry_after_seconds=1.0,
+        )
+
+    def _pick(self) -> _Load | None:
+        """Find the first in line for whom there is room."""
+        for request in self._line.heads():
+            room = self._pool.make_room(request.purpose, lambda evicted: self._history.unloaded(evicted.step))
+            if room is not None:
+                return _Load(request.info, room)
+        return None
+
+    def _load(self, load: _Load) -> None:
+        began = self._clock()
+        stage = self.stage
+        self._history.loading(load.info.step)
+        try:
+            with self._shelf.hold(load.info.step) as hold:
+                slot = load_into(load.room, hold.taken, slots=self._slots, stage=stage.slot if stage else None)
+        except MemoryError:
+            self._out_of_memory(load, seconds=self._clock() - began)
+        except Exception as error:  # noqa: BLE001 - whatever a checkpoint does to its reader, it is recorded
+            self._give_up(load, error, seconds=self._clock() - began)
+        else:
+            self._admit(load.info, slot, seconds=self._clock() - began)
+
+    def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
+        servable = Servable(
+            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._wake
+        )
+        with self._changed:
+            self._pool.finish(servable)
+        self._history.loaded(info, seconds=seconds)
+
+    def _give_up(self, load: _Load, error: Exception, *, seconds: float) -> None:
+        """Free the slot and refuse everybody who waits for this checkpoint."""
+        with self._changed:
+            self._pool.finish(None if isinstance(load.room, NewSlot) else load.room)
+            waiting = self._line.take(lambda request: request.info == load.info)
+        reason = self._history.failed(load.info, error, seconds=seconds)
+        for request in waiting:
+            request.refuse(reason)
+
+    def _out_of_memory(self, load: _Load, *, seconds: float) -> None:
+        """Go on with the slots there are, so that the line waits for one of them, or refuse the checkpoint."""
+        with self._changed:
+            others = self._pool.slots - 1
+            may_wait = isinstance(load.room, NewSlot) and others >= MIN_SLOTS
+            if may_wait:
+                self._pool.finish(None)
+                self._pool.limit = others
+        if may_wait:
+            self._history.postponed(load.info.step)
+            _log.warning("out of memory, going on with fewer slots", extra={"slots": others})
+            return
+        error = LoadError(f"the devices have no memory left for step {load.info.step} beside what is on stage")
+        self._give_up(load, error, seconds=seconds)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

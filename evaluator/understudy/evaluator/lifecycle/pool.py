@@ -1,0 +1,126 @@
+"""The slots there are, what is loaded in them, and which one to give to a newcomer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from understudy.evaluator.errors import NotReadyError, VersionNotFoundError
+from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
+
+
+class Purpose(enum.Enum):
+    """What a checkpoint is loaded for."""
+
+    STAGE = "stage"
+    GUEST = "guest"
+
+
+class NewSlot(enum.Enum):
+    """Says that a slot is to be made."""
+
+    NEW = "new"
+
+
+class Pool:
+    """Bookkeeping of at most ``limit`` slots. Not thread-safe: the manager guards it with its lock.
+
+    A servable is on stage, the predecessor of the one on stage, or a guest. To make room, idle guests go first, the
+    one unused for longest before the others, and the predecessor last. The one on stage never goes. Guests take at most
+    ``limit - 2`` slots, but at least one, so that there is always room for the next one on stage once its predecessor
+    is idle.
+
+    Args:
+        limit: The number of slots, at least 2.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.stage: Servable | None = None
+        self.predecessor: Servable | None = None
+        self.predecessor_step: int | None = None
+        self.servables: list[Servable] = []
+        self.free: list[ModelSlot] = []
+        self._being_loaded = 0
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are, those that are being made or filled included."""
+        return len(self.servables) + len(self.free) + self._being_loaded
+
+    def find(self, step: int, digest: str | None = None) -> Servable | None:
+        """Return the newest servable of this step (and content), or None."""
+        matching = (s for s in reversed(self.servables) if s.step == step and digest in (None, s.digest))
+        return next(matching, None)
+
+    def borrow(self, step: int | None) -> Handle:
+        """Borrow a loaded servable; None stands for the one on stage.
+
+        Raises:
+            NotReadyError: Nothing is on stage yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        servable = self.stage if step is None else self.find(step)
+        if servable is None and step is None:
+            raise NotReadyError("no checkpoint is on stage yet; wait for the first to be published and loaded")
+        if servable is None:
+            loaded = sorted(other.step for other in self.servables)
+            raise VersionNotFoundError(f"version {step} is not loaded; loaded are {loaded}")
+        return self.lend(servable)
+
+    def lend(self, servable: Servable) -> Handle:
+        """Borrow a servable of the pool, and note that it was used."""
+        self.servables.remove(servable)
+        self.servables.append(servable)
+        return servable.borrow()
+
+    def flip(self, servable: Servable) -> bool:
+        """Put a loaded servable on stage; return whether that changed anything.
+
+        What was there becomes the predecessor, whose step is remembered even after it was evicted.
+        """
+        if servable is self.stage:
+            return False
+        self.stage, self.predecessor = servable, self.stage
+        self.predecessor_step = None if self.predecessor is None else self.predecessor.step
+        return True
+
+    def make_room(self, purpose: Purpose, evict: Callable[[Servable], None]) -> ModelSlot | NewSlot | None:
+        """Return a slot for a newcomer, evicting what has to go, or None if there is none at the moment."""
+        guests = [s for s in self.servables if s is not self.stage and s is not self.predecessor]
+        candidates = list(guests)
+        if purpose is Purpose.STAGE or len(guests) < self._guest_limit():
+            if self.free:
+                return self._start(self.free.pop())
+            if self.slots < self.limit:
+                return self._start(NewSlot.NEW)
+            if self.predecessor is not None:
+                candidates.append(self.predecessor)
+        victim = next((s for s in candidates if s.retire_if_idle()), None)
+        if victim is None:
+            return None
+        evict(victim)
+        self.remove(victim)
+        return self._start(self.free.pop())
+
+    def finish(self, outcome: Servable | ModelSlot | None) -> None:
+        """End what `make_room` began: with what was loaded, with a slot that is free again, or with no slot at all."""
+        self._being_loaded -= 1
+        if isinstance(outcome, Servable):
+            self.servables.append(outcome)
+        elif outcome is not None:
+            self.free.append(outcome)
+
+    def remove(self, servable: Servable) -> None:
+        """Take a retired, idle servable out; its slot is free."""
+        self.servables.remove(servable)
+        self.free.append(servable.slot)
+        if servable is self.predecessor:
+            self.predecessor = None
+
+    def _start(self, slot: ModelSlot | NewSlot) -> ModelSlot | NewSlot:
+        self._being_loaded += 1
+        return slot
+
+    def _guest_limit(self) -> int:
+        return max(1, self.limit - 2)

@@ -1,0 +1,102 @@
+"""Which checkpoint is best, and which belongs on stage."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.settings import MonitorMode, ServingPolicy
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """The metric of the dataset that says which checkpoint is best, and whether less (``min``) or more is better."""
+
+    dataset: str
+    metric: str
+    mode: MonitorMode
+
+    def value_of(self, record: EvaluationRecord) -> float | None:
+        """Return the monitored value of a record, or None if it has none or one that cannot be compared."""
+        if record.outcome is not EvaluationOutcome.SCORED or record.dataset != self.dataset:
+            return None
+        value = record.metrics.get(self.metric)
+        return None if value is None or not math.isfinite(value) else value
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Return whether a value beats another; an equal one does not."""
+        return value < than if self.mode == "min" else value > than
+
+
+def parse_monitor(text: str | None, mode: MonitorMode | None, datasets: Sequence[str]) -> Monitor | None:
+    """Read ``DATASET/METRIC``; the default is the first dataset's loss, or None where there is no dataset.
+
+    Raises:
+        ConfigurationError: There is no such dataset, or it is not said whether more or less of the metric is better.
+    """
+    if text is None:
+        return Monitor(dataset=datasets[0], metric=LOSS, mode=mode or "min") if datasets else None
+    dataset, _, metric = text.partition("/")
+    if dataset not in datasets or not metric:
+        raise ConfigurationError(
+            f"monitor is {text!r}; expected DATASET/METRIC with one of the datasets {list(datasets)}"
+        )
+    if mode is None and metric != LOSS:
+        raise ConfigurationError(f"monitor is {text!r}; say with monitor_mode whether its min or max is best")
+    return Monitor(dataset=dataset, metric=metric, mode=mode or "min")
+
+
+class Ranking:
+    """The monitored value of every step that was scored. Thread-safe. Values that are not finite do not take part."""
+
+    def __init__(self, monitor: Monitor | None) -> None:
+        self._monitor = monitor
+        self._lock = threading.Lock()
+        self._values: dict[int, float] = {}
+
+    def observe(self, records: Iterable[EvaluationRecord]) -> None:
+        """Take in records; of two for one step, the later counts."""
+        if self._monitor is None:
+            return
+        for record in records:
+            value = self._monitor.value_of(record)
+            with self._lock:
+                if value is not None:
+                    self._values[record.step] = value
+
+    def best(self, among: Collection[int] | None = None) -> int | None:
+        """Return the best step (of those given), the earliest of equals, or None if none has a value."""
+        best: tuple[int, float] | None = None
+        with self._lock:
+            for step, value in sorted(self._values.items()):
+                if among is not None and step not in among:
+                    continue
+                if best is None or (self._monitor and self._monitor.is_better(value, best[1])):
+                    best = (step, value)
+        return None if best is None else best[0]
+
+
+def choose(
+    policy: ServingPolicy | int, *, pinned: int | None, loadable: Collection[int], ranking: Ranking
+) -> int | None:
+    """Return the step that belongs on stage, or None if what is there should stay.
+
+    Args:
+        policy: What the operator chose.
+        pinned: The step pinned at run time, which goes before the policy.
+        loadable: The steps that there are and that are not known to be bad.
+        ranking: The scores so far.
+    """
+    if pinned is not None:
+        return pinned if pinned in loadable else None
+    if policy == "latest":
+        return max(loadable, default=None)
+    if policy == "best":
+        return ranking.best(among=loadable)
+    return policy if policy in loadable else None

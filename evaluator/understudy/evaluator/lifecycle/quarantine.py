@@ -1,0 +1,77 @@
+"""Checkpoints that failed: why, how often, and when to try again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What is known about a checkpoint that failed.
+
+    Attributes:
+        reason: Why the last attempt failed.
+        attempts: How often it was tried.
+        retry_at: When to try again, by the quarantine's clock; None if it was given up.
+    """
+
+    reason: str
+    attempts: int
+    retry_at: float | None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it is not tried again."""
+        return self.retry_at is None
+
+
+class Quarantine:
+    """Keeps failed checkpoints, by their digests, from being tried until their time has come. Thread-safe.
+
+    Args:
+        attempts: How often a checkpoint is tried before it is given up.
+        retry_seconds: The wait before the second attempt; it doubles with each one.
+        clock: Gives monotonic seconds.
+    """
+
+    def __init__(self, *, attempts: int, retry_seconds: float, clock: Callable[[], float]) -> None:
+        self._attempts = attempts
+        self._retry_seconds = retry_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures: dict[str, Failure] = {}
+
+    def add(self, digest: str, reason: str, *, hopeless: bool = False) -> Failure:
+        """Count one more failure; give up if it is hopeless or was tried often enough."""
+        with self._lock:
+            previous = self._failures.get(digest)
+            attempts = 1 + (previous.attempts if previous else 0)
+            given_up = hopeless or attempts >= self._attempts
+            retry_at = None if given_up else self._clock() + self._retry_seconds * 2 ** (attempts - 1)
+            failure = Failure(reason=reason, attempts=attempts, retry_at=retry_at)
+            self._failures[digest] = failure
+            return failure
+
+    def clear(self, digest: str) -> None:
+        """Forget a checkpoint's failures, as after a success."""
+        with self._lock:
+            self._failures.pop(digest, None)
+
+    def failure(self, digest: str) -> Failure | None:
+        """Return what is known about a checkpoint, or None if it never failed."""
+        with self._lock:
+            return self._failures.get(digest)
+
+    def admits(self, digest: str) -> bool:
+        """Return whether a checkpoint may be tried now."""
+        with self._lock:
+            failure = self._failures.get(digest)
+        return failure is None or (failure.retry_at is not None and failure.retry_at <= self._clock())
+
+    def seconds_to_next_retry(self) -> float | None:
+        """Return how long until a checkpoint may be tried again (0 if one may now), or None if none will be."""
+        with self._lock:
+            times = [failure.retry_at for failure in self._failures.values() if failure.retry_at is not None]
+        return max(0.0, min(times) - self._clock()) if times else None

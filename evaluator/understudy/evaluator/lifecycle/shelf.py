@@ -1,0 +1,213 @@
+"""The checkpoints there are, and which of them are held against deletion."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from understudy.checkpoints.errors import CheckpointError, CheckpointGoneError
+from understudy.checkpoints.folders import remove_folder, sweep
+from understudy.checkpoints.layout import parse_step, step_name
+from understudy.checkpoints.manifest import read_manifest
+from understudy.checkpoints.source import Checkpoint, CheckpointSource
+from understudy.checkpoints.taken import TakenCheckpoint, open_taken
+from understudy.evaluator.errors import VersionNotFoundError
+from understudy.evaluator.types import CheckpointInfo
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Item:
+    """One step: what the source offers now, and the private folder if somebody holds it."""
+
+    info: CheckpointInfo
+    offered: Checkpoint | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    taken: TakenCheckpoint | None = None
+    holds: int = 0
+
+
+class Shelf:
+    """The checkpoints that can be loaded: those the source offers, and those held in private folders. Thread-safe.
+
+    A checkpoint is held while any `Hold` on it is out; then its private folder goes. Folders left by an earlier process
+    count as checkpoints until `discard_leftovers`.
+
+    Args:
+        source: Where checkpoints come from. Polled only by `refresh`.
+        directory: The parent of the private folders, ``pinned/``; made if it is missing.
+    """
+
+    def __init__(self, source: CheckpointSource, directory: Path) -> None:
+        self._source = source
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._items: dict[int, _Item] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        sweep(directory)
+        self._leftovers = self._adopt_leftovers()
+
+    def refresh(self) -> None:
+        """Ask the source what there is now. For one thread at a time.
+
+        Raises:
+            understudy.checkpoints.errors.UnsupportedFormatError: The source holds only what is not read.
+            OSError: The source could not be read.
+        """
+        offered = {checkpoint.step: checkpoint for checkpoint in self._source.poll()}
+        with self._lock:
+            for step, checkpoint in offered.items():
+                item = self._items.get(step)
+                if item is None or item.info.digest != checkpoint.digest:
+                    self._items[step] = _Item(info=_info(checkpoint), offered=checkpoint)
+                else:
+                    item.offered = checkpoint
+            for step in [step for step in self._items if step not in offered]:
+                item = self._items[step]
+                item.offered = None
+                if not item.holds and step not in self._leftovers:
+                    del self._items[step]
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Return every checkpoint by ascending step."""
+        with self._lock:
+            return [item.info for _, item in sorted(self._items.items())]
+
+    def find(self, step: int) -> CheckpointInfo | None:
+        """Describe one checkpoint, or return None if there is none of this step."""
+        with self._lock:
+            item = self._items.get(step)
+        return None if item is None else item.info
+
+    def info(self, step: int) -> CheckpointInfo:
+        """Describe one checkpoint.
+
+        Raises:
+            VersionNotFoundError: There is none of this step.
+        """
+        return self._item(step).info
+
+    def hold(self, step: int) -> Hold:
+        """Pin a checkpoint in its private folder and verify it, unless it is held already. Reads the whole checkpoint.
+
+        Raises:
+            VersionNotFoundError: There is none of this step.
+            understudy.checkpoints.errors.CheckpointError: It is damaged, gone or unreadable.
+            OSError: The private folder could not be written.
+        """
+        item = self._item(step)
+        with item.lock:
+            if item.taken is None:
+                item.taken = self._take(item)
+            item.holds += 1
+            with self._lock:
+                self._items.setdefault(step, item)  # A refresh may have dropped it while it was being taken.
+        return Hold(self, item, item.taken)
+
+    def discard_leftovers(self) -> None:
+        """Delete the folders of an earlier process that nobody holds."""
+        with self._lock:
+            leftovers, self._leftovers = self._leftovers, set()
+            items = [self._items[step] for step in leftovers]
+        for item in items:
+            with item.lock:
+                if item.holds == 0 and self._is_current(item):
+                    remove_folder(self._folder(item.info.step))
+
+    def _release(self, item: _Item) -> None:
+        with item.lock:
+            item.holds -= 1
+            if item.holds or item.taken is None:
+                return
+            taken, item.taken = item.taken, None
+            if self._is_current(item):
+                taken.release()
+
+    def _is_current(self, item: _Item) -> bool:
+        """Return whether the private folder of the step is still this item's; forget the item if nothing is left."""
+        with self._lock:
+            step = item.info.step
+            if self._items.get(step) is not item:
+                return False
+            if item.offered is None:
+                del self._items[step]
+            return True
+
+    def _item(self, step: int) -> _Item:
+        with self._lock:
+            try:
+                return self._items[step]
+            except KeyError:
+                known = sorted(self._items)
+        raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {known}")
+
+    def _take(self, item: _Item) -> TakenCheckpoint:
+        folder = self._folder(item.info.step)
+        if item.offered is not None:
+            return item.offered.take(folder)
+        try:
+            return open_taken(folder)
+        except FileNotFoundError as error:
+            raise CheckpointGoneError(f"step {item.info.step} was deleted before it could be taken") from error
+
+    def _folder(self, step: int) -> Path:
+        return self._directory / step_name(step)
+
+    def _adopt_leftovers(self) -> set[int]:
+        steps: set[int] = set()
+        for folder in sorted(self._directory.iterdir()):
+            step = parse_step(folder.name)
+            if step is None:
+                continue
+            try:
+                manifest = read_manifest(folder)
+            except (FileNotFoundError, CheckpointError) as error:
+                _log.warning(
+                    "leftover of an earlier process deleted", extra={"folder": str(folder), "error": str(error)}
+                )
+                remove_folder(folder)
+                continue
+            info = CheckpointInfo(
+                step=step, created_at=manifest.created_at, digest=manifest.digest, final=manifest.final
+            )
+            self._items[step] = _Item(info=info, offered=None)
+            steps.add(step)
+        return steps
+
+
+class Hold:
+    """Keeps one checkpoint from being deleted. A context manager. Thread-safe."""
+
+    def __init__(self, shelf: Shelf, item: _Item, taken: TakenCheckpoint) -> None:
+        self._shelf = shelf
+        self._item = item
+        self._lock = threading.Lock()
+        self._released = False
+        self.taken = taken
+
+    def release(self) -> None:
+        """Let the checkpoint go. Doing so again does nothing."""
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+        self._shelf._release(self._item)  # noqa: SLF001 - the two halves of one count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _info(checkpoint: Checkpoint) -> CheckpointInfo:
+    return CheckpointInfo(
+        step=checkpoint.step, created_at=checkpoint.created_at, digest=checkpoint.digest, final=checkpoint.final
+    )

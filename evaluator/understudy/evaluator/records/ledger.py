@@ -1,0 +1,261 @@
+"""The durable record of what became of every checkpoint on every dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from understudy.evaluator.errors import LedgerError
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+APPLICATION_ID = 0x55535459
+"""Marks the file as ours: ``USTY``."""
+
+SCHEMA_VERSION = 1
+
+WHOLE_CHECKPOINT = ""
+"""The dataset of an entry that speaks of the checkpoint as a whole."""
+
+_SCHEMA = """
+CREATE TABLE evaluations (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    step INTEGER NOT NULL,
+    checkpoint_digest TEXT NOT NULL,
+    dataset TEXT NOT NULL,
+    dataset_digest TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    metrics TEXT NOT NULL,
+    examples INTEGER NOT NULL,
+    duration_seconds REAL NOT NULL,
+    recorded_at REAL NOT NULL,
+    notes TEXT NOT NULL,
+    UNIQUE (checkpoint_digest, step, dataset, dataset_digest, outcome)
+) STRICT;
+CREATE INDEX evaluations_by_step ON evaluations (step);
+"""
+
+_COLUMNS = (
+    "sequence, step, checkpoint_digest, dataset, outcome, reason, metrics, examples, duration_seconds, recorded_at, "
+    "notes"
+)
+
+
+class Ledger:
+    """An append-only table in an SQLite file. Thread-safe; of one process, which holds the lock of the state folder.
+
+    An entry is on disk when `append` returns. Entries with the same checkpoint, dataset, content of the dataset and
+    outcome are the same entry.
+
+    Args:
+        path: The file; made if it is missing.
+        clock: Gives the time of an entry in seconds since the epoch.
+
+    Raises:
+        LedgerError: The file is no ledger, of another schema version, damaged, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._closed = False
+        self._connection = self._open()
+        with self._reporting():
+            self._last_sequence = int(self._value("SELECT COALESCE(MAX(sequence), 0) FROM evaluations"))
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the newest entry, 0 if there is none."""
+        with self._changed:
+            return self._last_sequence
+
+    def append(
+        self,
+        *,
+        step: int,
+        checkpoint_digest: str,
+        dataset: str,
+        outcome: EvaluationOutcome,
+        dataset_digest: str = "",
+        reason: str = "",
+        metrics: Mapping[str, float] | None = None,
+        examples: int = 0,
+        duration_seconds: float = 0.0,
+        notes: Sequence[str] = (),
+    ) -> EvaluationRecord:
+        """Write one entry durably and wake those who wait; return it, or the same entry if it is there already.
+
+        Raises:
+            LedgerError: The file cannot be written, as on a full disk. Nothing was written then.
+        """
+        identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value)
+        content = (
+            reason,
+            _encode_metrics(metrics or {}),
+            examples,
+            duration_seconds,
+            self._clock(),
+            json.dumps(list(notes)),
+        )
+        with self._changed, self._reporting():
+            with self._connection:
+                cursor = self._connection.execute(
+                    "INSERT INTO evaluations (checkpoint_digest, step, dataset, dataset_digest, outcome, reason, "
+                    "metrics, examples, duration_seconds, recorded_at, notes) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    (*identity, *content),
+                )
+            if cursor.rowcount == 1:
+                self._last_sequence = int(cursor.lastrowid or 0)
+                self._changed.notify_all()
+            (record,) = self._select(
+                "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = ?", identity
+            )
+            return record
+
+    def find(
+        self,
+        *,
+        step: int,
+        checkpoint_digest: str,
+        dataset: str,
+        dataset_digest: str = "",
+        outcome: EvaluationOutcome | None = None,
+    ) -> EvaluationRecord | None:
+        """Return the newest entry of this checkpoint on this dataset and content (and outcome), or None."""
+        with self._changed, self._reporting():
+            records = self._select(
+                "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = "
+                "COALESCE(?, outcome) ORDER BY sequence DESC LIMIT 1",
+                (checkpoint_digest, step, dataset, dataset_digest, None if outcome is None else outcome.value),
+            )
+        return records[0] if records else None
+
+    def page(
+        self,
+        *,
+        after_sequence: int = 0,
+        limit: int = 100,
+        dataset: str | None = None,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        outcome: EvaluationOutcome | None = None,
+    ) -> list[EvaluationRecord]:
+        """Return at most ``limit`` entries beyond a sequence that pass every filter given, by ascending sequence."""
+        conditions: list[tuple[str, Any]] = [("sequence > ?", after_sequence)]
+        filters: list[tuple[str, Any]] = [
+            ("dataset = ?", dataset),
+            ("step >= ?", min_step),
+            ("step <= ?", max_step),
+            ("outcome = ?", None if outcome is None else outcome.value),
+        ]
+        conditions += [(text, value) for text, value in filters if value is not None]
+        where = " AND ".join(text for text, _ in conditions)
+        with self._changed, self._reporting():
+            return self._select(f"{where} ORDER BY sequence LIMIT ?", (*(value for _, value in conditions), limit))
+
+    def of_step(self, step: int) -> list[EvaluationRecord]:
+        """Return every entry of one step, by ascending sequence."""
+        with self._changed, self._reporting():
+            return self._select("step = ? ORDER BY sequence", (step,))
+
+    def scored(self, dataset: str) -> list[EvaluationRecord]:
+        """Return every score on one dataset, by ascending sequence."""
+        with self._changed, self._reporting():
+            return self._select(
+                "dataset = ? AND outcome = ? ORDER BY sequence", (dataset, EvaluationOutcome.SCORED.value)
+            )
+
+    def steps(self) -> list[int]:
+        """Return the steps that have an entry, ascending."""
+        with self._changed, self._reporting():
+            rows = self._connection.execute("SELECT DISTINCT step FROM evaluations ORDER BY step").fetchall()
+        return [int(step) for (step,) in rows]
+
+    def wait_beyond(self, sequence: int, timeout_seconds: float) -> bool:
+        """Wait until there is an entry beyond a sequence; return whether there is. Returns early when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._last_sequence > sequence, timeout_seconds)
+            return self._last_sequence > sequence
+
+    def close(self) -> None:
+        """Close the file and wake those who wait. Idempotent."""
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._connection.close()
+                self._changed.notify_all()
+
+    def _open(self) -> sqlite3.Connection:
+        with contextlib.ExitStack() as undo, self._reporting():
+            connection = sqlite3.connect(self._path, check_same_thread=False)
+            undo.callback(connection.close)
+            self._prepare(connection)
+            undo.pop_all()
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
+        empty = (application, version, tables) == (0, 0, 0)
+        if not empty and application != APPLICATION_ID:
+            raise LedgerError(f"{self._path} is no ledger of evaluations; move it away or choose another state folder")
+        if not empty and version != SCHEMA_VERSION:
+            raise LedgerError(
+                f"{self._path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the version of "
+                "understudy that wrote it, or move the file away to begin a new ledger"
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if empty:
+            connection.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; "
+                "COMMIT;"
+            )
+
+    def _select(self, where: str, values: Sequence[Any]) -> list[EvaluationRecord]:
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM evaluations WHERE {where}", values)  # noqa: S608 - constant texts
+        return [_record(row) for row in rows]
+
+    def _value(self, query: str) -> Any:
+        return self._connection.execute(query).fetchone()[0]
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"the ledger {self._path} cannot be used: {error}; check the disk's space and the file's permissions, "
+                "or move the file away to begin a new ledger"
+            ) from error
+
+
+def _record(row: Sequence[Any]) -> EvaluationRecord:
+    sequence, step, digest, dataset, outcome, reason, metrics, examples, duration, recorded_at, notes = row
+    return EvaluationRecord(
+        sequence=sequence,
+        step=step,
+        checkpoint_digest=digest,
+        dataset=dataset,
+        outcome=EvaluationOutcome(outcome),
+        reason=reason,
+        metrics={name: float(value) for name, value in json.loads(metrics).items()},
+        examples=examples,
+        duration_seconds=duration,
+        recorded_at=recorded_at,
+        notes=tuple(json.loads(notes)),
+    )
+
+
+def _encode_metrics(metrics: Mapping[str, float]) -> str:
+    """Return a JSON object of the exact shortest decimal of every value as a string, which holds NaN and infinity."""
+    return json.dumps({name: repr(float(value)) for name, value in metrics.items()})

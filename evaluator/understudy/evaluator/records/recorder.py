@@ -1,0 +1,176 @@
+"""The one place where evaluations are written down."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
+from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 1000
+
+
+class Recorder:
+    """Writes each entry to the ledger, then to the results, the summaries and whoever listens. Thread-safe.
+
+    The ledger is what counts: an entry is there before anything else says so. A result file or summary that could not
+    be written is logged and does not undo the entry; `recover` writes missing result files.
+
+    Args:
+        ledger: Holds every entry.
+        results: Files for the trainer.
+        summaries: Event files for TensorBoard.
+        datasets: What each checkpoint is scored on.
+        observer: Told of each new entry.
+        listener: Told of each new entry, too; must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        results: ResultFiles,
+        summaries: Summaries,
+        datasets: Sequence[EvaluationDataset],
+        observer: Observer,
+        listener: Callable[[EvaluationRecord], None],
+    ) -> None:
+        self._ledger = ledger
+        self._results = results
+        self._summaries = summaries
+        self._datasets = tuple(datasets)
+        self._observer = observer
+        self._listener = listener
+        self._lock = threading.Lock()
+
+    def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
+        """Return the datasets on which nothing final is recorded for a checkpoint, in the order of scoring.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        if self._ledger.find(step=step, checkpoint_digest=digest, dataset=WHOLE_CHECKPOINT):
+            return []
+        return [
+            dataset
+            for dataset in self._datasets
+            if not self._ledger.find(
+                step=step, checkpoint_digest=digest, dataset=dataset.name, dataset_digest=dataset.digest
+            )
+        ]
+
+    def score(self, step: int, digest: str, dataset: EvaluationDataset) -> EvaluationRecord | None:
+        """Return the recorded score of a checkpoint on a dataset, or None."""
+        return self._ledger.find(
+            step=step,
+            checkpoint_digest=digest,
+            dataset=dataset.name,
+            dataset_digest=dataset.digest,
+            outcome=EvaluationOutcome.SCORED,
+        )
+
+    def record_score(
+        self, digest: str, dataset: EvaluationDataset, result: EvaluationResult, *, duration_seconds: float
+    ) -> EvaluationRecord:
+        """Record a score.
+
+        Raises:
+            LedgerError: The ledger cannot be written.
+        """
+        with self._lock:
+            before = self._ledger.last_sequence
+            record = self._ledger.append(
+                step=result.step,
+                checkpoint_digest=digest,
+                dataset=dataset.name,
+                dataset_digest=dataset.digest,
+                outcome=EvaluationOutcome.SCORED,
+                metrics=result.metrics,
+                examples=result.examples,
+                duration_seconds=duration_seconds,
+                notes=result.notes,
+            )
+            self._tell(record, new=record.sequence > before)
+        return record
+
+    def record_reason(
+        self,
+        step: int,
+        digest: str,
+        outcome: EvaluationOutcome,
+        reason: str,
+        *,
+        dataset: EvaluationDataset | None = None,
+    ) -> EvaluationRecord:
+        """Record why a checkpoint has no score on a dataset, or on any if none is given.
+
+        Raises:
+            LedgerError: The ledger cannot be written.
+        """
+        with self._lock:
+            before = self._ledger.last_sequence
+            record = self._ledger.append(
+                step=step,
+                checkpoint_digest=digest,
+                dataset=dataset.name if dataset else WHOLE_CHECKPOINT,
+                dataset_digest=dataset.digest if dataset else "",
+                outcome=outcome,
+                reason=reason,
+            )
+            self._tell(record, new=record.sequence > before)
+        return record
+
+    def recover(self) -> None:
+        """Write the result files that a crash or a full disk kept from being written.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        with self._lock:
+            newest = self._ledger.page(after_sequence=self._ledger.last_sequence - 1, limit=1)
+            for step in self._ledger.steps():
+                if not self._results.path(step).exists() or (newest and newest[0].step == step):
+                    self._publish(step)
+
+    def close(self) -> None:
+        """Close the summaries and the ledger. Idempotent."""
+        with self._lock:
+            self._summaries.close()
+            self._ledger.close()
+
+    def _tell(self, record: EvaluationRecord, *, new: bool) -> None:
+        if not new:
+            return
+        _log.info(
+            "evaluation recorded",
+            extra={
+                "step": record.step,
+                "dataset": record.dataset,
+                "outcome": record.outcome.value,
+                "reason": record.reason,
+                "metrics": dict(record.metrics),
+            },
+        )
+        self._publish(record.step)
+        try:
+            self._summaries.write(record)
+        except OSError:
+            _log.exception("summary not written", extra={"step": record.step, "dataset": record.dataset})
+        self._listener(record)
+        self._observer.evaluation_recorded(record)
+
+    def _publish(self, step: int) -> None:
+        records = self._ledger.of_step(step)
+        settled = not self.remaining(step, records[-1].checkpoint_digest)
+        try:
+            self._results.publish(step, records, settled=settled)
+        except OSError:
+            _log.exception("result file not written", extra={"step": step})
