@@ -11,7 +11,9 @@ EvaluatorError
 ├── StreamIdleError               an evaluation stream was silent for too long
 ├── NotEvaluableError             the model carries no loss or metrics to score it with
 ├── ConfigurationError            a setting or a dataset cannot be used
+├── DeviceError                   the devices asked for cannot be had
 ├── LoadError                     a checkpoint could not be loaded
+│   └── ArchitectureMismatchError its model is not the one the slot was built for
 └── LedgerError                   the ledger cannot be read or written
 
 The service maps each to one gRPC status; anything else is a defect and becomes INTERNAL.
@@ -69,12 +71,20 @@ class NotEvaluableError(EvaluatorError):
     """The model carries no loss and no metrics, and the caller named none."""
 
 
-class ConfigurationError(EvaluatorError):
+class ConfigurationError(EvaluatorError, ValueError):
     """A setting or a dataset cannot be used. The text names it, what came, what was expected and the remedy."""
+
+
+class DeviceError(EvaluatorError):
+    """The devices asked for cannot be had. The text names those there are."""
 
 
 class LoadError(EvaluatorError):
     """A checkpoint could not be loaded. The text says which and why."""
+
+
+class ArchitectureMismatchError(LoadError):
+    """The checkpoint's model is not the one the slot was built for. Another slot can hold it."""
 
 
 class LedgerError(EvaluatorError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -41,9 +44,17 @@ class ServeSettings:
             "metavar": "EXPERIMENT",
         },
     )
-    eval_data: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "Datasets to score, each NAME=FILE.npz, separated by commas.", "metavar": "NAME=FILE,..."},
+    eval_data: Mapping[str, Path] = field(
+        default_factory=dict,
+        metadata={"help": "Datasets to score, each an .npz file under a name.", "metavar": "NAME=FILE"},
+    )
+    state_dir: Path | None = field(
+        default=None,
+        metadata={
+            "help": "The folder of the ledger, the results and the pinned checkpoints; by default RUN/evaluator, or "
+            "for --checkpoints a folder under $XDG_STATE_HOME/understudy.",
+            "metavar": "DIR",
+        },
     )
     host: str = field(default="127.0.0.1", metadata={"help": "The address to listen on.", "metavar": "HOST"})
     grpc_port: int = field(default=8500, metadata={"help": "The port for gRPC; 0 takes a free one.", "metavar": "PORT"})
@@ -85,24 +96,41 @@ class ServeSettings:
         if (self.run_dir is None) == (self.checkpoints is None):
             came = "neither" if self.run_dir is None else "both"
             raise SettingsError(
-                f"got {came} of --run-dir and --checkpoints; give the one folder whose checkpoints to serve"
+                f"got {came} of --run-dir and --checkpoints; give the folder whose checkpoints to serve"
             )
-        _check_range("grpc_port", self.grpc_port, low=0, high=_LARGEST_PORT)
-        _check_range("http_port", self.http_port, low=0, high=_LARGEST_PORT)
-        _check_range("max_message_mib", self.max_message_mib, low=1, high=_LARGEST_MESSAGE_MIB)
-        _check_range("stream_depth", self.stream_depth, low=1, high=None)
-        _check_range("drain_seconds", self.drain_seconds, low=0, high=None)
+        self._check_range("grpc_port", low=0, high=_LARGEST_PORT)
+        self._check_range("http_port", low=0, high=_LARGEST_PORT)
+        self._check_range("max_message_mib", low=1, high=_LARGEST_MESSAGE_MIB)
+        self._check_range("stream_depth", low=1)
+        self._check_range("drain_seconds", low=0)
         if self.grpc_port == self.http_port != 0:
-            raise SettingsError(f"--grpc-port and --http-port are both {self.grpc_port}; give each its own port")
+            raise SettingsError(f"grpc_port and http_port are both {self.grpc_port}; give each its own")
+
+    def _check_range(self, name: str, *, low: float, high: float = float("inf")) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            expected = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+            raise SettingsError(f"{name} is {value}; give {expected}")
+
+    @property
+    def source_dir(self) -> Path:
+        """The folder whose checkpoints are served."""
+        folder = self.run_dir or self.checkpoints
+        assert folder is not None  # noqa: S101 - __post_init__ saw to it
+        return folder
+
+    @property
+    def evaluator_state_dir(self) -> Path:
+        """Where the evaluator keeps its state: the same place for the same checkpoints."""
+        if self.state_dir is not None:
+            return self.state_dir
+        if self.run_dir is not None:
+            return self.run_dir / "evaluator"
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        folder = self.source_dir.resolve()
+        return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
     @property
     def max_message_bytes(self) -> int:
         """The largest message to take or send, in bytes."""
         return self.max_message_mib * 1024 * 1024
-
-
-def _check_range(name: str, value: float, *, low: float, high: float | None) -> None:
-    if value < low or (high is not None and value > high):
-        flag = "--" + name.replace("_", "-")
-        expected = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise SettingsError(f"{flag} is {value}; expected a number {expected}")

@@ -38,8 +38,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Yield a service's status now and whenever it changes, for as long as the caller listens."""
-        del context
+        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains."""
         last = None
         while True:
             changed = self._readiness.changed.listen()
@@ -47,6 +46,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
                 last = status
+            if self._readiness.state is ReadinessState.DRAINING:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, ReadinessState.DRAINING.value)
             await changed.wait()
 
     def _status(self, service: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -68,6 +69,8 @@ class MetricsObserver:
         self._evaluation_step = Gauge(
             "understudy_evaluation_step", "The step that was scored last.", ["dataset"], registry=registry
         )
+        self._lock = threading.Lock()
+        self._shown: dict[str, int] = {}
 
     def batch_computed(
         self,
@@ -100,9 +103,13 @@ class MetricsObserver:
         self._load_seconds.observe(seconds)
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
-        """An entry was committed to the ledger."""
+        """An entry was committed to the ledger. One that is older than what is shown of its dataset is passed over."""
         if record.outcome is not EvaluationOutcome.SCORED:
             return
-        self._evaluation_step.labels(record.dataset).set(record.step)
-        for metric, value in record.metrics.items():
-            self._evaluation_metric.labels(record.dataset, metric).set(value)
+        with self._lock:
+            if record.sequence <= self._shown.get(record.dataset, 0):
+                return
+            self._shown[record.dataset] = record.sequence
+            self._evaluation_step.labels(record.dataset).set(record.step)
+            for metric, value in record.metrics.items():
+                self._evaluation_metric.labels(record.dataset, metric).set(value)

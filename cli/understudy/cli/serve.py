@@ -1,0 +1,32 @@
+"""``understudy serve``."""
+
+from __future__ import annotations
+
+import click
+
+from understudy.checkpoints.errors import CheckpointError
+from understudy.cli.errors import reported
+from understudy.cli.options import settings_options
+from understudy.evaluator.errors import EvaluatorError
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.experiments import ExperimentError
+from understudy.service.errors import ServiceError
+from understudy.service.settings import ServeSettings
+
+
+@click.command("serve")
+@settings_options(evaluator_settings=EvaluatorSettings, settings=ServeSettings)
+def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
+    r"""Take up, score and serve the checkpoints of a run.
+
+    \b
+    understudy serve --run-dir RUN --experiment digits
+    understudy serve --checkpoints DIR --eval-data test=file.npz
+
+    Prints LISTENING once both ports answer and READY once the first checkpoint is on stage. SIGTERM lets calls under
+    way finish, then ends with status 0.
+    """
+    from understudy.service.server import serve
+
+    with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):
+        serve(settings, evaluator_settings)

@@ -1,0 +1,112 @@
+"""The HTTP port: ``/metrics``, ``/healthz`` and ``/readyz``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from understudy.service.errors import PortInUseError
+from understudy.service.metrics.registry import exposition
+from understudy.service.readiness import Readiness, ReadinessState
+
+_SHUTDOWN_SECONDS = 1
+
+
+def build_app(*, registry: CollectorRegistry, readiness: Readiness, executor: Executor) -> Starlette:
+    """Return the ASGI application.
+
+    Args:
+        registry: What ``/metrics`` shows, in OpenMetrics for those who accept it.
+        readiness: What ``/readyz`` tells, with status 503 unless the service can answer.
+        executor: Collects the metrics, which asks the evaluator.
+    """
+
+    async def metrics(request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        loop = asyncio.get_running_loop()
+        content, content_type = await loop.run_in_executor(executor, exposition, registry, accept)
+        return Response(content, headers={"content-type": content_type})
+
+    async def healthz(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_request: Request) -> Response:
+        ready = readiness.state is ReadinessState.READY
+        return JSONResponse({"ready": ready, "reason": readiness.state.value}, status_code=200 if ready else 503)
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)])
+
+
+class HttpServer:
+    """uvicorn on the running event loop, on a socket of ours.
+
+    Args:
+        app: What answers.
+        listener: A bound socket, which the server closes.
+    """
+
+    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+        )
+        self._server = _SignalFreeServer(config)
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to answer; raise what keeps it from doing so."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        answering = asyncio.create_task(self._server.answering.wait())
+        await asyncio.wait([self._task, answering], return_when=asyncio.FIRST_COMPLETED)
+        answering.cancel()
+        if self._task.done():
+            await self._task
+
+    async def stop(self) -> None:
+        """Finish the answers under way, for a second at most, and close the socket."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._listener.close()
+
+
+class _SignalFreeServer(uvicorn.Server):
+    """Says when it answers, and leaves signals to whoever assembled the service."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answering = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answering.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a port, any free one for 0.
+
+    Raises:
+        PortInUseError: It cannot be had.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise PortInUseError(
+            f"cannot listen for HTTP on {host}:{port}: {error.strerror or error}; choose another with --http-port or "
+            "--host, or let --http-port 0 take a free one"
+        ) from error

@@ -1,0 +1,174 @@
+"""The service as a whole: what starts when, what is printed, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+
+import structlog
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.service import http, logging
+from understudy.service.assembly import Assembled, assemble
+from understudy.service.bell import Bell
+from understudy.service.dataplane.evaluation import EvaluationPlane
+from understudy.service.dataplane.metrics import MetricsPlane
+from understudy.service.dataplane.model import ModelPlane
+from understudy.service.dataplane.planes import DataPlane
+from understudy.service.dataplane.prediction import PredictionPlane
+from understudy.service.grpcio.server import GrpcServer
+from understudy.service.metrics.gauges import EvaluatorCollector
+from understudy.service.metrics.registry import new_registry
+from understudy.service.observer import ServiceObserver
+from understudy.service.readiness import Readiness
+from understudy.service.settings import ServeSettings
+
+BLOCKING_THREADS = 8
+"""How many calls that block (the ledger, a scrape) may run at once."""
+
+_log = structlog.get_logger(__name__)
+
+Announce = Callable[[str], None]
+
+
+def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+
+    Prints ``LISTENING grpc=H:P http=H:P`` when both ports answer and ``READY grpc=H:P http=H:P step=S`` when the first
+    checkpoint is on stage. Call it from the main thread.
+
+    Args:
+        settings: What the operator chose about the service.
+        evaluator_settings: And about the evaluator; its ``state_dir`` gives way to `ServeSettings.evaluator_state_dir`.
+
+    Raises:
+        ServiceError: A port cannot be had.
+        ExperimentError: The experiment cannot be loaded.
+        EvaluatorError: A setting, a dataset or the ledger cannot be used.
+        CheckpointError: Another evaluator uses the state folder, or it holds something else.
+    """
+    logging.configure(level=settings.log_level, log_format=settings.log_format)
+    asyncio.run(_serve_until_signalled(settings, evaluator_settings))
+
+
+async def _serve_until_signalled(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        _log.info("draining; a second signal ends the process at once", signal=number.name)
+        for handled in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(handled)
+            signal.signal(handled, signal.SIG_DFL)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await Service(settings, evaluator_settings, announce=_print_line).run(stop)
+
+
+class Service:
+    """One service on the running event loop.
+
+    Args:
+        settings: What the operator chose about the service.
+        evaluator_settings: And about the evaluator.
+        announce: Given the lines that scripts wait for.
+    """
+
+    def __init__(self, settings: ServeSettings, evaluator_settings: EvaluatorSettings, *, announce: Announce) -> None:
+        self._settings = settings
+        self._evaluator_settings = evaluator_settings
+        self._announce = announce
+        self._loop = asyncio.get_running_loop()
+        self._readiness = Readiness()
+        self._recorded = Bell()
+        self._registry = new_registry()
+        self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, then drain. Raises what `serve` raises."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._executor.shutdown, cancel_futures=True)
+            rpc, rpc_port = self._bind_rpc()
+            listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
+            assembled = await self._start_evaluator(stack)
+            await self._start_http(stack, listener)
+            await rpc.start(self._plane(assembled))
+            stack.push_async_callback(self._drain, rpc)
+            self._announce_progress(assembled.evaluator, rpc_port, listener.getsockname()[1])
+            await stop.wait()
+
+    def _bind_rpc(self) -> tuple[GrpcServer, int]:
+        settings = self._settings
+        rpc = GrpcServer(
+            registry=self._registry, readiness=self._readiness, max_message_bytes=settings.max_message_bytes
+        )
+        return rpc, rpc.bind(settings.host, settings.grpc_port)
+
+    async def _start_evaluator(self, stack: AsyncExitStack) -> Assembled:
+        observer = ServiceObserver(self._registry, on_record=self._recorded.ring_from_thread)
+        assembled = await self._loop.run_in_executor(
+            self._executor, assemble, self._settings, self._evaluator_settings, observer
+        )
+        evaluator = assembled.evaluator
+        await self._loop.run_in_executor(self._executor, evaluator.start)
+        stack.push_async_callback(self._close_evaluator, evaluator)
+        await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger)
+        self._registry.register(EvaluatorCollector(evaluator))
+        return assembled
+
+    async def _start_http(self, stack: AsyncExitStack, listener: socket.socket) -> None:
+        app = http.build_app(registry=self._registry, readiness=self._readiness, executor=self._executor)
+        server = http.HttpServer(app, listener)
+        await server.start()
+        stack.push_async_callback(server.stop)
+
+    def _plane(self, assembled: Assembled) -> DataPlane:
+        evaluator = assembled.evaluator
+        return DataPlane(
+            prediction=PredictionPlane(evaluator, stream_depth=self._settings.stream_depth),
+            evaluation=EvaluationPlane(
+                evaluator,
+                recorded=self._recorded,
+                readiness=self._readiness,
+                executor=self._executor,
+                idle_seconds=self._evaluator_settings.stream_idle_timeout_seconds,
+            ),
+            model=ModelPlane(evaluator, model_name=assembled.model_name, executor=self._executor),
+            metrics=MetricsPlane(self._registry, executor=self._executor),
+        )
+
+    def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int) -> None:
+        host = self._settings.host
+        addresses = f"grpc={host}:{rpc_port} http={host}:{http_port}"
+        self._announce(f"LISTENING {addresses}")
+
+        def become_ready(step: int) -> None:
+            self._readiness.become_ready()
+            self._announce(f"READY {addresses} step={step}")
+
+        evaluator.on_ready(lambda step: _call_soon(self._loop, become_ready, step))
+
+    async def _drain(self, rpc: GrpcServer) -> None:
+        self._readiness.start_draining()
+        self._recorded.ring()
+        await rpc.drain(self._settings.drain_seconds)
+
+    async def _close_evaluator(self, evaluator: Evaluator) -> None:
+        await self._loop.run_in_executor(self._executor, evaluator.close)
+        _log.info("stopped")
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[int], None], step: int) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, step)
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - what scripts wait for
