@@ -1,0 +1,66 @@
+"""Run folders, checkpoints in them, and ``.keras`` files made without Keras."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from understudy.checkpoints import CheckpointPublisher, Manifest, RunDir, Signature, TensorSpec
+
+Publish = Callable[..., Manifest]
+WriteKeras = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def signature() -> Signature:
+    return Signature(
+        inputs=(TensorSpec(name="image", dtype="float32", shape=(None, 8, 8, 1)),),
+        outputs=(TensorSpec(name="digit", dtype="float32", shape=(None, 10)),),
+    )
+
+
+@pytest.fixture
+def publish(run: RunDir) -> Publish:
+    """Publish a small checkpoint with a resume part of one step."""
+
+    def write(folder: Path) -> None:
+        (folder / "model.keras").write_bytes(b"the model " * 20)
+        (folder / "resume").mkdir()
+        (folder / "resume" / "state").write_bytes(b"the rest")
+
+    def publish(step: int, *, keep: int = 100, final: bool = False) -> Manifest:
+        publisher = CheckpointPublisher(run, keep=keep)
+        return publisher.publish(step, write, epoch=step, final=final, metrics={"loss": 0.5}, signature=None)
+
+    return publish
+
+
+@pytest.fixture
+def write_keras() -> WriteKeras:
+    """Write a file as Keras 3 does: stored zip members in its order, weights all equal, the optimizer's count."""
+    import h5py
+    import numpy as np
+
+    def write(path: Path, *, weight: float = 1.0, iterations: int | None = None, date: str = "today") -> Path:
+        weights = io.BytesIO()
+        with h5py.File(weights, "w") as file:
+            file["layers/dense/vars/0"] = np.full((50, 10), weight, np.float32)
+            if iterations is not None:
+                file["optimizer/vars/0"] = np.int64(iterations)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("metadata.json", json.dumps({"date_saved": date}))
+            archive.writestr("config.json", json.dumps({"class_name": "Sequential"}))
+            archive.writestr("model.weights.h5", weights.getvalue())
+        return path
+
+    return write

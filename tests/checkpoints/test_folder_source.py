@@ -1,0 +1,269 @@
+"""Reading what a plain Keras script writes, while it writes it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from understudy.checkpoints import (
+    Checkpoint,
+    CheckpointGoneError,
+    DamagedCheckpointError,
+    FolderSource,
+    UnsupportedFormatError,
+    open_taken,
+)
+
+from .conftest import WriteKeras
+
+
+class Clock:
+    """A clock that goes only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def source(folder: Path, tmp_path: Path, clock: Clock) -> FolderSource:
+    return FolderSource(folder, tmp_path / "staging", clock=clock)
+
+
+def _steps(source: FolderSource) -> list[int]:
+    return [checkpoint.step for checkpoint in source.poll()]
+
+
+def _staged(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "staging").iterdir() if path.name != "steps.json"]
+
+
+def _set_modified(path: Path, seconds: float) -> None:
+    os.utime(path, (seconds, seconds))
+
+
+def test_a_folder_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
+    assert FolderSource(tmp_path / "later", tmp_path / "staging").poll() == []
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        FolderSource(tmp_path / "file", tmp_path / "staging").poll()
+
+
+def test_checkpoints_come_in_step_order(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
+    write_keras(folder / "best.keras", weight=1, iterations=300)
+    write_keras(folder / "last.keras", weight=2, iterations=100)
+    write_keras(folder / "epoch-07.keras", weight=3)
+    assert _steps(source) == [7, 100, 300]
+
+
+def test_a_counter_follows_the_order_of_writing(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
+    _set_modified(write_keras(folder / "early.keras", weight=1), 2000)
+    _set_modified(write_keras(folder / "but_earlier.keras", weight=2), 1000)
+    assert [checkpoint.created_at for checkpoint in source.poll()] == [1000.0, 2000.0]
+
+
+def test_a_taken_checkpoint_is_private_and_describes_itself(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    origin = write_keras(folder / "model.keras", iterations=5)
+    content = origin.read_bytes()
+    (checkpoint,) = source.poll()
+    taken = checkpoint.take(tmp_path / "pinned" / "5")
+    origin.unlink()
+    assert taken.model_file.read_bytes() == content
+    assert (taken.step, taken.digest, checkpoint.manifest) == (5, checkpoint.digest, None)
+    assert open_taken(taken.directory) == taken
+    assert checkpoint.take(tmp_path / "pinned" / "5") == taken
+    assert _staged(tmp_path) == []
+
+
+def test_the_writers_file_is_copied_not_linked(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    origin = write_keras(folder / "model.keras", iterations=5)
+    (checkpoint,) = source.poll()
+    taken = checkpoint.take(tmp_path / "pinned" / "5")
+    assert not taken.model_file.samefile(origin)
+    assert origin.stat().st_nlink == 1
+
+
+def test_an_overwritten_path_gives_successive_versions(
+    folder: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    found: list[Checkpoint] = []
+    for weight in (1, 2, 3):
+        write_keras(folder / "model_v2.keras", weight=weight)
+        found += source.poll()
+    assert [checkpoint.step for checkpoint in found] == [2, 3, 4]
+    assert len({checkpoint.digest for checkpoint in found}) == 3
+
+
+def test_a_version_can_be_taken_until_its_successor_is_found(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    path = write_keras(folder / "model.keras", weight=1, iterations=10)
+    (old,) = source.poll()
+    write_keras(path, weight=2, iterations=20)
+    assert old.take(tmp_path / "pinned" / "10").step == 10
+    assert _steps(source) == [20]
+    with pytest.raises(CheckpointGoneError, match="overwritten or deleted before step 10"):
+        old.take(tmp_path / "pinned" / "again")
+    assert not (tmp_path / "pinned" / "again").exists()
+
+
+def test_a_checkpoint_can_be_taken_twice_while_its_file_is_there(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    write_keras(folder / "model.keras", iterations=10)
+    (checkpoint,) = source.poll()
+    one = checkpoint.take(tmp_path / "pinned" / "one")
+    two = checkpoint.take(tmp_path / "pinned" / "two")
+    assert one.manifest == two.manifest
+
+
+def test_a_deleted_file_is_gone(folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras) -> None:
+    path = write_keras(folder / "model.keras", iterations=10)
+    (checkpoint,) = source.poll()
+    path.unlink()
+    assert source.poll() == []
+    assert _staged(tmp_path) == []
+    with pytest.raises(CheckpointGoneError):
+        checkpoint.take(tmp_path / "pinned" / "10")
+
+
+def test_the_same_model_in_two_files_is_one_checkpoint(
+    folder: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    write_keras(folder / "best.keras", iterations=10, date="Monday")
+    write_keras(folder / "epoch-01.keras", iterations=10, date="Tuesday")
+    assert _steps(source) == [10]
+
+
+def test_steps_are_the_same_after_a_restart(folder: Path, tmp_path: Path, write_keras: WriteKeras) -> None:
+    path = write_keras(folder / "model.keras", weight=1)
+    source = FolderSource(folder, tmp_path / "staging")
+    assert _steps(source) == [1]
+    write_keras(path, weight=2)
+    assert _steps(source) == [2]
+    restarted = FolderSource(folder, tmp_path / "staging")
+    assert _staged(tmp_path) == []
+    assert _steps(restarted) == [2]
+
+
+def test_only_a_few_copies_are_kept_and_the_others_made_again(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    for step in range(1, 11):
+        _set_modified(write_keras(folder / f"{step}.keras", weight=step, iterations=step), step)
+    found = source.poll()
+    assert len(_staged(tmp_path)) == 4
+    assert [checkpoint.take(tmp_path / "pinned" / str(checkpoint.step)).step for checkpoint in found] == [*range(1, 11)]
+
+
+def test_an_unchanged_file_is_read_once(
+    folder: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+) -> None:
+    write_keras(folder / "model.keras", iterations=10)
+    (first,) = source.poll()
+    (second,) = source.poll()
+    assert second is first
+
+
+def test_a_file_that_is_being_written_appears_once_it_is_whole(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    clock: Clock,
+    write_keras: WriteKeras,
+) -> None:
+    path = write_keras(folder / "model.keras", iterations=10)
+    content = path.read_bytes()
+    for length in (0, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        clock.now += 4
+        assert source.poll() == []
+    assert _staged(tmp_path) == []
+    path.write_bytes(content)
+    assert _steps(source) == [10]
+
+
+def test_a_file_that_stays_torn_is_reported_as_damaged(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    clock: Clock,
+    write_keras: WriteKeras,
+) -> None:
+    path = write_keras(folder / "epoch-3.keras", iterations=10)
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    assert source.poll() == []
+    clock.now += 6
+    (damaged,) = source.poll()
+    assert damaged.step == 3
+    with pytest.raises(DamagedCheckpointError, match=r"epoch-3\.keras.* is not a whole \.keras file"):
+        damaged.take(tmp_path / "pinned" / "3")
+    assert list(source.poll()) == [damaged]
+    path.write_bytes(content)
+    assert _steps(source) == [10]
+
+
+def test_other_files_are_not_looked_at(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
+    write_keras(folder / "model.keras", iterations=10)
+    (folder / ".hidden.keras").touch()
+    (folder / "folder.keras").mkdir()
+    (folder / "notes.txt").touch()
+    (folder / "model.weights.h5").touch()
+    assert _steps(source) == [10]
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "model.h5", "ckpt-1.index", "saved_model.pb", "1/saved_model.pb"])
+def test_a_folder_of_other_formats_is_refused_and_told_what_is_read(
+    folder: Path,
+    source: FolderSource,
+    name: str,
+) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    with pytest.raises(UnsupportedFormatError, match=rf"holds {name} and no \*\.keras file"):
+        source.poll()

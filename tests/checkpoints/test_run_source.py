@@ -1,0 +1,227 @@
+"""Discovering and taking published checkpoints, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from understudy.checkpoints import (
+    CheckpointGoneError,
+    DamagedCheckpointError,
+    RunDir,
+    RunSource,
+    UnsupportedFormatError,
+    open_taken,
+)
+from understudy.checkpoints.folders import link_or_copy, remove_folder
+from understudy.checkpoints.manifest import read_manifest, verify_files
+
+from .conftest import Publish
+
+
+def test_a_run_folder_that_does_not_exist_yet_is_empty(run: RunDir) -> None:
+    assert RunSource(run).poll() == []
+
+
+def test_checkpoints_come_in_step_order(run: RunDir, publish: Publish) -> None:
+    for step in (10, 9, 200):
+        publish(step, final=step == 200)
+    found = RunSource(run).poll()
+    assert [(checkpoint.step, checkpoint.final) for checkpoint in found] == [(9, False), (10, False), (200, True)]
+
+
+def test_new_and_deleted_checkpoints_are_noticed(run: RunDir, publish: Publish) -> None:
+    source = RunSource(run)
+    publish(1)
+    first = source.poll()
+    publish(2)
+    assert source.poll() == [*first, *source.poll()[1:]]
+    remove_folder(run.checkpoint(1))
+    assert [checkpoint.step for checkpoint in source.poll()] == [2]
+
+
+def test_a_folder_without_a_manifest_is_not_there(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (run.checkpoint(1) / "manifest.json").unlink()
+    assert RunSource(run).poll() == []
+
+
+def test_a_taken_checkpoint_is_whole_and_outlives_the_original(run: RunDir, publish: Publish) -> None:
+    manifest = publish(1)
+    (checkpoint,) = RunSource(run).poll()
+    taken = checkpoint.take(run.pinned / "000000000001")
+    remove_folder(run.checkpoint(1))
+    assert taken.model_file.read_bytes() == b"the model " * 20
+    assert (taken.manifest, taken.digest) == (manifest, checkpoint.digest)
+    assert open_taken(taken.directory) == taken
+
+
+def test_taking_again_gives_the_same_folder(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (checkpoint,) = RunSource(run).poll()
+    first = checkpoint.take(run.pinned / "000000000001")
+    inode = first.model_file.stat().st_ino
+    remove_folder(run.checkpoint(1))
+    assert checkpoint.take(run.pinned / "000000000001") == first
+    assert first.model_file.stat().st_ino == inode
+
+
+def test_a_private_folder_that_is_damaged_or_of_another_model_is_made_again(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (checkpoint,) = RunSource(run).poll()
+    into = run.pinned / "000000000001"
+    into.mkdir(parents=True)
+    (into / "model.keras").write_bytes(b"half")
+    checkpoint.take(into)
+    (into / "model.keras").unlink()
+    checkpoint.take(into)
+    verify_files(into, read_manifest(into))
+    assert [path.name for path in run.pinned.iterdir()] == [into.name]
+
+
+def test_a_released_checkpoint_is_deleted_and_the_original_stays(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (checkpoint,) = RunSource(run).poll()
+    taken = checkpoint.take(run.pinned / "000000000001")
+    taken.release()
+    taken.release()
+    assert list(run.pinned.iterdir()) == []
+    assert (run.checkpoint(1) / "model.keras").exists()
+
+
+def test_a_checkpoint_deleted_before_it_is_taken_is_gone(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (checkpoint,) = RunSource(run).poll()
+    remove_folder(run.checkpoint(1))
+    with pytest.raises(CheckpointGoneError, match="deleted before it could be taken"):
+        checkpoint.take(run.pinned / "000000000001")
+    assert list(run.pinned.iterdir()) == []
+
+
+def test_a_checkpoint_deleted_while_it_is_taken_is_whole_or_gone(run: RunDir, publish: Publish) -> None:
+    outcomes = []
+    for step in range(60):
+        publish(step)
+        (checkpoint,) = RunSource(run).poll()
+        barrier = threading.Barrier(2, timeout=10)
+
+        def delete(step: int = step, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            remove_folder(run.checkpoint(step))
+
+        deleter = threading.Thread(target=delete)
+        deleter.start()
+        barrier.wait()
+        try:
+            taken = checkpoint.take(run.pinned / str(step))
+            verify_files(taken.directory, taken.manifest)
+            outcomes.append("whole")
+        except CheckpointGoneError:
+            assert not (run.pinned / str(step)).exists()
+            outcomes.append("gone")
+        deleter.join()
+    assert len(outcomes) == 60
+
+
+def test_a_truncated_checkpoint_is_damaged(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    with (run.checkpoint(1) / "model.keras").open("r+b") as file:
+        file.truncate(100)
+    (checkpoint,) = RunSource(run).poll()
+    with pytest.raises(DamagedCheckpointError, match=r"model\.keras has 100 bytes, its manifest says 200"):
+        checkpoint.take(run.pinned / "000000000001")
+    assert list(run.pinned.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["model.keras", "resume/state"])
+def test_a_checkpoint_with_a_part_missing_is_damaged(run: RunDir, publish: Publish, part: str) -> None:
+    publish(1)
+    (run.checkpoint(1) / part).unlink()
+    (checkpoint,) = RunSource(run).poll()
+    with pytest.raises(DamagedCheckpointError, match=f"{part} is missing, its manifest lists it"):
+        checkpoint.take(run.pinned / "000000000001")
+    assert list(run.pinned.iterdir()) == []
+
+
+@given(st.data())
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # One checkpoint serves all examples.
+)
+def test_a_flipped_bit_in_any_file_is_damage(run: RunDir, publish: Publish, data: st.DataObject) -> None:
+    if not run.committed_steps():
+        publish(1)
+    part = data.draw(st.sampled_from(["model.keras", "resume/state", "manifest.json"]))
+    path = run.checkpoint(1) / part
+    whole = path.read_bytes()
+    bit = data.draw(st.integers(0, len(whole) * 8 - 1))
+    flipped = bytearray(whole)
+    flipped[bit // 8] ^= 1 << (bit % 8)
+    path.write_bytes(flipped)
+    try:
+        (checkpoint,) = RunSource(run).poll()
+        with pytest.raises((DamagedCheckpointError, UnsupportedFormatError)):
+            checkpoint.take(run.pinned / "000000000001")
+        assert not (run.pinned / "000000000001").exists()
+    finally:
+        path.write_bytes(whole)
+
+
+def test_a_damaged_manifest_is_reported_not_skipped(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    publish(2)
+    (run.checkpoint(1) / "manifest.json").write_text("{")
+    damaged, good = RunSource(run).poll()
+    assert (damaged.step, damaged.manifest, good.step) == (1, None, 2)
+    with pytest.raises(DamagedCheckpointError, match="not a manifest"):
+        damaged.take(run.pinned / "000000000001")
+
+
+def test_a_checkpoint_in_another_steps_folder_is_damaged(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    run.checkpoint(1).rename(run.checkpoint(2))
+    (checkpoint,) = RunSource(run).poll()
+    with pytest.raises(DamagedCheckpointError, match="speaks of step 1"):
+        checkpoint.take(run.pinned / "000000000002")
+
+
+def test_a_repaired_checkpoint_can_be_taken(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    manifest = run.checkpoint(1) / "manifest.json"
+    content = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    source = RunSource(run)
+    (damaged,) = source.poll()
+    manifest.write_bytes(content)
+    (repaired,) = source.poll()
+    assert repaired.digest != damaged.digest
+    assert repaired.take(run.pinned / "000000000001").step == 1
+
+
+def test_files_are_copied_where_they_cannot_be_linked(tmp_path: Path) -> None:
+    elsewhere = Path("/dev/shm")  # noqa: S108 - another file system is the point
+    if not elsewhere.is_dir() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    source = elsewhere / f"understudy-test-{os.getpid()}"
+    try:
+        source.write_bytes(b"content")
+        link_or_copy(source, tmp_path / "new" / "copy")
+    finally:
+        source.unlink()
+    assert (tmp_path / "new" / "copy").read_bytes() == b"content"
+
+
+def test_a_folder_half_deleted_by_hand_is_gone_once_its_manifest_is(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (checkpoint,) = RunSource(run).poll()
+    shutil.rmtree(run.checkpoint(1) / "resume")
+    (run.checkpoint(1) / "manifest.json").unlink()
+    with pytest.raises(CheckpointGoneError):
+        checkpoint.take(run.pinned / "000000000001")
