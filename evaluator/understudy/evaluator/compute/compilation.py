@@ -1,0 +1,101 @@
+"""Compiles a model for scoring: as it was saved, or with metrics that the caller named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from understudy.evaluator.compute.program import ProgramOptions
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import InvalidInputError, NotEvaluableError
+from understudy.evaluator.types import MetricSpec
+
+
+class Compilation:
+    """Compiles a model again and again, each time with new losses and metrics, and never with an optimizer.
+
+    Args:
+        model: A model that is not compiled.
+        config: The serialized arguments it was compiled with when it was saved; empty if it was not.
+    """
+
+    def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
+        self._model = model
+        self._config = config
+        kind = type(model)
+        self._custom_compile = kind.compile is not keras.Model.compile
+        self._restorable = bool(config) and (
+            not self._custom_compile or kind.compile_from_config is not keras.Model.compile_from_config
+        )
+        self._custom_metrics = kind.compute_metrics is not keras.Model.compute_metrics
+        self.custom_step = kind.test_step is not keras.Model.test_step
+        self.custom_loss = kind.compute_loss is not keras.Model.compute_loss
+
+    def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool) -> ProgramOptions:
+        """Say how to score with the given metrics, or with the compiled ones if there are none.
+
+        Raises:
+            NotEvaluableError: The model was not compiled, and no metric is named.
+        """
+        if not metrics and not self._restorable:
+            raise NotEvaluableError(
+                "the checkpoint holds no compile configuration, so there is no loss and no metric to score it with; "
+                "save a compiled model, or name the metrics"
+            )
+        runs_own_step = not metrics and (self.custom_step or self.custom_loss)
+        standard = not (self.custom_step or self.custom_loss or self._custom_compile)
+        return ProgramOptions(
+            calls_model=calls_model,
+            custom_step=runs_own_step,
+            with_loss=not runs_own_step and standard and self._has_loss(),
+            keeps_logs=not metrics and (self.custom_step or self._custom_metrics),
+        )
+
+    def compile(self, metrics: Sequence[MetricSpec]) -> None:
+        """Give the model new losses, and new metrics: the given ones, or those it was saved with."""
+        if metrics or not self._custom_compile:
+            self._compile_standard(metrics)
+        else:
+            self._model.compile_from_config(dict(self._config))
+            self._model.optimizer = None
+
+    def _compile_standard(self, metrics: Sequence[MetricSpec]) -> None:
+        config = {} if self._custom_compile else {**self._config, "optimizer": None}
+        arguments = keras.saving.deserialize_keras_object(config)
+        if metrics:
+            arguments.update(metrics=self._per_output(metrics), weighted_metrics=None)
+        keras.Model.compile(self._model, **{**arguments, "optimizer": None, "jit_compile": False})
+
+    def _per_output(self, metrics: Sequence[MetricSpec]) -> Any:
+        """Give every output metrics of its own."""
+        outputs = getattr(self._model, "output_names", ())
+        if len(outputs) < 2:  # noqa: PLR2004 - one output, or unknown to Keras
+            return [_metric(spec) for spec in metrics]
+        return [[_metric(spec) for spec in metrics] for _ in outputs]
+
+    def _has_loss(self) -> bool:
+        regularized = any(variable.regularizer is not None for variable in self._model.trainable_variables)
+        return bool(self._config) and (self._config.get("loss") is not None or regularized)
+
+
+def check_metrics(metrics: Sequence[MetricSpec]) -> None:
+    """Raise InvalidInputError for a metric that Keras does not know or cannot configure so."""
+    for spec in metrics:
+        _metric(spec)
+
+
+def _metric(spec: MetricSpec) -> Any:
+    """Return a name where Keras chooses the metric by the shapes it meets, else a metric object."""
+    if spec.name in {"accuracy", "acc", "crossentropy", "ce"} and not spec.config:
+        return spec.name
+    try:
+        if not spec.config:
+            return keras.metrics.get(spec.name) and spec.name
+        return keras.metrics.get({"class_name": spec.name, "config": {"name": spec.name, **spec.config}})
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"metric {spec.name!r} with {dict(spec.config)} is none that Keras can make: "
+            f"{first_line(error)}; give a name that keras.metrics.get knows and its arguments"
+        ) from error

@@ -1,0 +1,149 @@
+"""The forward pass: one concrete function that splits a batch over the replicas and joins the outputs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.checkpoints.signature import TensorSpec
+from understudy.evaluator.compute.masks import mask_of
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import InvalidInputError
+
+Tensors = dict[str, Any]
+
+_RANDOM_OPERATION = re.compile(
+    r"(Stateless|Stateful)?(Parameterized)?(Random|TruncatedNormal|StandardNormal|Uniform|Multinomial)"
+)
+
+
+class ForwardPass:
+    """A model's forward pass over all replicas, traced once. Thread-safe.
+
+    The function takes batches of any length: each replica gets a slice, of lengths that differ by one at most. Where
+    there are fewer rows than replicas, the replicas without a row of their own repeat a neighbour's, and that result
+    is dropped; a replica never sees an empty slice.
+
+    Args:
+        model: The model, with variables mirrored by the strategy.
+        interface: Its structures.
+        strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
+        max_rows: The most rows of one call of the function; larger batches run in pieces.
+
+    Attributes:
+        traces: How often the function was traced; 1 unless something is wrong.
+        adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
+        draws_random_numbers: Whether the model draws random numbers at inference.
+    """
+
+    def __init__(self, model: Any, interface: ModelInterface, strategy: Any, *, max_rows: int) -> None:
+        self.traces = 0
+        self.adds_losses = False
+        self._model = model
+        self._interface = interface
+        self._strategy = strategy
+        self._replicas: int = strategy.num_replicas_in_sync
+        self._max_rows = max_rows
+        signature = [tensor_spec(spec) for spec in interface.inputs.specs]
+        function = tf.function(self._trace, input_signature=signature, autograph=False)
+        self._function = function.get_concrete_function()
+        self.draws_random_numbers = _draws_random_numbers(self._function)
+
+    def __call__(self, inputs: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
+        """Run the model.
+
+        Args:
+            inputs: NumPy arrays or tensors by name, each ``[rows, ...]`` with at least one row.
+
+        Returns:
+            The outputs by name, each ``[rows, ...]``, and the Keras masks of those that have one.
+
+        Raises:
+            InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
+        """
+        leaves = [inputs[name] for name in self._interface.inputs.names]
+        try:
+            if leaves[0].shape[0] <= self._max_rows:
+                return self._function(*leaves)  # type: ignore[no-any-return]
+            return self._run_in_pieces(leaves)
+        except tf.errors.InvalidArgumentError as error:
+            raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
+
+    @property
+    def output_specs(self) -> tuple[Tensors, Tensors]:
+        """The `tf.TensorSpec`s of what a call returns."""
+        outputs, masks = self._function.structured_outputs
+        return _open_batch(outputs), _open_batch(masks)
+
+    def _run_in_pieces(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        starts = range(0, leaves[0].shape[0], self._max_rows)
+        pieces = [self._function(*(leaf[start : start + self._max_rows] for leaf in leaves)) for start in starts]
+        outputs, masks = zip(*pieces, strict=True)
+        return _concatenate(outputs), _concatenate(masks)
+
+    def _trace(self, *inputs: Any) -> tuple[Tensors, Tensors]:
+        self.traces += 1
+        rows = tf.shape(inputs[0])[0]
+        bounds = [index * rows // self._replicas for index in range(self._replicas + 1)]
+        slices = [tuple(_slice(tensor, *pair, rows) for tensor in inputs) for pair in _pairs(bounds)]
+        outputs, masks = self._run(slices)
+        lengths = [stop - start for start, stop in _pairs(bounds)]
+        return self._join(outputs, lengths), self._join(masks, lengths)
+
+    def _run(self, slices: Sequence[tuple[Any, ...]]) -> tuple[Tensors, Tensors]:
+        per_replica = self._strategy.experimental_distribute_values_from_function(
+            lambda context: slices[context.replica_id_in_sync_group]
+        )
+        outputs, masks = self._strategy.run(self._call, args=(per_replica,))
+        return outputs, masks
+
+    def _call(self, inputs: tuple[Any, ...]) -> tuple[Tensors, Tensors]:
+        leaves = dict(zip(self._interface.inputs.names, inputs, strict=True))
+        results = self._interface.outputs.flatten(self._model(self._interface.inputs.unflatten(leaves), training=False))
+        regularized = sum(variable.regularizer is not None for variable in self._model.trainable_variables)
+        self.adds_losses |= len(self._model.losses) > regularized
+        masks = {name: mask for name, tensor in results.items() if (mask := mask_of(tensor)) is not None}
+        return {name: tf.identity(tensor) for name, tensor in results.items()}, masks
+
+    def _join(self, per_replica: Tensors, lengths: Sequence[Any]) -> Tensors:
+        return {name: self._join_one(value, lengths) for name, value in per_replica.items()}
+
+    def _join_one(self, per_replica: Any, lengths: Sequence[Any]) -> Any:
+        parts = self._strategy.experimental_local_results(per_replica)
+        if len(parts) == 1:
+            return parts[0]
+        return tf.concat([part[:length] for part, length in zip(parts, lengths, strict=True)], axis=0)
+
+
+def tensor_spec(spec: TensorSpec) -> Any:
+    """Return TensorFlow's form of a specification."""
+    return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype), name=None)
+
+
+def _concatenate(pieces: Sequence[Tensors]) -> Tensors:
+    return {name: tf.concat([piece[name] for piece in pieces], axis=0) for name in pieces[0]}
+
+
+def _open_batch(tensors: Tensors) -> Tensors:
+    return {name: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _pairs(bounds: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(itertools.pairwise(bounds))
+
+
+def _slice(tensor: Any, start: Any, stop: Any, rows: Any) -> Any:
+    """Return the rows from start to stop, or the nearest row where there are none."""
+    start = tf.minimum(start, rows - 1)
+    return tensor[start : tf.maximum(stop, start + 1)]
+
+
+def _draws_random_numbers(function: Any) -> bool:
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    return any(_RANDOM_OPERATION.match(node.op) for node in nodes)

@@ -1,0 +1,131 @@
+"""Holds what a caller sent against what the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from understudy.checkpoints.signature import TensorSpec
+from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.types import Array, Arrays, Batch
+
+ALL_TARGETS = "targets"
+ALL_WEIGHTS = "sample_weights"
+
+
+def check_inputs(inputs: Arrays, specs: Sequence[TensorSpec]) -> int:
+    """Return the number of rows.
+
+    Raises:
+        InvalidInputError: A name, dtype or shape is not what the model takes, or there is no row, or inputs differ in
+            their number of rows.
+    """
+    _check_names(inputs, [spec.name for spec in specs])
+    rows = 0
+    for spec in specs:
+        array = inputs[spec.name]
+        _check_dtype(array, spec)
+        _check_shape(array, spec)
+        rows = _check_rows(f"input {spec.name!r}", array, rows)
+    return rows
+
+
+def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    """Return the number of rows of a batch to score.
+
+    Raises:
+        InvalidInputError: The inputs do not fit, a target or weight has a name no output has, or another number of rows
+            than the inputs.
+    """
+    rows = check_inputs(batch.inputs, inputs)
+    names = [spec.name for spec in outputs]
+    _check_labels("target", batch.targets, [*names, ALL_TARGETS] if len(names) == 1 else names, rows)
+    _check_labels("sample weight", batch.sample_weights, [*names, ALL_WEIGHTS], rows)
+    for name, array in batch.sample_weights.items():
+        if array.dtype.kind not in "fiub" and dtype_name(array) != "bfloat16":
+            raise InvalidInputError(f"sample weight {name!r} has dtype {dtype_name(array)}; numbers were expected")
+    return rows
+
+
+def dtype_name(array: Array) -> str:
+    """Return NumPy's name of the dtype, or ``string`` for byte and text strings."""
+    return "string" if array.dtype.kind in "SUO" else str(array.dtype.name)
+
+
+def example_inputs(specs: Sequence[TensorSpec], *, rows: int, length: int, seed: int | None = None) -> dict[str, Array]:
+    """Return inputs that fit: zeros, or small random values where there is a seed.
+
+    Args:
+        specs: What to make.
+        rows: How many rows.
+        length: The length of every axis that may have any length.
+        seed: What to draw from; None for zeros.
+    """
+    generator = None if seed is None else np.random.default_rng(seed)
+    return {spec.name: _example(spec, rows, length, generator) for spec in specs}
+
+
+def _example(spec: TensorSpec, rows: int, length: int, generator: np.random.Generator | None) -> Array:
+    shape = (rows, *(length if axis is None else axis for axis in spec.shape[1:]))
+    if spec.dtype == "string":
+        return np.full(shape, b"", dtype=object)
+    dtype = _numpy_dtype(spec.dtype)
+    if generator is None:
+        return np.zeros(shape, dtype)
+    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
+        return generator.integers(0, 2, shape).astype(dtype)
+    return generator.normal(size=shape).astype(dtype)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _check_names(arrays: Mapping[str, Any], expected: Sequence[str]) -> None:
+    if arrays.keys() != set(expected):
+        raise InvalidInputError(f"the inputs {_list(arrays)} came; {_list(expected)} were expected")
+
+
+def _check_dtype(array: Array, spec: TensorSpec) -> None:
+    if dtype_name(array) != spec.dtype:
+        raise InvalidInputError(f"input {spec.name!r} has dtype {dtype_name(array)}; {spec.dtype} was expected")
+
+
+def _check_shape(array: Array, spec: TensorSpec) -> None:
+    fits = array.ndim == len(spec.shape) and all(
+        expected in {None, length} for length, expected in zip(array.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        expected = ", ".join("any" if length is None else str(length) for length in spec.shape[1:])
+        came = list(array.shape)
+        raise InvalidInputError(
+            f"input {spec.name!r} has shape {came}; [{', '.join(filter(None, ['rows', expected]))}] was expected"
+        )
+
+
+def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], rows: int) -> None:
+    unknown = arrays.keys() - set(allowed)
+    if unknown:
+        raise InvalidInputError(f"the {kind}s {_list(sorted(unknown))} came; {_list(allowed)} were expected")
+    if len(arrays) > 1 and allowed[-1] in {ALL_TARGETS, ALL_WEIGHTS} and allowed[-1] in arrays:
+        raise InvalidInputError(f"the {kind}s {_list(sorted(arrays))} came; {allowed[-1]!r} must come alone")
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise InvalidInputError(f"{kind} {name!r} is a scalar; [{rows}, ...] was expected")
+        _check_rows(f"{kind} {name!r}", array, rows)
+
+
+def _check_rows(what: str, array: Array, rows: int) -> int:
+    came = int(array.shape[0])
+    if came == 0:
+        raise InvalidInputError(f"{what} has no rows; at least 1 was expected")
+    if rows not in {0, came}:
+        raise InvalidInputError(f"{what} has {came} rows; {rows} were expected, as many as the first input has")
+    return came
+
+
+def _list(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

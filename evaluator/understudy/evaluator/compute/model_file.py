@@ -1,0 +1,82 @@
+"""Reads ``.keras`` files: their architecture, their compile configuration, and their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import LoadError
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+_ASSETS = "assets/"
+
+
+def architecture_of(model_file: Path) -> str:
+    """Return a fingerprint of all that a traced function depends on, without building the model.
+
+    Two files with equal fingerprints differ in nothing but weights and optimizer, so that the weights of one can be
+    assigned to the variables of the other. Assets (vocabularies) are part of traced functions and count.
+
+    Raises:
+        LoadError: The file is not a ``.keras`` archive.
+    """
+    config, assets = _read(model_file)
+    compiled = config.get("compile_config")
+    if compiled:
+        config["compile_config"] = {key: value for key, value in compiled.items() if key != "optimizer"}
+    content = json.dumps([config, assets], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read_compile_config(model_file: Path) -> dict[str, Any]:
+    """Return the serialized arguments the model was compiled with; empty if it was not.
+
+    Raises:
+        LoadError: The file is not a ``.keras`` archive.
+    """
+    config, _ = _read(model_file)
+    return dict(config.get("compile_config") or {})
+
+
+def build_model(model_file: Path) -> Any:
+    """Build the model with its weights in the current strategy's scope, not compiled.
+
+    Raises:
+        LoadError: The file is damaged, or holds what Keras refuses to build.
+    """
+    try:
+        return keras.saving.load_model(model_file, compile=False)
+    except Exception as error:
+        raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
+
+
+def assign_weights(model: Any, model_file: Path) -> None:
+    """Assign the weights in the file to the variables of a model of the same architecture.
+
+    Raises:
+        LoadError: The file is damaged. Some variables may have been assigned.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=model_file.parent) as folder, zipfile.ZipFile(model_file) as archive:
+            model.load_weights(archive.extract(_WEIGHTS, folder))
+    except Exception as error:
+        raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
+
+
+def _read(model_file: Path) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:
+    try:
+        with zipfile.ZipFile(model_file) as archive:
+            config = json.loads(archive.read(_CONFIG))
+            members = archive.infolist()
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise LoadError(f"{model_file.name} is not a whole .keras file: {first_line(error)}") from error
+    assets = sorted((info.filename, info.file_size, info.CRC) for info in members if info.filename.startswith(_ASSETS))
+    return config, assets

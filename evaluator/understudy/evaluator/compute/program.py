@@ -1,0 +1,178 @@
+"""Scores batches of one structure as `keras.Model.evaluate` does, with all state passed in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.compute.masks import put_mask
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringData:
+    """A batch in the model's own structures, or its specification: leaves are tensors or `tf.TensorSpec`s.
+
+    Attributes:
+        inputs: What the model is called with.
+        targets: What its loss and metrics compare with; None if they need nothing.
+        sample_weights: One tensor, or the structure of the outputs, or None.
+        outputs: What the model gave, by name; empty where the program itself calls the model.
+        masks: The Keras masks of the outputs, by name.
+    """
+
+    inputs: Any
+    targets: Any
+    sample_weights: Any
+    outputs: Mapping[str, Any]
+    masks: Mapping[str, Any]
+
+    def as_arguments(self) -> tuple[Any, ...]:
+        """Return the fields in order, for a traced function."""
+        return self.inputs, self.targets, self.sample_weights, dict(self.outputs), dict(self.masks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """How to score.
+
+    Attributes:
+        calls_model: Call the model on the whole batch on one replica, instead of taking the outputs that were gathered.
+        custom_step: Run the model's own ``test_step``; implies that the model is called.
+        with_loss: Compute the loss.
+        keeps_logs: What a step returns is part of the result, because the model's class overrides it.
+    """
+
+    calls_model: bool
+    custom_step: bool
+    with_loss: bool
+    keeps_logs: bool
+
+
+class ScoringProgram:
+    """The traced functions that score batches of one structure. Functional, hence thread-safe once built.
+
+    The state of the metrics goes in and comes out, so that any number of streams can use one program at once. Building
+    one needs the model to itself: it uses the losses and metrics the model is compiled with at that moment, and no
+    others later on.
+
+    Args:
+        model: The compiled model.
+        interface: Its structures.
+        device: Where to compute.
+        options: How to score.
+        data: The specification of the batches.
+    """
+
+    def __init__(
+        self, model: Any, interface: ModelInterface, *, device: str, options: ProgramOptions, data: ScoringData
+    ) -> None:
+        self.traces = 0
+        self._model = model
+        self._interface = interface
+        self._device = device
+        self._options = options
+        self._loss = keras.metrics.Mean(name=LOSS)
+        self._create_variables(data)
+        self._variables = [*self._loss.variables, *model.metrics_variables]
+        self.initial: tuple[Any, ...] = tuple(self._initial_values())
+        state = [tf.TensorSpec(value.shape, value.dtype) for value in self.initial]
+        self._update = self._function(self._trace_update).get_concrete_function(state, *data.as_arguments())
+        self._result = self._function(self._trace_result).get_concrete_function(state)
+
+    def update(self, state: Sequence[Any], data: ScoringData) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the state after a batch, and what the model's own step returned, if that counts."""
+        state, logs = self._update(list(state), *data.as_arguments())
+        return tuple(state), logs
+
+    def result(self, state: Sequence[Any], logs: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics by name. Metrics that give several numbers appear as ``name/0``, ``name/1``, ..."""
+        values = self._result(list(state))
+        if self._options.keeps_logs and logs.keys() != values.keys():
+            values = dict(logs)
+        return _as_floats(values)
+
+    def _function(self, function: Any) -> Any:
+        return tf.function(function, autograph=False)
+
+    def _create_variables(self, data: ScoringData) -> None:
+        """Run one symbolic step, in which losses and metrics see shapes and create their variables."""
+        with keras.StatelessScope(self._regularized()):
+            self._function(self._step).get_concrete_function(*data.as_arguments())
+
+    def _initial_values(self) -> list[Any]:
+        with keras.StatelessScope() as scope:
+            self._loss.reset_state()
+            self._model.reset_metrics()
+        values = ((scope.get_current_value(variable), variable) for variable in self._variables)
+        return [tf.convert_to_tensor(variable.numpy() if value is None else value) for value, variable in values]
+
+    def _trace_update(self, state: Sequence[Any], *data: Any) -> tuple[list[Any], dict[str, Any]]:
+        self.traces += 1
+        with tf.device(self._device), self._scope(state) as scope:
+            logs = self._step(*data)
+        return [scope.get_current_value(variable) for variable in self._variables], logs
+
+    def _trace_result(self, state: Sequence[Any]) -> dict[str, Any]:
+        with tf.device(self._device), self._scope(state):
+            results = dict(self._model.get_metrics_result())
+            if not self._options.custom_step:
+                results.pop(LOSS, None)
+            if self._options.with_loss:
+                results[LOSS] = self._loss.result()
+        return results
+
+    def _scope(self, state: Sequence[Any]) -> Any:
+        pairs = zip(self._variables, state, strict=True)
+        return keras.StatelessScope([*pairs, *self._regularized()], collect_losses=True)
+
+    def _regularized(self) -> list[tuple[Any, Any]]:
+        """Map the variables that have a regularizer to their values, which Keras looks for in a stateless scope."""
+        return [
+            (variable, variable) for variable in self._model.trainable_variables if variable.regularizer is not None
+        ]
+
+    def _step(self, inputs: Any, targets: Any, weights: Any, outputs: Any, masks: Any) -> dict[str, Any]:
+        if self._options.custom_step:
+            data = keras.utils.pack_x_y_sample_weight(inputs, targets, weights)
+            logs = self._model.test_step(data)
+        else:
+            predictions = self._predictions(inputs, outputs, masks)
+            if self._options.with_loss:
+                self._add_loss(inputs, targets, predictions, weights)
+            logs = self._model.compute_metrics(inputs, targets, predictions, sample_weight=weights)
+        return dict(logs) if self._options.keeps_logs else {}
+
+    def _predictions(self, inputs: Any, outputs: Mapping[str, Any], masks: Mapping[str, Any]) -> Any:
+        if self._options.calls_model:
+            return self._model(inputs, training=False)
+        for name, mask in masks.items():
+            put_mask(outputs[name], mask)
+        return alone(self._interface.outputs.unflatten(outputs))
+
+    def _add_loss(self, inputs: Any, targets: Any, predictions: Any, weights: Any) -> None:
+        loss = self._model.compute_loss(x=inputs, y=targets, y_pred=predictions, sample_weight=weights, training=False)
+        self._loss.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(inputs)[0])[0])
+
+
+def alone(structure: Any) -> Any:
+    """Return the only element of a list or tuple of one, as Keras does with a model's outputs."""
+    return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
+
+
+def _as_floats(values: Mapping[str, Any]) -> dict[str, float]:
+    floats: dict[str, float] = {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        if array.ndim == 0:
+            floats[name] = float(array)
+        else:
+            floats.update({f"{name}/{index}": float(element) for index, element in enumerate(array.ravel())})
+    return floats

@@ -1,0 +1,192 @@
+"""Scores streams of batches on a slot, each stream with a state of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.compute.forward import tensor_spec
+from understudy.evaluator.compute.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, dtype_name
+from understudy.evaluator.compute.program import ScoringData, ScoringProgram, alone
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.types import Array, Batch
+
+ProgramBuilder = Callable[[ScoringData], ScoringProgram]
+
+
+class GatheredForward(Protocol):
+    """The forward pass as scoring needs it."""
+
+    @property
+    def output_specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The `tf.TensorSpec`s of what a call returns."""
+
+    def __call__(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the outputs, ``[rows, ...]`` tensors, and the masks of those that have one, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreState:
+    """What has been scored of one stream. Immutable: `Scorer.update` returns a new one."""
+
+    program: ScoringProgram | None = None
+    metrics: tuple[Any, ...] = ()
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    examples: int = 0
+    batches: int = 0
+
+
+class Scorer:
+    """Computes the loss and metrics of streams of batches exactly as one device would. Thread-safe.
+
+    The outputs are gathered from all replicas, then loss and metrics are updated once on the whole batch without
+    padding. The first batch of each structure of targets and weights traces a program, which takes a while; `prepare`
+    does that ahead of `update`.
+
+    Args:
+        interface: The structures of the model.
+        forward: Its forward pass; None where the program itself runs the model on the whole batch.
+        build: Traces a program for batches of the given specification.
+    """
+
+    def __init__(self, interface: ModelInterface, *, forward: GatheredForward | None, build: ProgramBuilder) -> None:
+        self._interface = interface
+        self._forward = forward
+        self._build = build
+        self._lock = threading.Lock()
+        self._programs: dict[tuple[Any, ...], ScoringProgram] = {}
+
+    @property
+    def traces(self) -> int:
+        """How many times its programs were traced."""
+        return sum(program.traces for program in list(self._programs.values()))
+
+    def start(self) -> ScoreState:
+        """Return the state of a stream nothing was scored of."""
+        return ScoreState()
+
+    def check(self, batch: Batch) -> int:
+        """Return the number of rows; raise InvalidInputError if the batch does not fit the model."""
+        return check_batch(batch, self._interface.inputs.specs, self._interface.outputs.specs)
+
+    def is_prepared(self, batch: Batch) -> bool:
+        """Whether `update` would run at once on a batch like this."""
+        return self._structure(self._labels(batch)) in self._programs
+
+    def prepare(self, batch: Batch) -> ScoringProgram:
+        """Return the program for batches like this one, tracing it if there is none yet.
+
+        Raises:
+            InvalidInputError: The targets or weights do not fit the model's loss and metrics.
+        """
+        labels = self._labels(batch)
+        structure = self._structure(labels)
+        with self._lock:
+            if structure not in self._programs:
+                self._programs[structure] = self._trace(labels)
+            return self._programs[structure]
+
+    def update(self, state: ScoreState, batch: Batch) -> ScoreState:
+        """Return the state after this batch too.
+
+        Raises:
+            InvalidInputError: The batch does not fit the model, or differs in structure from those before it.
+        """
+        rows = self.check(batch)
+        program = self.prepare(batch)
+        if state.program not in {None, program}:
+            raise InvalidInputError("the batches of one stream must have targets and sample weights of the same kind")
+        inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
+        outputs, masks = self._forward(inputs) if self._forward else ({}, {})
+        data = self._data(inputs, self._labels(batch), outputs, masks)
+        try:
+            metrics, logs = program.update(state.metrics or program.initial, data)
+        except (tf.errors.InvalidArgumentError, ValueError) as error:
+            raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
+        return ScoreState(
+            program=program, metrics=metrics, logs=logs, examples=state.examples + rows, batches=state.batches + 1
+        )
+
+    def result(self, state: ScoreState) -> dict[str, float]:
+        """Return the loss (as ``loss``) and every metric of a stream by name.
+
+        Raises:
+            InvalidInputError: The stream has no batch.
+        """
+        if state.program is None:
+            raise InvalidInputError("the stream ended without a batch; at least one was expected")
+        return state.program.result(state.metrics, state.logs)
+
+    def _trace(self, labels: _Labels) -> ScoringProgram:
+        inputs = {spec.name: tensor_spec(spec) for spec in self._interface.inputs.specs}
+        specs = _Labels(targets=self._specs(labels.targets), weights=self._specs(labels.weights))
+        outputs, masks = self._forward.output_specs if self._forward else ({}, {})
+        try:
+            return self._build(self._data(inputs, specs, outputs, masks))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            came = {name: f"{dtype_name(array)}{list(array.shape)}" for name, array in labels.targets.items()}
+            raise InvalidInputError(
+                f"the targets do not fit the model's loss and metrics: {first_line(error)} (targets: {came or 'none'})"
+            ) from error
+
+    def _labels(self, batch: Batch) -> _Labels:
+        """Key targets by outputs, and give every output a weight if any has one of its own."""
+        names = self._interface.outputs.names
+        targets = {names[0] if name == ALL_TARGETS else name: array for name, array in batch.targets.items()}
+        weights = dict(batch.sample_weights)
+        if len(names) == 1 and names[0] in weights:
+            weights = {ALL_WEIGHTS: weights[names[0]]}
+        elif weights and ALL_WEIGHTS not in weights:
+            weights = {name: weights.get(name, np.ones(batch.rows, np.float32)) for name in names}
+        return _Labels(targets=targets, weights=weights)
+
+    def _structure(self, labels: _Labels) -> tuple[Any, ...]:
+        """Return what tells apart the programs that batches need."""
+        return (_structure(self._specs(labels.targets)), _structure(self._specs(labels.weights)))
+
+    def _specs(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        return {name: self._label_spec(name, array) for name, array in arrays.items()}
+
+    def _label_spec(self, name: str, array: Array) -> Any:
+        """Leave open the batch, and every axis that is open in the output the array belongs to."""
+        output = next((spec for spec in self._interface.outputs.specs if name in {spec.name, ALL_WEIGHTS}), None)
+        open_axes = {0} | {axis for axis, length in enumerate(output.shape if output else ()) if length is None}
+        shape = tuple(None if axis in open_axes else length for axis, length in enumerate(array.shape))
+        return tf.TensorSpec(shape, tf.as_dtype(dtype_name(array)))
+
+    def _data(
+        self, inputs: Mapping[str, Any], labels: _Labels, outputs: Mapping[str, Any], masks: Mapping[str, Any]
+    ) -> ScoringData:
+        return ScoringData(
+            inputs=self._interface.inputs.unflatten(inputs),
+            targets=self._like_outputs(labels.targets),
+            sample_weights=labels.weights.get(ALL_WEIGHTS, self._like_outputs(labels.weights)),
+            outputs=outputs,
+            masks=masks,
+        )
+
+    def _like_outputs(self, leaves: Mapping[str, Any]) -> Any:
+        """Arrange labels as the model arranges its outputs, with None where there is none; None if there are none."""
+        if not leaves:
+            return None
+        complete = {name: leaves.get(name) for name in self._interface.outputs.names}
+        return alone(self._interface.outputs.unflatten(complete))
+
+
+def _structure(specs: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted((name, spec.dtype.name, tuple(spec.shape)) for name, spec in specs.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Targets by the names of outputs, and weights by the names of outputs or for all, as arrays or specifications."""
+
+    targets: Mapping[str, Any]
+    weights: Mapping[str, Any]

@@ -1,0 +1,202 @@
+"""One set of mirrored variables with its traced functions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import interface_of
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.compute import model_file as files
+from understudy.evaluator.compute.compilation import Compilation, check_metrics
+from understudy.evaluator.compute.forward import ForwardPass, Tensors
+from understudy.evaluator.compute.frozen import FrozenState
+from understudy.evaluator.compute.inputs import check_inputs, example_inputs
+from understudy.evaluator.compute.probe import find_example_length, rows_depend_on_each_other
+from understudy.evaluator.compute.program import ScoringData, ScoringProgram
+from understudy.evaluator.compute.scoring import Scorer
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
+from understudy.evaluator.types import Array, Arrays, MetricSpec
+
+
+class Slot:
+    """A model on all replicas, without optimizer, into which the weights of one checkpoint after another are loaded.
+
+    `forward`, `check_inputs` and scorers may be used from several threads at once; `load` and `warm_up` need the slot
+    to themselves, because a forward pass that runs while weights are assigned would mix two checkpoints.
+
+    Args:
+        strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
+        model_file: A ``.keras`` file, whose model is built and whose weights are loaded.
+        max_rows: The most rows of one pass; larger batches go forward in pieces.
+
+    Raises:
+        LoadError: The model cannot be built, does not say what it takes, cannot run, or does not give one row of output
+            for each row of input.
+    """
+
+    def __init__(self, strategy: Any, model_file: Path, *, max_rows: int) -> None:
+        self.architecture = files.architecture_of(model_file)
+        self._strategy = strategy
+        self._max_rows = max_rows
+        self._device: str = strategy.extended.worker_devices[0]
+        with strategy.scope():
+            self._model = files.build_model(model_file)
+        self._compilation = Compilation(self._model, files.read_compile_config(model_file))
+        with _load_errors(model_file.name):
+            self._interface = interface_of(self._model)
+            self._pass = self._trace()
+            specs = self._interface.inputs.specs
+            self._example_length = find_example_length(self._outputs, specs)
+            coupled = rows_depend_on_each_other(
+                self._outputs, specs, replicas=self.replicas, length=self._example_length
+            )
+        self._couples_rows = coupled and not self._pass.draws_random_numbers
+        self._frozen = FrozenState(self._model)
+        self._scorers: dict[str, Scorer] = {}
+        self._building = threading.Lock()
+
+    @property
+    def signature(self) -> Signature:
+        """The names, dtypes and shapes of the inputs and outputs."""
+        return self._interface.signature
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas a batch is split over."""
+        return int(self._strategy.num_replicas_in_sync)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of the replicas, in order."""
+        return tuple(name.rpartition("device:")[2] for name in self._strategy.extended.worker_devices)
+
+    @property
+    def traces(self) -> int:
+        """How many times any of its functions was traced."""
+        return self._pass.traces + sum(scorer.traces for scorer in list(self._scorers.values()))
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of its variables on all replicas together."""
+        sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.variables)
+        return int(sum(sizes)) * self.replicas
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What keeps evaluations from being exactly a single device's, or forces them onto one replica."""
+        found = [
+            f"{reason}, so each batch is scored whole on one replica" for reason in self._reasons_for_whole_batches()
+        ]
+        if self._pass.draws_random_numbers:
+            found.append("the model draws random numbers at inference, so no two evaluations are alike")
+        return tuple(found)
+
+    def load(self, model_file: Path) -> None:
+        """Assign the weights in a ``.keras`` file to the variables. Traces nothing.
+
+        Functions are traced again only if the checkpoint changes what they hold as constants, such as the statistics of
+        a ``Normalization`` layer.
+
+        Raises:
+            ArchitectureMismatchError: The file holds another model, or the same compiled otherwise.
+            LoadError: The file is damaged. The slot must be loaded anew before it is used.
+        """
+        if files.architecture_of(model_file) != self.architecture:
+            raise ArchitectureMismatchError(
+                f"the model in {model_file.name} is not the one this slot was built for; load it into a slot of its own"
+            )
+        with self._strategy.scope():
+            files.assign_weights(self._model, model_file)
+        if self._frozen.changed():
+            self._pass = self._trace()
+            self._scorers.clear()
+            self._frozen = FrozenState(self._model)
+
+    def warm_up(self) -> None:
+        """Run 1, N-1, N, N+1 and the largest number of rows, so that no request is the first of its kind.
+
+        Raises:
+            LoadError: The model fails to run.
+        """
+        replicas = self.replicas
+        specs = self._interface.inputs.specs
+        for rows in sorted({1, replicas - 1, replicas, replicas + 1, self._max_rows} - {0}):
+            with _load_errors("the model"):
+                self._outputs(example_inputs(specs, rows=rows, length=self._example_length))
+
+    def check_inputs(self, inputs: Arrays) -> int:
+        """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
+        return check_inputs(inputs, self._interface.inputs.specs)
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            inputs: Every input by name, ``[rows, ...]`` with at least one row, as `check_inputs` accepts them.
+
+        Returns:
+            Every output by name, ``[rows, ...]``, in the order of the rows.
+
+        Raises:
+            InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
+        """
+        return {name: tensor.numpy() for name, tensor in self._outputs(inputs).items()}
+
+    def scorer(self, metrics: Sequence[MetricSpec] = ()) -> Scorer:
+        """Return what scores batches with these metrics, or with the compiled ones if there are none.
+
+        Raises:
+            InvalidInputError: Keras knows no such metric.
+            NotEvaluableError: The model was not compiled, and no metric is named.
+        """
+        check_metrics(metrics)
+        key = repr(list(metrics))
+        with self._building:
+            if key not in self._scorers:
+                self._scorers[key] = self._make_scorer(tuple(metrics))
+            return self._scorers[key]
+
+    def _trace(self) -> ForwardPass:
+        return ForwardPass(self._model, self._interface, self._strategy, max_rows=self._max_rows)
+
+    def _make_scorer(self, metrics: tuple[MetricSpec, ...]) -> Scorer:
+        whole = any(self._reasons_for_whole_batches())
+        options = self._compilation.options(metrics, calls_model=whole)
+
+        def build(data: ScoringData) -> ScoringProgram:
+            with self._building:
+                self._compilation.compile(metrics)
+                return ScoringProgram(self._model, self._interface, device=self._device, options=options, data=data)
+
+        return Scorer(self._interface, forward=None if whole else self._pass, build=build)
+
+    def _reasons_for_whole_batches(self) -> Iterator[str]:
+        if self._compilation.custom_step:
+            yield "the model has a test_step of its own"
+        if self._compilation.custom_loss:
+            yield "the model has a compute_loss of its own"
+        if self._pass.adds_losses:
+            yield "the model adds losses that depend on the data"
+        if self._couples_rows:
+            yield "the rows of a batch influence each other"
+
+    def _outputs(self, inputs: Arrays) -> Tensors:
+        return self._pass(inputs)[0]
+
+
+@contextlib.contextmanager
+def _load_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except LoadError:
+        raise
+    except Exception as error:
+        raise LoadError(f"{what} cannot run: {first_line(error)}") from error
