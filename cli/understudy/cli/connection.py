@@ -1,0 +1,99 @@
+"""How the client's commands reach a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from understudy.cli.errors import reported
+
+if TYPE_CHECKING:
+    from understudy.clients import Client, Version
+
+_LABELS: Final = ("serving", "latest", "best")
+_MIB: Final = 1024 * 1024
+_LARGEST_MESSAGE_MIB: Final = 2047
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionSettings:
+    """Every setting of the client's commands.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    target: tuple[str, ...] = field(
+        default=("127.0.0.1:8500",),
+        metadata={"help": "The server, or several that take turns, separated by commas.", "metavar": "HOST:PORT,..."},
+    )
+    timeout_seconds: float | None = field(
+        default=None,
+        metadata={
+            "help": "How long a call may take; by default 30 for one answer and 3600 for a stream.",
+            "metavar": "SECONDS",
+        },
+    )
+    max_message_mib: int = field(
+        default=256, metadata={"help": "The largest message to send or take, in MiB.", "metavar": "MIB"}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise ValueError("target names no server; give HOST:PORT")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds must be more than 0, not {self.timeout_seconds}")
+        if not 1 <= self.max_message_mib <= _LARGEST_MESSAGE_MIB:
+            raise ValueError(
+                f"max_message_mib must be between 1 and {_LARGEST_MESSAGE_MIB}, not {self.max_message_mib}"
+            )
+
+
+@contextmanager
+def connected(settings: ConnectionSettings) -> Iterator[Client]:
+    """Give a client, and report what it raises to the user."""
+    from understudy.clients import Client, UnderstudyError
+
+    limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
+    if settings.timeout_seconds is not None:
+        limits |= {"timeout_seconds": settings.timeout_seconds, "stream_timeout_seconds": settings.timeout_seconds}
+    try:
+        client = Client(settings.target, **limits)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--target'") from error
+    with client, reported(UnderstudyError):
+        yield client
+
+
+class VersionType(click.ParamType["Version"]):
+    """A training step, or a label."""
+
+    name = "version"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return what help shows for the value."""
+        del param, ctx
+        return f"STEP|{'|'.join(_LABELS)}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Version:
+        """Read a step or a label."""
+        text = str(value)
+        if text in _LABELS:
+            return cast("Version", text)
+        if text.isdecimal():
+            return int(text)
+        return self.fail(f"{text!r} is neither a step nor one of {', '.join(_LABELS)}.", param, ctx)
+
+
+def version_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``--version``, None if it is not given."""
+    return click.option("--version", type=VersionType(), help=help_text)
+
+
+def json_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help=help_text)

@@ -1,0 +1,57 @@
+"""Shows results: tables with colour on a terminal, plain columns elsewhere, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+    """Show rows under headings."""
+    if sys.stdout.isatty():
+        _print_rich(headings, rows, title)
+        return
+    if title:
+        click.echo(title)
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_json(value: Any) -> None:
+    """Show a value as one line of JSON. NaN and infinities, which JSON lacks, are strings, as in protobuf's JSON."""
+    click.echo(json.dumps(_plain(value), allow_nan=False))
+
+
+def formatted_metrics(metrics: Mapping[str, float]) -> str:
+    """Return metrics as text, the loss first."""
+    names = sorted(metrics, key=lambda name: (name != "loss", name))
+    return "  ".join(f"{name} {metrics[name]:.6g}" for name in names)
+
+
+def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*headings, title=title or None, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value made of what JSON knows."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return value

@@ -1,0 +1,124 @@
+"""``understudy predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
+from understudy.cli.options import settings_options
+from understudy.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from understudy.clients import Client, PredictResult, Version
+
+_SHOWN_ROWS: Final = 20
+
+
+@click.command("predict")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@version_option("A version that is loaded; the one on stage by default.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Rows to send at once."
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Write every output under its name, and the step that computed each row under 'step'.",
+)
+@json_option("Print one JSON object per batch: step, first_row, and outputs as nested lists by name.")
+@settings_options(settings=ConnectionSettings)
+def command(
+    *,
+    file: Path,
+    version: Version | None,
+    batch_size: int,
+    output: Path | None,
+    as_json: bool,
+    settings: ConnectionSettings,
+) -> None:
+    """Send the rows of FILE to a server and show what the model makes of them.
+
+    FILE is a .npy file with the model's one input, or an .npz file with every input under its name (one input may also
+    be called x). Other arrays in it are left alone.
+    """
+    with connected(settings) as client:
+        results = _predictions(client, file, version, batch_size)
+        if output is not None:
+            _write(output, list(results))
+        elif as_json:
+            _print_as_json(results)
+        else:
+            _print_as_table(list(results))
+
+
+def _predictions(client: Client, file: Path, version: Version | None, batch_size: int) -> Iterator[PredictResult]:
+    from understudy.cli.arrays import rows_to_predict
+    from understudy.clients import UnderstudyError
+
+    rows = rows_to_predict(file, client.metadata(version=version))
+    for outcome in client.predict_many(rows.inputs_by(batch_size), version=version):
+        if isinstance(outcome, UnderstudyError):
+            raise outcome
+        yield outcome
+
+
+def _write(file: Path, results: list[PredictResult]) -> None:
+    import numpy as np
+
+    from understudy.cli.arrays import write_npz
+
+    arrays = _joined(results)
+    arrays["step"] = np.concatenate([np.full(_rows(result), result.step) for result in results])
+    write_npz(file, arrays)
+    click.echo(f"wrote {len(arrays['step'])} rows of {', '.join(sorted(arrays))} to {file}")
+
+
+def _print_as_json(results: Iterator[PredictResult]) -> None:
+    first_row = 0
+    for result in results:
+        outputs = {name: array.tolist() for name, array in result.outputs.items()}
+        print_json({"step": result.step, "first_row": first_row, "outputs": outputs})
+        first_row += _rows(result)
+
+
+def _print_as_table(results: list[PredictResult]) -> None:
+    arrays = _joined(results)
+    steps = [result.step for result in results for _ in range(_rows(result))]
+    rows = [
+        (str(row), str(steps[row]), *(_cell(array[row]) for array in arrays.values()))
+        for row in range(min(len(steps), _SHOWN_ROWS))
+    ]
+    print_table(("row", "step", *arrays), rows)
+    if len(steps) > _SHOWN_ROWS:
+        click.echo(f"and {len(steps) - _SHOWN_ROWS} more rows; --output and --json give all of them")
+
+
+def _joined(results: list[PredictResult]) -> dict[str, npt.NDArray[Any]]:
+    import numpy as np
+
+    return {name: np.concatenate([result.outputs[name] for result in results]) for name in results[0].outputs}
+
+
+def _rows(result: PredictResult) -> int:
+    return len(next(iter(result.outputs.values())))
+
+
+def _cell(value: Any) -> str:
+    """Return one row of one output as text; of a vector of scores, also which is the largest."""
+    import numpy as np
+
+    array = np.asarray(value)
+    if array.dtype.kind == "O":
+        return " ".join(item.decode(errors="backslashreplace") for item in array.ravel())
+    text = np.array2string(array, precision=4, suppress_small=True, threshold=6, edgeitems=2, separator=" ")
+    if array.ndim == 1 and array.size > 1 and array.dtype.kind == "f":
+        best = int(array.argmax())
+        return f"largest [{best}] = {array[best]:.4f} of {text}"
+    return " ".join(text.split())

@@ -1,0 +1,61 @@
+"""``understudy watch``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from understudy.cli.connection import ConnectionSettings, connected, json_option
+from understudy.cli.errors import INTERRUPTED
+from understudy.cli.options import settings_options
+from understudy.cli.output import formatted_metrics, print_json
+
+if TYPE_CHECKING:
+    from understudy.clients import Evaluation
+
+
+@click.command("watch")
+@click.option(
+    "--after",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="SEQUENCE",
+    help="The last entry already seen; 0 begins with the first.",
+)
+@json_option("Print one JSON object per entry.")
+@settings_options(settings=ConnectionSettings)
+def command(
+    *,
+    after: int,
+    as_json: bool,
+    settings: ConnectionSettings,
+) -> None:
+    """Follow evaluations as they are recorded, those there are and then those to come, until interrupted.
+
+    A broken connection is taken up again where it broke off.
+    """
+    with connected(settings) as client:
+        try:
+            for evaluation in client.watch_evaluations(after=after):
+                _show(evaluation, as_json=as_json)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _show(evaluation: Evaluation, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()})
+        return
+    what = formatted_metrics(evaluation.metrics) if evaluation.outcome == "scored" else evaluation.reason
+    parts = [
+        f"{evaluation.recorded_at.astimezone():%H:%M:%S}",
+        f"#{evaluation.sequence}",
+        f"step {evaluation.step}",
+        evaluation.dataset,
+        evaluation.outcome,
+        what,
+    ]
+    click.echo("  ".join(part for part in parts if part))
