@@ -1,0 +1,255 @@
+"""Runs everything that needs the devices on one thread, and merges what waits into batches."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from understudy.evaluator.compute.pending import (
+    Borrow,
+    EvaluateRequest,
+    PredictQueue,
+    PredictRequest,
+    Request,
+    is_dead,
+    is_late,
+    late,
+)
+from understudy.evaluator.compute.runner import Runner
+from understudy.evaluator.errors import DrainingError, InvalidInputError, OverloadedError
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.types import Arrays, Prediction
+
+MAX_PREDICTS_BEFORE_EVALUATE = 8
+"""After so many Predict batches in a row, an Evaluate batch that waits is run."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How requests are merged, and how many may wait.
+
+    Attributes:
+        max_batch_rows: The most rows of one batch. A larger request is a batch of its own.
+        max_queue_rows: The most rows that may wait, for Predict and for Evaluate each.
+        max_batch_delay_seconds: How long the oldest request may be held back for more to fill its batch.
+    """
+
+    max_batch_rows: int = 256
+    max_queue_rows: int = 4096
+    max_batch_delay_seconds: float = 0.0
+
+
+class Engine:
+    """The batcher and the one thread that calls the devices. Thread-safe.
+
+    A request that arrives while the devices are idle runs at once; what arrives during a batch forms the next. Predict
+    goes before Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. What was cancelled, or has
+    passed its deadline, is dropped before it reaches a device.
+
+    Deadlines are on `time.monotonic`'s clock, in seconds; None means none.
+
+    Args:
+        settings: How requests are merged, and how many may wait.
+        observer: Told of batches, of the length of the queue, and of what was rejected.
+    """
+
+    def __init__(self, settings: EngineSettings, observer: Observer) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._runner = Runner(observer)
+        self._changed = threading.Condition()
+        self._predicts = PredictQueue()
+        self._evaluates: deque[EvaluateRequest] = deque()
+        self._predicts_in_a_row = 0
+        self._closing = False
+        self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
+        self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
+        self._thread.start()
+
+    def predict(
+        self, inputs: Arrays, *, borrow: Borrow, key: Hashable, deadline: float | None = None
+    ) -> Future[Prediction]:
+        """Queue rows to predict.
+
+        Args:
+            inputs: Every input by name, ``[rows, ...]``, already checked. Not to be changed until the future is done.
+            borrow: Called once for each batch, on the device's thread, when the batch is formed.
+            key: The version. Only requests with equal keys, dtypes and shapes beside axis 0 share a batch.
+            deadline: When the answer is no longer wanted.
+
+        Raises:
+            InvalidInputError: There are more rows than the queue can ever hold.
+            OverloadedError: The queue is full.
+            DeadlineExceededError: The deadline has passed.
+            DrainingError: The engine is being closed.
+        """
+        rows = len(next(iter(inputs.values())))
+        if rows > self._settings.max_queue_rows:
+            self._observer.rejected("invalid")
+            raise InvalidInputError(
+                f"{rows} rows came in one request; at most {self._settings.max_queue_rows} are taken: split it"
+            )
+        request = PredictRequest(
+            inputs=inputs,
+            rows=rows,
+            group=(key, *((name, array.dtype.str, array.shape[1:]) for name, array in sorted(inputs.items()))),
+            borrow=borrow,
+            deadline=deadline,
+            arrived=time.monotonic(),
+            future=Future(),
+        )
+        self._check_deadline(request)
+        dead: Sequence[PredictRequest] = ()
+        with self._changed:
+            self._check_open()
+            if self._predicts.rows + rows > self._settings.max_queue_rows:
+                dead = tuple(self._predicts.remove(is_dead))
+            full = self._predicts.rows + rows > self._settings.max_queue_rows
+            if not full:
+                self._predicts.append(request)
+                self._changed.notify()
+            waiting = self._predicts.rows
+        for unwanted in dead:
+            self._runner.begin(unwanted)
+        if full:
+            self._refuse(waiting)
+        self._observer.queue_changed(waiting)
+        return request.future
+
+    def run(
+        self,
+        work: Callable[[], _T],
+        *,
+        rows: int,
+        deadline: float | None = None,
+        prepare: Callable[[], object] | None = None,
+    ) -> Future[_T]:
+        """Queue work of an evaluation, to be run on the device's thread in the order it came.
+
+        Args:
+            work: What to run.
+            rows: How many rows it computes.
+            deadline: When it is no longer wanted.
+            prepare: What takes long before it, such as tracing; run on a thread of its own, one after another.
+
+        Raises:
+            OverloadedError: Too many rows wait; as the future's exception if there is something to prepare.
+            DeadlineExceededError: The deadline has passed; likewise.
+            DrainingError: The engine is being closed; likewise.
+        """
+        request = EvaluateRequest(work=work, rows=rows, deadline=deadline, arrived=time.monotonic(), future=Future())
+        if prepare is None:
+            self._enqueue(request)
+        else:
+            with self._changed:
+                self._check_open()
+                self._preparer.submit(self._prepare_and_enqueue, prepare, request)
+        return request.future
+
+    def close(self, timeout_seconds: float) -> None:
+        """Take no more work, finish what waits, and end the threads. Idempotent.
+
+        What still waits after the timeout fails with DrainingError.
+        """
+        ends = time.monotonic() + timeout_seconds
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(max(0.0, ends - time.monotonic()))
+        with self._changed:
+            abandoned: list[Request] = [*self._predicts.remove(lambda _: True), *self._evaluates]
+            self._evaluates.clear()
+        for request in abandoned:
+            if request.future.set_running_or_notify_cancel():
+                self._observer.rejected("draining")
+                request.future.set_exception(DrainingError("the evaluator shut down before this was run"))
+        self._preparer.shutdown(wait=True, cancel_futures=False)
+        self._thread.join(timeout_seconds)
+
+    def _enqueue(self, request: EvaluateRequest) -> None:
+        self._check_deadline(request)
+        with self._changed:
+            self._check_open()
+            waiting = sum(other.rows for other in self._evaluates)
+            full = bool(waiting) and waiting + request.rows > self._settings.max_queue_rows
+            if not full:
+                self._evaluates.append(request)
+                self._changed.notify()
+        if full:
+            self._refuse(waiting)
+
+    def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
+        try:
+            prepare()
+            self._enqueue(request)
+        except Exception as error:  # noqa: BLE001 - it is recorded in the future
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_exception(error)
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - this thread serves everybody and outlives a faulty observer
+                _log.exception("an observer or a callback failed on the device's thread")
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for work and take it off its queue; return None when there will be no more."""
+        with self._changed:
+            while not self._predicts and not self._evaluates:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            if self._is_evaluates_turn():
+                return self._take_evaluate()
+            return self._take_predicts()
+
+    def _is_evaluates_turn(self) -> bool:
+        starved = self._predicts_in_a_row >= MAX_PREDICTS_BEFORE_EVALUATE
+        return bool(self._evaluates) and (starved or not self._predicts)
+
+    def _take_evaluate(self) -> Callable[[], None]:
+        self._predicts_in_a_row = 0
+        return functools.partial(self._runner.evaluate, self._evaluates.popleft())
+
+    def _take_predicts(self) -> Callable[[], None]:
+        began = time.monotonic()
+        self._wait_for_more(self._predicts.oldest())
+        self._predicts_in_a_row += 1
+        batch = self._predicts.take_batch(self._settings.max_batch_rows)
+        self._observer.queue_changed(self._predicts.rows)
+        return functools.partial(self._runner.predict, batch, time.monotonic() - began)
+
+    def _wait_for_more(self, oldest: PredictRequest) -> None:
+        """Hold the oldest request back until its batch is full or it has waited long enough."""
+        until = oldest.arrived + self._settings.max_batch_delay_seconds
+        while not self._closing and (left := until - time.monotonic()) > 0:
+            if self._predicts.rows_like(oldest) >= self._settings.max_batch_rows:
+                return
+            self._changed.wait(left)
+
+    def _check_deadline(self, request: Request) -> None:
+        if is_late(request):
+            self._observer.rejected("deadline")
+            raise late(request)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            self._observer.rejected("draining")
+            raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
+
+    def _refuse(self, waiting: int) -> None:
+        self._observer.rejected("queue_full")
+        raise OverloadedError(
+            f"{waiting} rows are waiting and at most {self._settings.max_queue_rows} may; try again shortly"
+        )

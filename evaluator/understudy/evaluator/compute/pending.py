@@ -1,0 +1,141 @@
+"""The requests that wait for the device."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from understudy.evaluator.errors import DeadlineExceededError
+from understudy.evaluator.types import Array, Arrays, Prediction
+
+
+class RunnableSlot(Protocol):
+    """What a batch is run on."""
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        """Return the outputs, ``[rows, ...]``, for inputs of any number of rows."""
+
+
+class BorrowedHandle(Protocol):
+    """A counted borrow of a checkpoint that is loaded."""
+
+    @property
+    def step(self) -> int:
+        """The training step of the checkpoint."""
+
+    @property
+    def slot(self) -> RunnableSlot:
+        """What the checkpoint is loaded in."""
+
+    def release(self) -> None:
+        """Give the handle back."""
+
+
+Borrow = Callable[[], BorrowedHandle]
+
+
+@dataclass(kw_only=True, eq=False)
+class PredictRequest:
+    """Rows to predict. Times are on `time.monotonic`'s clock, in seconds."""
+
+    inputs: Arrays
+    rows: int
+    group: Hashable
+    borrow: Borrow
+    deadline: float | None
+    arrived: float
+    future: Future[Prediction]
+
+
+@dataclass(kw_only=True, eq=False)
+class EvaluateRequest:
+    """Work to be done on the device. Times are on `time.monotonic`'s clock, in seconds."""
+
+    work: Callable[[], Any]
+    rows: int
+    deadline: float | None
+    arrived: float
+    future: Future[Any]
+
+
+Request = PredictRequest | EvaluateRequest
+
+
+def is_late(request: Request) -> bool:
+    """Whether the request's deadline has passed."""
+    return request.deadline is not None and time.monotonic() >= request.deadline
+
+
+def is_dead(request: Request) -> bool:
+    """Whether nobody wants the request's result any more."""
+    return request.future.cancelled() or is_late(request)
+
+
+def late(request: Request) -> DeadlineExceededError:
+    """Return the error of a request whose deadline has passed."""
+    waited = time.monotonic() - request.arrived
+    return DeadlineExceededError(f"the deadline passed after {waited:.3f} s in the queue, before the work began")
+
+
+class PredictQueue:
+    """Requests by group, each group in the order of arrival. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[Hashable, deque[PredictRequest]] = OrderedDict()
+        self.rows = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[PredictRequest]:
+        return itertools.chain.from_iterable(self._groups.values())
+
+    def append(self, request: PredictRequest) -> None:
+        """Put a request behind those of its group."""
+        self._groups.setdefault(request.group, deque()).append(request)
+        self.rows += request.rows
+
+    def oldest(self) -> PredictRequest:
+        """Return the request that has waited longest; its group is next."""
+        return min((group[0] for group in self._groups.values()), key=lambda request: request.arrived)
+
+    def rows_like(self, request: PredictRequest) -> int:
+        """Return how many rows wait in the request's group."""
+        return sum(other.rows for other in self._groups.get(request.group, ()))
+
+    def take_batch(self, max_rows: int) -> list[PredictRequest]:
+        """Remove and return the oldest request with those behind it in its group, as long as the rows fit.
+
+        Returns nothing if nothing waits.
+        """
+        if not self._groups:
+            return []
+        group = self.oldest().group
+        waiting = self._groups[group]
+        batch = [waiting.popleft()]
+        rows = batch[0].rows
+        while waiting and rows + waiting[0].rows <= max_rows:
+            batch.append(waiting.popleft())
+            rows += batch[-1].rows
+        if not waiting:
+            del self._groups[group]
+        self.rows -= rows
+        return batch
+
+    def remove(self, unwanted: Callable[[PredictRequest], bool]) -> list[PredictRequest]:
+        """Remove and return the requests of which this is true."""
+        everything = list(self)
+        self._groups.clear()
+        self.rows = 0
+        removed = []
+        for request in everything:
+            if unwanted(request):
+                removed.append(request)
+            else:
+                self.append(request)
+        return removed
