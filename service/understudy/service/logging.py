@@ -50,7 +50,7 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
 
 def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
     if log_format == "console" or (log_format == "auto" and stream.isatty()):
-        return [structlog.dev.ConsoleRenderer()]
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 

@@ -13,6 +13,7 @@ from understudy.evaluator.types import EvaluationRecord
 from understudy.service.bell import Bell
 from understudy.service.dataplane import messages, paging
 from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.futures import abandon
 from understudy.service.dataplane.scoring import score_stream
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.v1 import evaluation_pb2
@@ -78,7 +79,7 @@ class EvaluationPlane:
                 yield evaluation_pb2.EvaluateDatasetResponse(progress=event)
             yield evaluation_pb2.EvaluateDatasetResponse(record=messages.record(await scoring))
         finally:
-            scoring.cancel()
+            abandon(scoring)
 
     async def list_evaluations(
         self, request: evaluation_pb2.ListEvaluationsRequest, call: CallContext

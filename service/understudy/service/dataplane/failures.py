@@ -26,6 +26,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     errors.StreamIdleError: Code.ABORTED,
     errors.NotEvaluableError: Code.FAILED_PRECONDITION,
     errors.ConfigurationError: Code.FAILED_PRECONDITION,
+    errors.DeviceError: Code.FAILED_PRECONDITION,
     errors.LoadError: Code.FAILED_PRECONDITION,
     errors.LedgerError: Code.FAILED_PRECONDITION,
 }

@@ -10,6 +10,7 @@ from understudy.evaluator.types import Prediction
 from understudy.service.dataplane import messages
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.failures import Failure, failure_of
+from understudy.service.dataplane.futures import abandon
 from understudy.v1 import prediction_pb2
 from understudy.wire import decode_all
 
@@ -101,7 +102,7 @@ class _Pipeline:
         while not self._begun.empty():
             begun = self._begun.get_nowait()
             if isinstance(begun, asyncio.Future):
-                begun.cancel()
+                abandon(begun)
 
 
 async def _stream_response(begun: _Begun) -> prediction_pb2.PredictStreamResponse:

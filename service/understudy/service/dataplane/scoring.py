@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING
 
-from understudy.evaluator.compute.stream import EvaluationStream
-from understudy.evaluator.errors import InvalidInputError, StreamIdleError
+from understudy.evaluator.errors import InvalidInputError, OverloadedError, StreamIdleError
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.types import EvaluationResult
+from understudy.evaluator.types import Batch, EvaluationResult
 from understudy.service.dataplane import messages
 from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.futures import abandon
 from understudy.v1 import evaluation_pb2
+
+if TYPE_CHECKING:
+    from understudy.evaluator.stream import EvaluationStream
+
+MAX_UNDER_WAY = 2
 
 
 async def score_stream(
@@ -89,19 +96,27 @@ class _Messages:
 
 
 async def _add_all(stream: EvaluationStream, incoming: _Messages, call: CallContext) -> None:
-    """Add every batch. While one is under way the next is read and decoded, and no more than that."""
-    under_way: asyncio.Future[None] | None = None
+    """Add every batch. At most two are under way: one computes while the next is read, decoded and queued."""
+    under_way: deque[asyncio.Future[None]] = deque()
     try:
         async for message in incoming.batches():
-            batch = messages.batch(message)
-            if under_way is not None:
-                await under_way
-            under_way = asyncio.wrap_future(stream.add(batch, call.deadline))
-        if under_way is not None:
-            await under_way
+            under_way.append(await _queued(stream, messages.batch(message), call))
+            if len(under_way) == MAX_UNDER_WAY:
+                await under_way.popleft()
+        while under_way:
+            await under_way.popleft()
     finally:
-        if under_way is not None:
-            under_way.cancel()
+        for future in under_way:
+            abandon(future)
+
+
+async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[None]:
+    """Queue a batch, waiting while the queue is full: not reading on is what holds the caller back."""
+    while True:
+        try:
+            return asyncio.wrap_future(stream.add(batch, call.deadline))
+        except OverloadedError as error:
+            await asyncio.sleep(error.retry_after_seconds)
 
 
 async def _opened(opening: Future[EvaluationStream]) -> EvaluationStream:

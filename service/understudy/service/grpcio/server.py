@@ -41,8 +41,14 @@ OWN_SERVICES: tuple[ServiceDescriptor, ...] = (
     model_pb2.DESCRIPTOR.services_by_name["ModelService"],
     metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"],
 )
+"""The services of understudy.v1, whose health is told."""
+
 _HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_REFLECTION: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+OBSERVED_SERVICES = (*OWN_SERVICES, _HEALTH, reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
+"""Every service on the port, whose calls are counted."""
+
+MIN_PING_SECONDS = 10
+"""How often a client may ask whether a quiet connection stands. gRPC's own 300 s would cut off watchers that do."""
 
 
 class GrpcServer:
@@ -56,7 +62,7 @@ class GrpcServer:
 
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
         self._readiness = readiness
-        methods = [method for service in (*OWN_SERVICES, _HEALTH, _REFLECTION) for method in methods_of(service)]
+        methods = [method for service in OBSERVED_SERVICES for method in methods_of(service)]
         self._server = grpc.aio.server(
             interceptors=(
                 MetricsInterceptor(RpcMetrics(registry, methods)),
@@ -69,6 +75,8 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.so_reuseport", 0),  # else a second server on the same port would be let in silently
+                ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
+                ("grpc.keepalive_permit_without_calls", 1),
             ),
         )
 

@@ -31,13 +31,14 @@ async def abort(context: Context, failure: Failure) -> NoReturn:
 
 def code_of(context: Context) -> Code:
     """Return the status that a call ends with as things stand."""
-    return Code(cast("int", context.code()))  # grpc.aio gives the bare number, whatever its documentation says
+    code = cast("grpc.StatusCode | None", context.code())
+    return Code.OK if code is None else Code(code.value[0])
 
 
 def message_of(context: Context) -> str:
     """Return the sentence that a call ends with as things stand; empty if it ends well."""
-    details = cast("str | bytes", context.details())
-    return details.decode(errors="replace") if isinstance(details, bytes) else details
+    details = cast("str | bytes | None", context.details())
+    return details.decode(errors="replace") if isinstance(details, bytes) else details or ""
 
 
 def code_when_cancelled(context: Context) -> Code:

@@ -5,20 +5,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc.aio import ServicerContext
 
-Context = ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:  # these are generic in the stubs only
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
+    Handler = grpc.RpcMethodHandler
+    ServerInterceptor = grpc.aio.ServerInterceptor
+
 Answer = Callable[[Any, Context], Awaitable[Any]]
 """Takes a request, or an iterator of requests, and returns the response."""
 Stream = Callable[[Any, Context], AsyncGenerator[Any, None]]
 """Takes a request, or an iterator of requests, and yields responses."""
 
 
-class Interceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class Interceptor(ServerInterceptor):
     """Runs code around every call. Methods are wrapped when they are first called, and never again."""
 
     def __init__(self) -> None:
@@ -96,7 +102,7 @@ def _word(streaming: bool) -> str:  # noqa: FBT001 - it is the fact itself
     return "stream" if streaming else "unary"
 
 
-class _Handler(grpc.RpcMethodHandler[Any, Any]):
+class _Handler(Handler):
     """A handler whose parts can be set."""
 
     unary_unary = None

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+import structlog
+
+from understudy.evaluator import errors
+from understudy.service.dataplane.codes import Code
+from understudy.service.dataplane.failures import STATUS_CODES, failure_of
+from understudy.service.grpcio.status import GRPC_STATUS
+from understudy.wire import WireError
+
+EXPECTED = [
+    (errors.InvalidInputError("text"), Code.INVALID_ARGUMENT),
+    (WireError("text"), Code.INVALID_ARGUMENT),
+    (errors.VersionNotFoundError("text"), Code.NOT_FOUND),
+    (errors.NotReadyError("text"), Code.UNAVAILABLE),
+    (errors.DrainingError("text"), Code.UNAVAILABLE),
+    (errors.OverloadedError("text"), Code.RESOURCE_EXHAUSTED),
+    (errors.DeadlineExceededError("text"), Code.DEADLINE_EXCEEDED),
+    (errors.CancelledError("text"), Code.CANCELLED),
+    (errors.StreamIdleError("text"), Code.ABORTED),
+    (errors.NotEvaluableError("text"), Code.FAILED_PRECONDITION),
+    (errors.ConfigurationError("text"), Code.FAILED_PRECONDITION),
+    (errors.DeviceError("text"), Code.FAILED_PRECONDITION),
+    (errors.LoadError("text"), Code.FAILED_PRECONDITION),
+    (errors.LedgerError("text"), Code.FAILED_PRECONDITION),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), EXPECTED, ids=[type(error).__name__ for error, _ in EXPECTED])
+def test_each_expected_error_has_its_code_and_keeps_its_words(error: Exception, code: Code) -> None:
+    failure = failure_of(error)
+    assert (failure.code, failure.message) == (code, "text")
+
+
+def test_every_error_of_the_evaluator_has_a_code_or_an_ancestor_that_has() -> None:
+    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert [kind for kind in kinds - {errors.EvaluatorError} if not STATUS_CODES.keys() & set(kind.__mro__)] == []
+
+
+def test_a_subclass_goes_with_its_nearest_ancestor() -> None:
+    class OtherArchitectureError(errors.LoadError):
+        pass
+
+    assert failure_of(OtherArchitectureError("text")).code is Code.FAILED_PRECONDITION
+
+
+def test_only_an_overload_says_when_to_try_again() -> None:
+    assert failure_of(errors.OverloadedError("text", retry_after_seconds=0.5)).retry_after_seconds == 0.5
+    assert failure_of(errors.NotReadyError("text")).retry_after_seconds is None
+
+
+def test_a_defect_is_told_by_an_id_and_logged_under_it() -> None:
+    with structlog.testing.capture_logs() as lines:
+        failure = failure_of(KeyError("secret"))
+    (line,) = lines
+    assert failure.code is Code.INTERNAL
+    assert "secret" not in failure.message
+    assert line["incident"] in failure.message
+
+
+def test_codes_are_grpcs_own() -> None:
+    assert {code.name: code.value for code in Code} == {status.name: status.value[0] for status in GRPC_STATUS.values()}
+
+
+def test_labels_are_those_of_go() -> None:
+    assert [Code.OK.label, Code.CANCELLED.label, Code.DEADLINE_EXCEEDED.label] == ["OK", "Canceled", "DeadlineExceeded"]

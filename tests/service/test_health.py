@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from service.rig import PREDICTION_SERVICE, Rig
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def asking(service: str) -> Any:
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+@pytest.fixture
+def stub(rig: Rig) -> Any:
+    return health_pb2_grpc.HealthStub(rig.channel)
+
+
+@pytest.mark.parametrize("service", ["", PREDICTION_SERVICE])
+async def test_the_server_and_each_service_serve_from_the_first_checkpoint_until_draining(
+    rig: Rig, stub: Any, service: str
+) -> None:
+    assert (await stub.Check(asking(service))).status == NOT_SERVING
+    rig.readiness.become_ready()
+    assert (await stub.Check(asking(service))).status == SERVING
+    rig.readiness.start_draining()
+    assert (await stub.Check(asking(service))).status == NOT_SERVING
+
+
+async def test_a_draining_server_does_not_become_ready(rig: Rig, stub: Any) -> None:
+    rig.readiness.start_draining()
+    rig.readiness.become_ready()
+    assert (await stub.Check(asking(""))).status == NOT_SERVING
+
+
+async def test_checking_an_unknown_service_is_not_found_and_names_those_there_are(stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=PREDICTION_SERVICE) as caught:
+        await stub.Check(asking("no.such.Service"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_watching_an_unknown_service_says_so(stub: Any) -> None:
+    watch = stub.Watch(asking("no.such.Service"))
+    assert (await watch.read()).status == SERVICE_UNKNOWN
+    watch.cancel()
+
+
+async def test_every_watcher_sees_every_change_even_after_another_left(rig: Rig, stub: Any) -> None:
+    first, second = stub.Watch(asking("")), stub.Watch(asking(""))
+    assert [(await watch.read()).status for watch in (first, second)] == [NOT_SERVING, NOT_SERVING]
+    first.cancel()
+    await rig.ended.get()
+    rig.readiness.become_ready()
+    assert (await second.read()).status == SERVING
+    rig.readiness.start_draining()
+    assert (await second.read()).status == NOT_SERVING
+
+
+async def test_watches_end_when_the_server_drains(rig: Rig, stub: Any) -> None:
+    rig.readiness.start_draining()
+    with pytest.raises(grpc.aio.AioRpcError, match="draining") as caught:
+        [response async for response in stub.Watch(asking(""))]
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from understudy.service import http
+from understudy.service.errors import PortInUseError
+from understudy.service.metrics.registry import new_registry
+from understudy.service.readiness import Readiness
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture
+async def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = new_registry()
+    Counter("understudy_examples_total", "Rows computed.", registry=registry).inc(3)
+    return registry
+
+
+@pytest.fixture
+async def client(
+    registry: CollectorRegistry, readiness: Readiness, executor: ThreadPoolExecutor
+) -> AsyncIterator[httpx.AsyncClient]:
+    listener = http.bind("127.0.0.1", 0)
+    server = http.HttpServer(http.build_app(registry=registry, readiness=readiness, executor=executor), listener)
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+        yield client
+    await server.stop()
+
+
+async def test_metrics_come_in_prometheus_text_format(client: httpx.AsyncClient) -> None:
+    response = await client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "\nunderstudy_examples_total 3.0\n" in response.text
+    assert "_created" not in response.text
+
+
+async def test_metrics_come_in_openmetrics_for_those_who_ask(client: httpx.AsyncClient) -> None:
+    response = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert response.text.endswith("# EOF\n")
+
+
+async def test_the_process_is_healthy_from_the_start(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_it_is_ready_from_the_first_checkpoint_until_draining(
+    client: httpx.AsyncClient, readiness: Readiness
+) -> None:
+    waiting = await client.get("/readyz")
+    readiness.become_ready()
+    ready = await client.get("/readyz")
+    readiness.start_draining()
+    draining = await client.get("/readyz")
+    assert [answer.status_code for answer in (waiting, ready, draining)] == [503, 200, 503]
+    assert waiting.json() == {"ready": False, "reason": "no checkpoint has been loaded yet"}
+    assert ready.json() == {"ready": True, "reason": "ready"}
+    assert "draining" in draining.json()["reason"]
+
+
+async def test_another_path_is_not_found(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/admin")).status_code == 404
+
+
+def test_a_port_in_use_names_the_address_and_the_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=rf"127\.0\.0\.1:{port}.*--http-port"):
+            http.bind("127.0.0.1", port)

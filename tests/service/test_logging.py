@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from understudy.service import request_id
+from understudy.service.logging import configure
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def lines_of(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_with_its_fields() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="json", stream=stream)
+    structlog.get_logger("room").info("loaded", step=7)
+    (line,) = lines_of(stream)
+    assert (line["event"], line["step"], line["level"], line["logger"]) == ("loaded", 7, "info", "room")
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_lines_of_the_standard_library_look_the_same() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="json", stream=stream)
+    logging.getLogger("library").warning("took %d s", 3)
+    (line,) = lines_of(stream)
+    assert (line["event"], line["level"], line["logger"]) == ("took 3 s", "warning", "library")
+
+
+def test_lines_of_a_call_carry_its_id() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="json", stream=stream)
+    token = request_id.current.set("abc")
+    structlog.get_logger().info("inside")
+    request_id.current.reset(token)
+    structlog.get_logger().info("outside")
+    inside, outside = lines_of(stream)
+    assert inside["request_id"] == "abc"
+    assert "request_id" not in outside
+
+
+def test_a_traceback_is_part_of_its_line() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="json", stream=stream)
+    structlog.get_logger().error("failed", exc_info=ValueError("why"))
+    (line,) = lines_of(stream)
+    assert "ValueError: why" in str(line["exception"])
+
+
+def test_lines_below_the_level_are_not_written() -> None:
+    stream = io.StringIO()
+    configure(level="warning", log_format="json", stream=stream)
+    structlog.get_logger().info("quiet")
+    logging.getLogger("library").info("quiet")
+    assert stream.getvalue() == ""
+
+
+def test_the_console_form_is_for_people() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="console", stream=stream)
+    structlog.get_logger().info("loaded", step=7)
+    assert "loaded" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+@pytest.mark.parametrize("candidate", [None, "", "two words", "line\nbreak", "x" * 129, "\u00e9", b"bytes"])
+def test_an_unfit_request_id_is_replaced(candidate: str | bytes | None) -> None:
+    accepted = request_id.accept(candidate)
+    assert accepted != candidate
+    assert len(accepted) == 32
+
+
+def test_a_fit_request_id_is_kept() -> None:
+    assert request_id.accept("trace-1/2:3") == "trace-1/2:3"

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.dataplane.codes import Code
+from understudy.service.grpcio.server import OBSERVED_SERVICES
+from understudy.service.metrics.engine import MetricsObserver
+from understudy.service.metrics.registry import exposition, new_registry
+from understudy.service.metrics.rpc import RpcMetrics, methods_of
+
+PREDICT = {"grpc_type": "unary", "grpc_service": "understudy.v1.PredictionService", "grpc_method": "Predict"}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return new_registry()
+
+
+@pytest.fixture
+def observer(registry: CollectorRegistry) -> MetricsObserver:
+    return MetricsObserver(registry)
+
+
+def record(sequence: int, *, step: int, outcome: EvaluationOutcome = EvaluationOutcome.SCORED) -> EvaluationRecord:
+    return EvaluationRecord(
+        sequence=sequence,
+        step=step,
+        checkpoint_digest="d",
+        dataset="test",
+        outcome=outcome,
+        metrics={"loss": step / 100},
+    )
+
+
+def test_every_method_has_its_series_from_the_start(registry: CollectorRegistry) -> None:
+    methods = [method for service in OBSERVED_SERVICES for method in methods_of(service)]
+    RpcMetrics(registry, methods)
+    assert {method.path for method in methods} >= {
+        "/understudy.v1.PredictionService/PredictStream",
+        "/understudy.v1.EvaluationService/Evaluate",
+        "/understudy.v1.ModelService/Promote",
+        "/understudy.v1.MetricsService/GetMetrics",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    }
+    for method in methods:
+        labels = {"grpc_type": method.rpc_type, "grpc_service": method.service, "grpc_method": method.name}
+        for name in ("started_total", "msg_received_total", "msg_sent_total", "handling_seconds_count"):
+            assert registry.get_sample_value(f"grpc_server_{name}", labels) == 0
+        for code in Code:
+            labelled = {**labels, "grpc_code": code.label}
+            assert registry.get_sample_value("grpc_server_handled_total", labelled) == 0
+
+
+def test_kinds_of_calls_are_named_as_in_go() -> None:
+    kinds = {method.name: method.rpc_type for service in OBSERVED_SERVICES for method in methods_of(service)}
+    assert kinds["Predict"] == "unary"
+    assert kinds["Evaluate"] == "client_stream"
+    assert kinds["WatchEvaluations"] == "server_stream"
+    assert kinds["PredictStream"] == "bidi_stream"
+
+
+def test_a_call_is_counted_and_timed(registry: CollectorRegistry) -> None:
+    metrics = RpcMetrics(registry, methods_of(OBSERVED_SERVICES[0])).of("/understudy.v1.PredictionService/Predict")
+    metrics.started()
+    metrics.handled(Code.NOT_FOUND, seconds=0.003)
+    assert registry.get_sample_value("grpc_server_handled_total", {**PREDICT, "grpc_code": "NotFound"}) == 1
+    assert registry.get_sample_value("grpc_server_handling_seconds_sum", PREDICT) == 0.003
+
+
+def test_a_batch_is_measured(registry: CollectorRegistry, observer: MetricsObserver) -> None:
+    observer.batch_computed("predict", rows=5, queue_seconds=[0.00001, 0.2], fill_seconds=0.0, compute_seconds=0.001)
+    value = registry.get_sample_value
+    assert value("understudy_queue_seconds_count") == 2
+    assert value("understudy_queue_seconds_bucket", {"le": "1e-05"}) == 1
+    assert value("understudy_batch_rows_sum") == 5
+    assert value("understudy_compute_seconds_sum") == 0.001
+    assert value("understudy_batch_fill_seconds_count") == 1
+    assert value("understudy_examples_total", {"operation": "predict"}) == 5
+    assert value("understudy_examples_total", {"operation": "evaluate"}) == 0
+
+
+def test_refusals_loads_and_the_queue_are_shown_from_the_start(
+    registry: CollectorRegistry, observer: MetricsObserver
+) -> None:
+    value = registry.get_sample_value
+    for reason in ("queue_full", "deadline", "cancelled", "invalid", "draining"):
+        assert value("understudy_rejected_total", {"reason": reason}) == 0
+    observer.rejected("deadline")
+    observer.queue_changed(17)
+    observer.checkpoint_loaded("failed", seconds=0.5)
+    assert value("understudy_rejected_total", {"reason": "deadline"}) == 1
+    assert value("understudy_queue_rows") == 17
+    assert value("understudy_checkpoint_loads_total", {"outcome": "failed"}) == 1
+    assert value("understudy_checkpoint_loads_total", {"outcome": "loaded"}) == 0
+    assert value("understudy_checkpoint_load_seconds_sum") == 0.5
+
+
+def test_the_newest_score_of_a_dataset_is_shown_in_whatever_order_they_are_told(
+    registry: CollectorRegistry, observer: MetricsObserver
+) -> None:
+    for told in (record(2, step=20), record(1, step=10), record(3, step=30, outcome=EvaluationOutcome.SKIPPED)):
+        observer.evaluation_recorded(told)
+    value = registry.get_sample_value
+    assert value("understudy_evaluation_metric", {"dataset": "test", "metric": "loss"}) == 0.2
+    assert value("understudy_evaluation_step", {"dataset": "test"}) == 20
+
+
+def test_two_services_in_one_process_do_not_share_metrics() -> None:
+    first, second = new_registry(), new_registry()
+    MetricsObserver(first).rejected("invalid")
+    MetricsObserver(second)
+    assert second.get_sample_value("understudy_rejected_total", {"reason": "invalid"}) == 0
+
+
+def test_the_exposition_can_be_parsed_and_doubles_no_series(
+    registry: CollectorRegistry, observer: MetricsObserver
+) -> None:
+    del observer
+    content, _ = exposition(registry)
+    families = {family.name for family in text_string_to_metric_families(content.decode())}
+    assert "understudy_queue_seconds" in families
+    assert not [name for name in families if name.endswith("_created")]
+
+
+def test_promtool_accepts_the_metrics(registry: CollectorRegistry, observer: MetricsObserver, promtool: Path) -> None:
+    RpcMetrics(registry, [method for service in OBSERVED_SERVICES for method in methods_of(service)])
+    observer.evaluation_recorded(record(1, step=10))
+    content, _ = exposition(registry)
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=content, capture_output=True, timeout=30, check=False
+    )
+    assert (checked.returncode, checked.stdout.decode(), checked.stderr.decode()) == (0, "", "")

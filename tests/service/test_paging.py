@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.service.dataplane import paging
+
+
+@given(sequence=st.integers(0, 2**63 - 1), filters=st.binary())
+def test_a_token_leads_back_to_its_place(sequence: int, filters: bytes) -> None:
+    assert paging.decode_token(paging.encode_token(sequence, filters), filters) == sequence
+
+
+@given(token=st.text(min_size=1))
+def test_any_text_is_a_token_of_ours_or_the_callers_error(token: str) -> None:
+    try:
+        paging.decode_token(token, b"")
+    except InvalidInputError:
+        return
+    assert paging.encode_token(paging.decode_token(token, b""), b"") == token
+
+
+def test_a_token_of_other_filters_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="other filters"):
+        paging.decode_token(paging.encode_token(7, b"dataset=test"), b"dataset=train")
+
+
+def test_no_token_is_the_beginning() -> None:
+    assert paging.decode_token("", b"anything") == 0
+
+
+@pytest.mark.parametrize(("asked", "given_size"), [(0, 100), (1, 1), (1000, 1000), (5000, 1000)])
+def test_page_sizes_have_a_default_and_a_limit(asked: int, given_size: int) -> None:
+    assert paging.page_size(asked) == given_size
+
+
+def test_a_negative_page_size_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="page_size is -1"):
+        paging.page_size(-1)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.service.errors import SettingsError
+from understudy.service.settings import ServeSettings
+
+RUN = Path("run")
+
+
+def test_the_ports_are_those_of_tensorflow_serving() -> None:
+    settings = ServeSettings(run_dir=RUN)
+    assert (settings.host, settings.grpc_port, settings.http_port) == ("127.0.0.1", 8500, 8501)
+
+
+@pytest.mark.parametrize("given", [{}, {"run_dir": RUN, "checkpoints": RUN}])
+def test_exactly_one_folder_of_checkpoints_is_needed(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="--run-dir and --checkpoints"):
+        ServeSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("grpc_port", -1),
+        ("http_port", 65536),
+        ("max_message_mib", 0),
+        ("max_message_mib", 2048),
+        ("stream_depth", 0),
+        ("drain_seconds", -0.5),
+        ("drain_seconds", float("nan")),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_was_expected(name: str, value: float) -> None:
+    arguments: dict[str, Any] = {name: value}
+    with pytest.raises(SettingsError, match=f"^{name} is .*; give "):
+        ServeSettings(run_dir=RUN, **arguments)
+
+
+def test_one_port_cannot_serve_both_protocols() -> None:
+    with pytest.raises(SettingsError, match="both 9000"):
+        ServeSettings(run_dir=RUN, grpc_port=9000, http_port=9000)
+    ServeSettings(run_dir=RUN, grpc_port=0, http_port=0)
+
+
+def test_a_message_is_measured_in_mebibytes() -> None:
+    assert ServeSettings(run_dir=RUN, max_message_mib=2).max_message_bytes == 2 * 1024 * 1024
+
+
+def test_the_state_of_a_run_is_in_its_folder() -> None:
+    assert ServeSettings(run_dir=RUN).evaluator_state_dir == RUN / "evaluator"
+
+
+def test_the_state_of_somebody_elses_folder_is_elsewhere_and_always_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    states = {ServeSettings(checkpoints=tmp_path / name).evaluator_state_dir for name in ("a", "b", "a")}
+    assert {state.parent for state in states} == {tmp_path / "state" / "understudy"}
+    assert len(states) == 2
+
+
+def test_a_chosen_state_folder_goes_before_all() -> None:
+    assert ServeSettings(run_dir=RUN, state_dir=Path("here")).evaluator_state_dir == Path("here")
