@@ -89,6 +89,6 @@ def test_it_learns_to_read_digits_within_seconds(digits: Experiment) -> None:
     keras.utils.set_random_seed(1)
     model = digits.build_model()
     batches = digits.training_data().shuffle(1200, seed=1).repeat().batch(digits.global_batch_size)
-    model.fit(batches, steps_per_epoch=300, shuffle=False, verbose=0)
+    model.fit(batches, steps_per_epoch=200, shuffle=False, verbose=0)
     scores = model.evaluate(digits.evaluation_data()["test"].batch(300), return_dict=True, verbose=0)
     assert scores["accuracy"] >= 0.97

@@ -46,24 +46,23 @@ class Digits:
     """The bundled experiment: a small convolutional net, with BatchNorm and Dropout so that the hard cases are in it.
 
     Input ``image`` float32 ``[batch, 8, 8, 1]``, output ``digit`` float32 ``[batch, 10]`` (probabilities). About 200
-    steps of the global batch reach a test accuracy of 0.98, 600 reach 0.99.
+    steps of the global batch reach a test accuracy of 0.98.
     """
 
     name = "digits"
-    global_batch_size = 64
+    global_batch_size = 128
 
     def build_model(self) -> keras.Model:
         """Return the net, compiled."""
         image = keras.Input((8, 8, 1), name="image")
-        x = _convolve(image, filters=16)
-        x = keras.layers.MaxPooling2D()(x)
-        x = _convolve(x, filters=32)
+        x = _convolve(image, filters=32)
+        x = _convolve(x, filters=64)
         x = keras.layers.Flatten()(x)
-        x = keras.layers.Dropout(0.25)(x)
+        x = keras.layers.Dropout(0.3)(x)
         digit = keras.layers.Dense(10, activation="softmax", name="digit")(x)
         model = keras.Model(image, digit, name=self.name)
         model.compile(
-            optimizer=keras.optimizers.Adam(3e-3),
+            optimizer=keras.optimizers.Adam(2e-3),
             loss=keras.losses.SparseCategoricalCrossentropy(),
             metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         )
@@ -79,11 +78,12 @@ class Digits:
 
 
 def _convolve(x: keras.KerasTensor, *, filters: int) -> keras.KerasTensor:
-    """Apply a convolution of 3 x 3, BatchNorm and ReLU."""
+    """Apply a convolution of 3 x 3, BatchNorm, ReLU, and halve the image."""
     x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
     # With Keras' momentum of 0.99 the moving statistics would lag behind a training of a few hundred steps.
     x = keras.layers.BatchNormalization(momentum=0.9)(x)
-    return keras.layers.ReLU()(x)
+    x = keras.layers.ReLU()(x)
+    return keras.layers.MaxPooling2D()(x)
 
 
 def load_split(split: Split) -> Images:
