@@ -19,11 +19,6 @@ from understudy.cli.errors import CommandError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HELP = (
-    "TOML file with settings. Every option of this command is a key of it and an environment variable "
-    "UNDERSTUDY_<KEY>; a flag goes before the environment, which goes before the file."
-)
-
 
 class SettingOption(click.Option):
     """An option that is also a key of the settings file. Its errors say where a bad value came from."""
@@ -50,8 +45,8 @@ class SettingOption(click.Option):
                 return None
 
 
-def config_option() -> Callable[[F], F]:
-    """Give a command ``--config FILE``, whose keys become the defaults of its `SettingOption`s."""
+def config_option(first_flag: str) -> Callable[[F], F]:
+    """Give a command ``--config FILE``, whose keys become the defaults of its `SettingOption`s, the first as named."""
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -60,7 +55,10 @@ def config_option() -> Callable[[F], F]:
         is_eager=True,
         expose_value=False,
         callback=_apply,
-        help=_HELP,
+        help=(
+            f"TOML file with settings. The options from {first_flag} on are its keys, with underscores, and variables "
+            "of the environment, UNDERSTUDY_<KEY>. A flag goes before the environment, which goes before the file."
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from understudy.cli.errors import reported
+from understudy.cli.errors import CommandError, reported
 
 if TYPE_CHECKING:
     from understudy.clients import Client, Version
@@ -56,7 +56,7 @@ class ConnectionSettings:
 @contextmanager
 def connected(settings: ConnectionSettings) -> Iterator[Client]:
     """Give a client, and report what it raises to the user."""
-    from understudy.clients import Client, UnderstudyError
+    from understudy.clients import Client, UnavailableError, UnderstudyError
 
     limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
     if settings.timeout_seconds is not None:
@@ -66,7 +66,11 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--target'") from error
     with client, reported(UnderstudyError):
-        yield client
+        try:
+            yield client
+        except UnavailableError as error:
+            asked = ", ".join(settings.target)
+            raise CommandError(f"{error} (asked {asked}; --target says whom to ask)") from error
 
 
 class VersionType(click.ParamType["Version"]):

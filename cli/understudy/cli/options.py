@@ -50,7 +50,7 @@ def settings_options(**settings_types: type[Any]) -> Callable[[Callable[..., R]]
             built = {name: _build(settings_type, values) for name, settings_type in settings_types.items()}
             return function(*args, **given, **built)
 
-        decorated: Callable[..., R] = config_option()(with_settings)
+        decorated: Callable[..., R] = config_option(next(iter(leaves.values())).flag)(with_settings)
         for leaf in reversed(leaves.values()):
             decorated = leaf.option()(decorated)
         return decorated

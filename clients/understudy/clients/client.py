@@ -131,7 +131,8 @@ class Client:
 
         pipeline = Pipeline(items, build, in_flight=in_flight)
         call = self._predictions.PredictStream(pipeline.requests(), timeout=self._stream_timeout(timeout_seconds))
-        call.add_callback(pipeline.look)
+        if not call.add_callback(pipeline.look):  # it is over already
+            pipeline.look()
         with closing(pipeline), _ended(call):
             yield from pipeline.outcomes(iter(call))
 

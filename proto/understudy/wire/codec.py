@@ -76,8 +76,11 @@ def encode_all(arrays: Mapping[str, npt.ArrayLike]) -> dict[str, tensor_pb2.Tens
 
 
 def decode_all(tensors: Mapping[str, tensor_pb2.Tensor]) -> dict[str, npt.NDArray[Any]]:
-    """Return every wire tensor as an array under its own name; raise WireError as `decode` does."""
-    return {name: decode(tensor, name=name) for name, tensor in tensors.items()}
+    """Return every wire tensor as an array under its own name; raise WireError as `decode` does.
+
+    A protobuf map has no order, so the arrays come in the order of their names.
+    """
+    return {name: decode(tensors[name], name=name) for name in sorted(tensors)}
 
 
 def _encode_strings(values: npt.NDArray[Any], name: str) -> tensor_pb2.Tensor:
