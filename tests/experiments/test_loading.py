@@ -66,6 +66,14 @@ def test_a_relative_file_is_found_from_where_the_user_stands(file: Path, here: P
     assert load_experiment("own.py:Mine").name == "mine"
 
 
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "understudy_test_helper.py").write_text(_SOURCE)
+    (tmp_path / "main.py").write_text("from understudy_test_helper import Mine")
+    assert load_experiment(f"{tmp_path}/main.py:Mine").name == "mine"
+    monkeypatch.delitem(sys.modules, "understudy_test_helper")
+
+
 def test_a_file_is_run_once(file: Path) -> None:
     assert load_experiment(f"{file}:instance") is load_experiment(f"{file}:instance")
 

@@ -9,7 +9,7 @@ from understudy.checkpoints.errors import (
     UnsupportedFormatError,
 )
 from understudy.checkpoints.folder import FolderSource
-from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, read_manifest
 from understudy.checkpoints.publish import CheckpointPublisher
@@ -19,6 +19,7 @@ from understudy.checkpoints.taken import TakenCheckpoint, open_taken
 from understudy.checkpoints.training import TrainingJournal, TrainingStatus, read_training_status
 
 __all__ = [
+    "MODEL_FILE",
     "AlreadyPublishedError",
     "Checkpoint",
     "CheckpointError",

@@ -6,14 +6,16 @@ and ``metadata.json`` (the Keras version, and the date).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from understudy.checkpoints.errors import DamagedCheckpointError
 
@@ -25,6 +27,15 @@ _WEIGHTS = "model.weights.h5"
 _ITERATIONS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 
 _BLOCK_BYTES = 1 << 20
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,  # A part is missing.
+    ValueError,
+    RuntimeError,  # A flag claims encryption, or JSON nests without end.
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,33 +64,36 @@ def inspect(path: Path) -> KerasFile:
     try:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile(dir=path.parent) as weights:
             digest = hashlib.sha256()
-            for name in sorted(archive.namelist()):
-                if name != _METADATA:
-                    digest.update(f"{name}\0{archive.getinfo(name).file_size}\0".encode())
-                with archive.open(name) as member:
-                    _copy(
-                        member,
-                        None if name == _METADATA else digest,
-                        weights if name == _WEIGHTS else None,
-                    )
+            for member in sorted(archive.infolist(), key=lambda member: member.filename):
+                content = hashlib.sha256()
+                for block in _read(archive, member):
+                    content.update(block)
+                    if member.filename == _WEIGHTS:
+                        weights.write(block)
+                if member.filename != _METADATA:
+                    digest.update(f"{member.filename} {content.hexdigest()}\n".encode())
             json.loads(archive.read(_CONFIG))
             archive.getinfo(_WEIGHTS)
             return KerasFile(digest=digest.hexdigest(), iterations=_read_iterations(weights))
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise DamagedCheckpointError(f"{path.name} is not a whole .keras file: {error}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DamagedCheckpointError(f"{path.name} is not a whole .keras file: it points outside of itself") from error
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-
-def _copy(member: IO[bytes], digest: _Hash | None, target: IO[bytes] | None) -> None:
-    """Read a member to its end, which checks its CRC, into a hash and a file where they are given."""
-    while block := member.read(_BLOCK_BYTES):
-        if digest is not None:
-            digest.update(block)
-        if target is not None:
-            target.write(block)
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Give a member's content to its end, which checks its CRC."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} is compressed by method {member.compress_type}, which Keras never uses")
+    size = 0
+    with archive.open(member) as file:
+        while block := file.read(_BLOCK_BYTES):
+            size += len(block)
+            yield block
+    if size != member.file_size:
+        raise ValueError(f"{member.filename} has {size} bytes, its directory says {member.file_size}")
 
 
 def _read_iterations(weights: IO[bytes]) -> int | None:

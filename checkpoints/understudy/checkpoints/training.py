@@ -84,6 +84,7 @@ class TrainingJournal:
     ) -> None:
         """Say how training ended. Raise OSError if that cannot be written."""
         self._ended.set()
+        # Not bounded: a heartbeat that came after the end would deny it.
         self._heart.join()
         if exc is None:
             self._write("finished")

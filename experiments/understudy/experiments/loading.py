@@ -38,9 +38,7 @@ def load_experiment(spec: str) -> Experiment:
 
 def _import_module(name: str, spec: str) -> ModuleType:
     # A console script, unlike `python -m`, does not look for modules where the user stands.
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
+    _look_in(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -65,6 +63,8 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     if module_spec is None or module_spec.loader is None:
         raise ExperimentError(f"{spec!r}: {path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
+    # As `python file.py` does: the file may import what lies beside it.
+    _look_in(path.parent)
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
@@ -72,6 +72,12 @@ def _import_file(path: Path, spec: str) -> ModuleType:
         del sys.modules[name]
         raise _user_error(spec, f"running {path}", error) from error
     return module
+
+
+def _look_in(folder: Path) -> None:
+    """Let modules be imported from a folder, after all other places."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _get_attribute(module: ModuleType, attribute: str, spec: str) -> object:
