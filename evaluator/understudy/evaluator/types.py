@@ -136,6 +136,11 @@ class CheckpointInfo:
     digest: str
     final: bool
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """What tells it from every other checkpoint."""
+        return self.step, self.digest
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:

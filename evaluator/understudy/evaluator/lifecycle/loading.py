@@ -7,11 +7,11 @@ from typing import Protocol
 
 from understudy.checkpoints.errors import CheckpointGoneError, UnsupportedFormatError
 from understudy.checkpoints.taken import TakenCheckpoint
-from understudy.evaluator.errors import EvaluatorError, LoadError
+from understudy.evaluator.errors import ArchitectureMismatchError, EvaluatorError, LoadError
 from understudy.evaluator.lifecycle.pool import NewSlot
 from understudy.evaluator.lifecycle.servable import ModelSlot
 
-_HOPELESS = (CheckpointGoneError, UnsupportedFormatError)
+_HOPELESS = (ArchitectureMismatchError, CheckpointGoneError, UnsupportedFormatError)
 
 
 class SlotFactory(Protocol):
@@ -29,10 +29,6 @@ class SlotFactory(Protocol):
         """Return the fingerprint that a slot built from the file would have; raise LoadError if it has none."""
 
 
-class IncompatibleCheckpointError(LoadError):
-    """A checkpoint's architecture is not that of the one on stage."""
-
-
 def load_into(
     room: ModelSlot | NewSlot, taken: TakenCheckpoint, *, slots: SlotFactory, stage: ModelSlot | None
 ) -> ModelSlot:
@@ -45,13 +41,13 @@ def load_into(
         stage: The slot on stage, if any, whose architecture the checkpoint must have.
 
     Raises:
-        IncompatibleCheckpointError: It has another architecture.
+        ArchitectureMismatchError: It has another architecture.
         LoadError: It cannot be loaded. The slot given may be used for another checkpoint.
         MemoryError: The devices have no room for another slot.
     """
     architecture = slots.architecture_of(taken.model_file)
     if stage is not None and stage.architecture != architecture:
-        raise IncompatibleCheckpointError(
+        raise ArchitectureMismatchError(
             f"the model of step {taken.step} differs from the one on stage in its architecture or compile "
             "configuration; publish it in a run folder of its own, or restart the evaluator to take it up"
         )
@@ -66,7 +62,7 @@ def load_into(
 
 def is_hopeless(error: Exception) -> bool:
     """Return whether trying again cannot help."""
-    return isinstance(error, (*_HOPELESS, IncompatibleCheckpointError))
+    return isinstance(error, _HOPELESS)
 
 
 def as_evaluator_error(step: int, error: Exception) -> EvaluatorError:

@@ -56,14 +56,14 @@ class LoadHistory:
         with self._lock:
             self._latest_step = max(info.step, self._latest_step or info.step)
         self._set(info.step, VersionState.AVAILABLE)
-        self._quarantine.clear(info.digest)
+        self._quarantine.clear(info.key)
         self._observer.checkpoint_loaded("loaded", seconds=seconds)
         _log.info("loaded", extra={"step": info.step, "seconds": seconds})
 
     def failed(self, info: CheckpointInfo, error: Exception, *, seconds: float) -> EvaluatorError:
         """Note a failure; return it as an error that the caller may see."""
         reason = as_evaluator_error(info.step, error)
-        failure = self._quarantine.add(info.digest, str(reason), hopeless=is_hopeless(error))
+        failure = self._quarantine.add(info.key, str(reason), hopeless=is_hopeless(error))
         self._set(info.step, VersionState.END, error=str(reason))
         self._observer.checkpoint_loaded("failed", seconds=seconds)
         _log.warning(

@@ -230,7 +230,7 @@ class ServableManager:
         stage = self.stage
         self._history.loading(load.info.step)
         try:
-            with self._shelf.hold(load.info.step) as hold:
+            with self._shelf.hold(load.info) as hold:
                 slot = load_into(load.room, hold.taken, slots=self._slots, stage=stage.slot if stage else None)
         except MemoryError:
             self._out_of_memory(load, seconds=self._clock() - began)

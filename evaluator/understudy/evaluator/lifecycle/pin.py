@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from understudy.checkpoints.atomic import write_json
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.errors import ConfigurationError, LedgerError
 
 PIN_FILE = "pin.json"
 
@@ -29,12 +29,19 @@ class PinFile:
         """
         try:
             step = json.loads(self._path.read_bytes())["step"]
+            return None if step is None else int(step)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{self._path} is damaged ({error}); delete it to serve without a pin") from error
-        return None if step is None else int(step)
 
     def write(self, step: int | None) -> None:
-        """Replace the pin durably; raise OSError if that is not possible."""
-        write_json(self._path, {"step": step})
+        """Replace the pin durably.
+
+        Raises:
+            LedgerError: That is not possible, as on a full disk. The old pin stays.
+        """
+        try:
+            write_json(self._path, {"step": step})
+        except OSError as error:
+            raise LedgerError(f"the pin {self._path} cannot be written: {error}; check the disk's space") from error

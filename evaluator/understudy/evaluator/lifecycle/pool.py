@@ -81,8 +81,9 @@ class Pool:
         """
         if servable is self.stage:
             return False
-        self.stage, self.predecessor = servable, self.stage
+        self.predecessor = self.stage
         self.predecessor_step = None if self.predecessor is None else self.predecessor.step
+        self.stage = servable
         return True
 
     def make_room(self, purpose: Purpose, evict: Callable[[Servable], None]) -> ModelSlot | NewSlot | None:

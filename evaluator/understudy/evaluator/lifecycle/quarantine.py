@@ -1,15 +1,15 @@
-"""Checkpoints that failed: why, how often, and when to try again."""
+"""What failed: why, how often, and when to try again."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is known about a checkpoint that failed.
+    """What is known about a checkpoint, or a checkpoint on a dataset, that failed.
 
     Attributes:
         reason: Why the last attempt failed.
@@ -28,10 +28,10 @@ class Failure:
 
 
 class Quarantine:
-    """Keeps failed checkpoints, by their digests, from being tried until their time has come. Thread-safe.
+    """Keeps what failed, by its key, from being tried again until its time has come. Thread-safe.
 
     Args:
-        attempts: How often a checkpoint is tried before it is given up.
+        attempts: How often it is tried before it is given up.
         retry_seconds: The wait before the second attempt; it doubles with each one.
         clock: Gives monotonic seconds.
     """
@@ -41,37 +41,37 @@ class Quarantine:
         self._retry_seconds = retry_seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[Hashable, Failure] = {}
 
-    def add(self, digest: str, reason: str, *, hopeless: bool = False) -> Failure:
+    def add(self, key: Hashable, reason: str, *, hopeless: bool = False) -> Failure:
         """Count one more failure; give up if it is hopeless or was tried often enough."""
         with self._lock:
-            previous = self._failures.get(digest)
+            previous = self._failures.get(key)
             attempts = 1 + (previous.attempts if previous else 0)
             given_up = hopeless or attempts >= self._attempts
             retry_at = None if given_up else self._clock() + self._retry_seconds * 2 ** (attempts - 1)
             failure = Failure(reason=reason, attempts=attempts, retry_at=retry_at)
-            self._failures[digest] = failure
+            self._failures[key] = failure
             return failure
 
-    def clear(self, digest: str) -> None:
-        """Forget a checkpoint's failures, as after a success."""
+    def clear(self, key: Hashable) -> None:
+        """Forget all failures, as after a success."""
         with self._lock:
-            self._failures.pop(digest, None)
+            self._failures.pop(key, None)
 
-    def failure(self, digest: str) -> Failure | None:
-        """Return what is known about a checkpoint, or None if it never failed."""
+    def failure(self, key: Hashable) -> Failure | None:
+        """Return what is known about it, or None if it never failed."""
         with self._lock:
-            return self._failures.get(digest)
+            return self._failures.get(key)
 
-    def admits(self, digest: str) -> bool:
-        """Return whether a checkpoint may be tried now."""
+    def admits(self, key: Hashable) -> bool:
+        """Return whether it may be tried now."""
         with self._lock:
-            failure = self._failures.get(digest)
+            failure = self._failures.get(key)
         return failure is None or (failure.retry_at is not None and failure.retry_at <= self._clock())
 
     def seconds_to_next_retry(self) -> float | None:
-        """Return how long until a checkpoint may be tried again (0 if one may now), or None if none will be."""
+        """Return how long until something may be tried again (0 if one may now), or None if none will be."""
         with self._lock:
             times = [failure.retry_at for failure in self._failures.values() if failure.retry_at is not None]
         return max(0.0, min(times) - self._clock()) if times else None

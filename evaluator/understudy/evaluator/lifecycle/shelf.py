@@ -92,21 +92,23 @@ class Shelf:
         """
         return self._item(step).info
 
-    def hold(self, step: int) -> Hold:
+    def hold(self, info: CheckpointInfo) -> Hold:
         """Pin a checkpoint in its private folder and verify it, unless it is held already. Reads the whole checkpoint.
 
         Raises:
             VersionNotFoundError: There is none of this step.
-            understudy.checkpoints.errors.CheckpointError: It is damaged, gone or unreadable.
+            understudy.checkpoints.errors.CheckpointError: It is damaged, unreadable, deleted or replaced.
             OSError: The private folder could not be written.
         """
-        item = self._item(step)
+        item = self._item(info.step)
+        if item.info.key != info.key:
+            raise CheckpointGoneError(f"step {info.step} was replaced by another checkpoint of this step")
         with item.lock:
             if item.taken is None:
                 item.taken = self._take(item)
             item.holds += 1
             with self._lock:
-                self._items.setdefault(step, item)  # A refresh may have dropped it while it was being taken.
+                self._items.setdefault(info.step, item)  # A refresh may have dropped it while it was being taken.
         return Hold(self, item, item.taken)
 
     def discard_leftovers(self) -> None:

@@ -24,7 +24,7 @@ WHOLE_CHECKPOINT = ""
 
 _SCHEMA = """
 CREATE TABLE evaluations (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    sequence INTEGER PRIMARY KEY,
     step INTEGER NOT NULL,
     checkpoint_digest TEXT NOT NULL,
     dataset TEXT NOT NULL,

@@ -46,7 +46,7 @@ class Recorder:
         self._ledger = ledger
         self._results = results
         self._summaries = summaries
-        self._datasets = tuple(datasets)
+        self.datasets = tuple(datasets)
         self._observer = observer
         self._listener = listener
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Recorder:
             return []
         return [
             dataset
-            for dataset in self._datasets
+            for dataset in self.datasets
             if not self._ledger.find(
                 step=step, checkpoint_digest=digest, dataset=dataset.name, dataset_digest=dataset.digest
             )

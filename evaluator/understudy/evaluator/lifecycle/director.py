@@ -1,0 +1,191 @@
+"""Decides what is on stage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+
+from understudy.evaluator.errors import CancelledError, NotReadyError, VersionNotFoundError
+from understudy.evaluator.lifecycle.manager import ServableManager
+from understudy.evaluator.lifecycle.pin import PinFile
+from understudy.evaluator.lifecycle.promotion import Ranking, choose
+from understudy.evaluator.lifecycle.quarantine import Quarantine
+from understudy.evaluator.lifecycle.servable import Handle
+from understudy.evaluator.lifecycle.shelf import Shelf
+from understudy.evaluator.settings import ServingPolicy
+from understudy.evaluator.types import StageChange
+
+
+class StageDirector:
+    """Follows the serving policy, or the pin that goes before it. Thread-safe.
+
+    Args:
+        policy: What the operator chose.
+        shelf: The checkpoints there are.
+        quarantine: Knows which of them are bad.
+        ranking: Knows which is best.
+        manager: Puts them on stage.
+        pin_file: Keeps the pin over a restart.
+        on_settled: Called after each change that was tried; must be quick and must not raise.
+
+    Raises:
+        ConfigurationError: The pin file is damaged.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: ServingPolicy | int,
+        shelf: Shelf,
+        quarantine: Quarantine,
+        ranking: Ranking,
+        manager: ServableManager,
+        pin_file: PinFile,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._policy = policy
+        self._shelf = shelf
+        self._quarantine = quarantine
+        self._ranking = ranking
+        self._manager = manager
+        self._pin_file = pin_file
+        self._on_settled = on_settled
+        self._lock = threading.Lock()
+        self._pinned = pin_file.read()
+        self._under_way: Future[Handle] | None = None
+
+    @property
+    def pinned_step(self) -> int | None:
+        """The step pinned at run time, or None."""
+        with self._lock:
+            return self._pinned
+
+    def target(self) -> int | None:
+        """Return the step that belongs on stage, or None if what is there should stay."""
+        loadable = {info.step for info in self._shelf.checkpoints() if self._quarantine.admits(info.key)}
+        return choose(self._policy, pinned=self.pinned_step, loadable=loadable, ranking=self._ranking)
+
+    def reconsider(self) -> None:
+        """Put on stage what belongs there, unless a change is under way. Does not block."""
+        with self._lock:
+            if self._under_way is not None and not self._under_way.done():
+                return
+        step = self.target()
+        if step is None or self._is_on_stage(step):
+            return
+        self._promote(step, None).add_done_callback(self._settled)
+
+    def pin(self, step: int, *, deadline: float | None = None) -> Future[StageChange]:
+        """Put a step on stage and keep it there. A pin that fails leaves the one before it.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint.
+            DrainingError: The evaluator is being closed.
+        """
+        before = self._step_on_stage()
+        with self._lock:
+            former, self._pinned = self._pinned, step
+        try:
+            promoting = self._promote(step, deadline)
+        except BaseException:
+            self._restore_pin(step, former)
+            raise
+        return self._change(promoting, before, on_failure=lambda: self._restore_pin(step, former))
+
+    def unpin(self, *, deadline: float | None = None) -> Future[StageChange]:
+        """Follow the policy again. Without a pin, nothing changes.
+
+        Raises:
+            NotReadyError: Nothing is on stage; the pin is taken back all the same.
+            LedgerError: That cannot be written down.
+        """
+        with self._lock:
+            self._pinned = None
+            self._pin_file.write(None)
+        before = self._step_on_stage()
+        step = self.target()
+        if step is None:
+            step = before
+        if step is None:
+            raise NotReadyError("the pin was taken back; no checkpoint is on stage yet")
+        return self._change(self._promote(step, deadline), before, on_failure=lambda: None)
+
+    def roll_back(self, *, deadline: float | None = None) -> Future[StageChange]:
+        """Pin the step that was on stage before the present one.
+
+        Raises:
+            VersionNotFoundError: Nothing was on stage before, or it is gone.
+        """
+        step = self._manager.predecessor_step
+        if step is None:
+            known = [info.step for info in self._shelf.checkpoints()]
+            raise VersionNotFoundError(
+                f"nothing was on stage before since the evaluator was started; pin one of the steps {known}"
+            )
+        return self.pin(step, deadline=deadline)
+
+    def _promote(self, step: int, deadline: float | None) -> Future[Handle]:
+        """Begin a change; one that is under way is overtaken and must not come after it."""
+        with self._lock:
+            overtaken = self._under_way
+        if overtaken is not None:
+            overtaken.cancel()
+        promoting = self._manager.promote(step, deadline=deadline)
+        with self._lock:
+            self._under_way = promoting
+        return promoting
+
+    def _change(
+        self, promoting: Future[Handle], before: int | None, *, on_failure: Callable[[], None]
+    ) -> Future[StageChange]:
+        """Return what becomes of a promotion as the caller is to see it."""
+        change: Future[StageChange] = Future()
+        change.add_done_callback(lambda done: done.cancelled() and promoting.cancel())
+
+        def finish(promoted: Future[Handle]) -> None:
+            try:
+                with promoted.result() as handle:
+                    outcome = self._commit(handle.step, before)
+            except FutureCancelledError:
+                on_failure()
+                _fail(change, CancelledError(f"the decision was overtaken by another; {before} was on stage before it"))
+            except Exception as error:  # noqa: BLE001 - the change carries it
+                on_failure()
+                _fail(change, error)
+            else:
+                if change.set_running_or_notify_cancel():
+                    change.set_result(outcome)
+            self._on_settled()
+
+        promoting.add_done_callback(finish)
+        return change
+
+    def _commit(self, step: int, before: int | None) -> StageChange:
+        with self._lock:
+            self._pin_file.write(self._pinned)
+            return StageChange(serving_step=step, previous_step=before, pinned_step=self._pinned)
+
+    def _restore_pin(self, step: int, former: int | None) -> None:
+        with self._lock:
+            if self._pinned == step:
+                self._pinned = former
+
+    def _settled(self, promoted: Future[Handle]) -> None:
+        if not promoted.cancelled() and promoted.exception() is None:
+            promoted.result().release()
+        self._on_settled()
+
+    def _is_on_stage(self, step: int) -> bool:
+        stage, info = self._manager.stage, self._shelf.find(step)
+        return stage is not None and info is not None and (stage.step, stage.digest) == (step, info.digest)
+
+    def _step_on_stage(self) -> int | None:
+        stage = self._manager.stage
+        return None if stage is None else stage.step
+
+
+def _fail(change: Future[StageChange], error: Exception) -> None:
+    if change.set_running_or_notify_cancel():
+        change.set_exception(error)

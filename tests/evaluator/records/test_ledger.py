@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.evaluator.errors import LedgerError
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(path, clock=lambda: 1234.5)
+    yield ledger
+    ledger.close()
+
+
+def append(ledger: Ledger, step: int, **fields: Any) -> EvaluationRecord:
+    defaults: dict[str, Any] = {
+        "checkpoint_digest": f"d{step}",
+        "dataset": "test",
+        "outcome": EvaluationOutcome.SCORED,
+        "metrics": {"loss": 1 / step},
+    }
+    return ledger.append(step=step, **(defaults | fields))
+
+
+def test_an_entry_is_read_back_as_it_was_written(ledger: Ledger) -> None:
+    written = append(ledger, 3, examples=7, duration_seconds=0.5, notes=["one replica"], reason="")
+
+    assert ledger.page() == [written]
+    assert written == EvaluationRecord(
+        sequence=1,
+        step=3,
+        checkpoint_digest="d3",
+        dataset="test",
+        outcome=EvaluationOutcome.SCORED,
+        metrics={"loss": 1 / 3},
+        examples=7,
+        duration_seconds=0.5,
+        recorded_at=1234.5,
+        notes=("one replica",),
+    )
+
+
+def test_nan_and_infinity_survive(ledger: Ledger) -> None:
+    append(ledger, 1, metrics={"a": math.nan, "b": math.inf, "c": -math.inf})
+
+    (record,) = ledger.page()
+
+    assert math.isnan(record.metrics["a"])
+    assert (record.metrics["b"], record.metrics["c"]) == (math.inf, -math.inf)
+
+
+def test_the_same_work_is_recorded_once(ledger: Ledger) -> None:
+    first = append(ledger, 1)
+    again = append(ledger, 1, metrics={"loss": 9.0})
+
+    assert again == first
+    assert ledger.page() == [first]
+    assert append(ledger, 2).sequence == 2
+
+
+def test_another_content_of_the_dataset_is_other_work(ledger: Ledger) -> None:
+    append(ledger, 1, dataset_digest="old")
+    append(ledger, 1, dataset_digest="new")
+
+    assert len(ledger.page()) == 2
+    assert ledger.find(step=1, checkpoint_digest="d1", dataset="test", dataset_digest="none") is None
+
+
+def test_pages_follow_one_another_and_pass_filters(ledger: Ledger) -> None:
+    for step in range(1, 6):
+        append(ledger, step)
+        append(ledger, step, dataset="other", outcome=EvaluationOutcome.FAILED, reason="broken")
+
+    first = ledger.page(limit=4)
+    second = ledger.page(after_sequence=first[-1].sequence, limit=100)
+
+    assert [record.sequence for record in (*first, *second)] == list(range(1, 11))
+    assert [record.step for record in ledger.page(dataset="test", min_step=2, max_step=4)] == [2, 3, 4]
+    assert {record.dataset for record in ledger.page(outcome=EvaluationOutcome.FAILED)} == {"other"}
+
+
+def test_entries_survive_closing(path: Path, ledger: Ledger) -> None:
+    append(ledger, 1)
+    ledger.close()
+    reopened = Ledger(path)
+
+    assert [record.step for record in reopened.page()] == [1]
+    assert append(reopened, 2).sequence == 2
+    reopened.close()
+
+
+def test_whoever_waits_is_woken_by_an_entry(ledger: Ledger) -> None:
+    woken: list[bool] = []
+    waiter = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
+    waiter.start()
+    append(ledger, 1)
+    waiter.join(30)
+
+    assert woken == [True]
+    assert not ledger.wait_beyond(1, timeout_seconds=0)
+
+
+def test_whoever_waits_is_woken_by_closing(ledger: Ledger) -> None:
+    woken: list[bool] = []
+    waiter = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
+    waiter.start()
+    ledger.close()
+    waiter.join(30)
+
+    assert woken == [False]
+
+
+def test_a_ledger_of_another_version_is_refused_by_name(path: Path) -> None:
+    Ledger(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads 1"):
+        Ledger(path)
+
+
+def test_another_programs_database_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = path.read_bytes()
+
+    with pytest.raises(LedgerError, match="is no ledger of evaluations"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused_by_name(path: Path) -> None:
+    path.write_bytes(b"not a database " * 100)
+
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite cannot be used"):
+        Ledger(path)
+
+
+def test_a_full_disk_loses_nothing(ledger: Ledger) -> None:
+    append(ledger, 1)
+    (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
+    ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    with pytest.raises(LedgerError, match="full"):
+        append(ledger, 2, reason="x" * 100_000)
+
+    assert [record.step for record in ledger.page()] == [1]
+    ledger._connection.execute("PRAGMA max_page_count = 1000000")
+    assert append(ledger, 2).sequence == 2

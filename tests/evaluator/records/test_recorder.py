@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
+
+DATASETS = [
+    ArrayDataset(name, {"x": np.full((2, 1), place, np.float32), "y": np.zeros(2)})
+    for place, name in enumerate(["validation", "test"])
+]
+
+
+class Room:
+    """A recorder with what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[EvaluationRecord] = []
+        self.folder = folder
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.results = ResultFiles(folder / "results")
+        self.recorder = Recorder(
+            ledger=self.ledger,
+            results=self.results,
+            summaries=Summaries(folder / "tensorboard"),
+            datasets=DATASETS,
+            observer=SilentObserver(),
+            listener=self.told.append,
+        )
+
+    def score(self, step: int, dataset: ArrayDataset, **metrics: float) -> EvaluationRecord:
+        result = EvaluationResult(
+            metrics=metrics, examples=2, batches=1, step=step, waiting_seconds=0, computing_seconds=0
+        )
+        return self.recorder.record_score(f"d{step}", dataset, result, duration_seconds=0.1)
+
+    def result(self, step: int) -> Any:
+        return json.loads(self.results.path(step).read_text())
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    room = Room(tmp_path)
+    yield room
+    room.recorder.close()
+
+
+def test_what_remains_shrinks_with_each_score(room: Room) -> None:
+    assert room.recorder.remaining(1, "d1") == DATASETS
+    room.score(1, DATASETS[0], loss=0.5)
+    assert room.recorder.remaining(1, "d1") == DATASETS[1:]
+    room.score(1, DATASETS[1], loss=0.5)
+    assert room.recorder.remaining(1, "d1") == []
+
+
+def test_nothing_remains_of_a_checkpoint_that_failed_as_a_whole(room: Room) -> None:
+    room.recorder.record_reason(1, "d1", EvaluationOutcome.FAILED, "torn")
+
+    assert room.recorder.remaining(1, "d1") == []
+    assert room.recorder.remaining(1, "another") == DATASETS
+
+
+def test_a_result_file_says_when_it_is_settled(room: Room) -> None:
+    room.score(1, DATASETS[0], loss=math.nan)
+    assert room.result(1)["settled"] is False
+    room.score(1, DATASETS[1], loss=0.25)
+
+    assert room.result(1)["settled"] is True
+    assert [record["metrics"]["loss"] for record in room.result(1)["records"]] == ["nan", 0.25]
+
+
+def test_a_score_that_is_recorded_already_is_told_once(room: Room) -> None:
+    first = room.score(1, DATASETS[0], loss=0.5)
+    again = room.score(1, DATASETS[0], loss=0.6)
+
+    assert again == first
+    assert room.told == [first]
+
+
+def test_a_result_file_that_a_crash_left_out_is_written_on_recovery(room: Room) -> None:
+    room.score(1, DATASETS[0], loss=0.5)
+    room.score(2, DATASETS[0], loss=0.5)
+    for step in (1, 2):
+        room.results.path(step).unlink()
+
+    room.recorder.recover()
+
+    assert [room.result(step)["step"] for step in (1, 2)] == [1, 2]
+
+
+def test_tensorboard_reads_one_run_per_dataset_at_the_right_steps(room: Room) -> None:
+    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    room.score(10, DATASETS[0], loss=0.5, accuracy=0.75)
+    room.score(20, DATASETS[0], loss=0.25)
+    room.score(10, DATASETS[1], loss=1.5)
+    room.recorder.close()
+    events = EventMultiplexer().AddRunsFromDirectory(str(room.folder / "tensorboard")).Reload()
+
+    assert set(events.Runs()) == {"validation", "test"}
+    losses = [
+        (event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors("validation", "loss")
+    ]
+    assert losses == [(10, 0.5), (20, 0.25)]
+
+
+def test_a_result_file_that_cannot_be_written_does_not_undo_the_entry(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    room.results.path(1).mkdir()
+
+    record = room.score(1, DATASETS[0], loss=0.5)
+
+    assert room.ledger.page() == [record]
+    assert "result file not written" in caplog.text
