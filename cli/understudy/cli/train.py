@@ -1,0 +1,61 @@
+"""``understudy train``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import click
+
+from understudy.checkpoints.errors import CheckpointError
+from understudy.cli.errors import CommandError
+from understudy.cli.options import settings_options
+from understudy.experiments import ExperimentError, load_experiment
+from understudy.trainer import JsonLinesReporter, LineReporter, ProgressReporter, TrainerError, TrainSettings
+
+ProgressFormat = Literal["lines", "json"]
+
+
+@click.command("train")
+@click.argument("experiment")
+@click.option(
+    "--progress",
+    type=click.Choice(["lines", "json"]),
+    default="lines",
+    show_default=True,
+    help="Lines for people, or JSON lines for programs; on stdout.",
+)
+@settings_options(settings=TrainSettings)
+def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) -> None:
+    r"""Train EXPERIMENT and publish its checkpoints.
+
+    \b
+    understudy train digits --run-dir RUN --steps 400 --checkpoint-every 100
+    understudy train my/experiment.py:EXPERIMENT --run-dir RUN --steps 10000 --strategy mirrored
+
+    EXPERIMENT is a bundled name (digits), package.module:object or path/to/file.py:object. It goes on from the newest
+    checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
+
+    Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
+    4 another task of the cluster died, so start all of them again.
+    """
+    from understudy.trainer import train
+
+    try:
+        train(load_experiment(experiment), settings, progress=_reporter(progress))
+    except TrainerError as error:
+        raise TrainFailedError(str(error), exit_code=error.exit_code) from error
+    except (ExperimentError, CheckpointError) as error:
+        raise CommandError(str(error)) from error
+
+
+class TrainFailedError(CommandError):
+    """An expected failure with an exit status of its own."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def _reporter(progress: ProgressFormat) -> ProgressReporter:
+    return LineReporter(sys.stdout) if progress == "lines" else JsonLinesReporter(sys.stdout)

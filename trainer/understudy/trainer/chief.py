@@ -1,0 +1,77 @@
+"""What only the chief does: hold the run folder, keep the journal, write summaries, publish checkpoints."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import keras
+
+from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
+from understudy.trainer.progress import ProgressUpdate
+from understudy.trainer.publishing import ModelPublisher
+from understudy.trainer.settings import TrainSettings
+from understudy.trainer.snapshot import Snapshot
+from understudy.trainer.summaries import TrainingSummaries
+
+
+class Chief:
+    """The keeper of a run folder, around the whole training. A context manager for one thread.
+
+    Entering raises LockHeldError if another trainer works in the folder. Leaving writes how training ended.
+    """
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self._settings = settings
+        self._run_dir = RunDir(settings.run_dir)
+        self._journal = TrainingJournal(self._run_dir)
+        self._summaries: TrainingSummaries | None = None
+        self._publisher: ModelPublisher | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(DirectoryLock(self._settings.run_dir))
+            stack.enter_context(self._journal)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(exc_type, exc, traceback)
+
+    def prepare(self, model: keras.Model, *, first_step: int) -> None:
+        """Get ready to publish.
+
+        Args:
+            model: What to publish, with the values of snapshots; built outside the strategy's scope.
+            first_step: Steps done by earlier starts.
+        """
+        self._journal.record_step(first_step)
+        publisher = CheckpointPublisher(self._run_dir, keep=self._settings.keep_checkpoints)
+        self._publisher = ModelPublisher(publisher, model)
+        if self._settings.tensorboard:
+            # Not earlier: it uses TensorFlow, whose devices are settled at the first use.
+            self._summaries = self._stack.enter_context(TrainingSummaries(self._settings.run_dir))
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        """Record how far training is."""
+        self._journal.record_step(update.step)
+        if self._summaries is not None:
+            self._summaries.write(update)
+
+    def publish(self, snapshot: Snapshot, update: ProgressUpdate) -> None:
+        """Publish a checkpoint; raises what `ModelPublisher.publish` does."""
+        if self._publisher is None:
+            raise RuntimeError("prepare() comes before publish()")
+        self._publisher.publish(
+            snapshot,
+            epoch=int(update.epoch),
+            final=update.step == update.steps,
+            metrics=update.metrics,
+        )

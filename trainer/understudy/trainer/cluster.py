@@ -1,0 +1,60 @@
+"""What the tasks of a cluster do together, and what becomes of them when one dies.
+
+TensorFlow notices a dead task when its connection breaks or its heartbeats stop, at the latest about 20 s later; then
+the collective operation that a survivor is in, or enters next, fails, and every survivor ends with `PeerLostError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from understudy.trainer.errors import ClusterError, PeerLostError
+
+_PEER_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+_ABORTED = "Collective ops is aborted"
+
+
+@contextmanager
+def peers_watched() -> Iterator[None]:
+    """Turn what TensorFlow raises when another task died into `PeerLostError`."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if isinstance(error, _PEER_ERRORS) or _ABORTED in error.message:
+            reason = error.message.strip().splitlines()[-1][:300]
+            raise PeerLostError(f"another task of the cluster died ({reason}); start every task again") from error
+        raise
+
+
+def check_agreement(strategy: tf.distribute.Strategy, *, first_step: int) -> None:
+    """Check that all tasks go on from the same step.
+
+    Raises:
+        ClusterError: They do not, as when their run folders are different ones.
+    """
+    if _reduce(strategy, tf.distribute.ReduceOp.SUM, first_step) != first_step * strategy.num_replicas_in_sync:
+        raise ClusterError(
+            f"this task would go on from step {first_step}, another from a different one; "
+            "run_dir is to be one folder that all tasks share",
+        )
+
+
+def wait_for_all(strategy: tf.distribute.Strategy) -> None:
+    """Return when every task has called this. A task that ends before the others are done makes them fail."""
+    _reduce(strategy, tf.distribute.ReduceOp.SUM, 0)
+
+
+def _reduce(strategy: tf.distribute.Strategy, operation: tf.distribute.ReduceOp, value: int) -> int:
+    @tf.function
+    def reduce_over_replicas() -> tf.Tensor:
+        return strategy.reduce(operation, strategy.run(lambda: tf.constant(value, tf.int64)), axis=None)
+
+    return int(reduce_over_replicas())

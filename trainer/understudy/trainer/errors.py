@@ -1,0 +1,62 @@
+"""The trainer's exceptions, and the exit codes that a supervisor reads.
+
+TrainerError                    1  it could not train, for the reason that the text gives
+├── TFConfigError               1  TF_CONFIG does not describe a cluster, or not this task
+├── ClusterError                1  the cluster did not come together, or its tasks disagree
+├── PeerLostError               4  another task died: start every task again, and training resumes
+├── StrategyError               1  this machine cannot train as it was asked to
+├── ModelError                  1  the loop cannot train this model
+├── DataError                   1  the loop cannot train on this data
+├── ResumeError                 1  the run folder's checkpoint does not continue this training
+└── NonFiniteLossError          3  the loss or the weights became NaN or infinite; starting again will not help
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TrainerError(Exception):
+    """The root of every exception that the trainer raises on purpose. Its text is meant for the user.
+
+    Attributes:
+        exit_code: The exit status of a process that ends with it.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+class TFConfigError(TrainerError):
+    """TF_CONFIG is malformed. The text begins with the field at fault."""
+
+
+class ClusterError(TrainerError):
+    """The cluster did not come together in time, or its tasks disagree. The text names the tasks."""
+
+
+class PeerLostError(TrainerError):
+    """Another task of the cluster died. Every task ends with this; start them all again."""
+
+    exit_code = 4
+
+
+class StrategyError(TrainerError):
+    """The strategy asked for cannot work on this machine. The text says what is there."""
+
+
+class ModelError(TrainerError):
+    """The loop cannot train this model. The text says why, and what to change."""
+
+
+class DataError(TrainerError):
+    """The loop cannot train on this dataset. The text says why, and what to change."""
+
+
+class ResumeError(TrainerError):
+    """The newest checkpoint in the run folder does not continue this training. The text names the difference."""
+
+
+class NonFiniteLossError(TrainerError):
+    """The loss or the weights are NaN or infinite. The last good checkpoint is the newest in the run folder."""
+
+    exit_code = 3

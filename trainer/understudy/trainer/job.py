@@ -1,0 +1,109 @@
+"""One training, from building its model to its last step. What becomes of the steps is the caller's business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import keras
+import tensorflow as tf
+
+from understudy.experiments import Experiment, ExperimentError
+from understudy.trainer.data import DataPlan, distribute, global_batches, plan_data
+from understudy.trainer.loop import call_sizes, make_loop
+from understudy.trainer.model import build_model, prepare_for_replicas
+from understudy.trainer.replica_state import ReplicaState
+from understudy.trainer.settings import TrainSettings
+from understudy.trainer.snapshot import Array, Snapshot
+
+
+class TrainingJob:
+    """A model under a strategy, the data it learns from, and where it is.
+
+    In a cluster, all tasks call each method together. One thread uses it.
+
+    Args:
+        experiment: What to train, on what.
+        settings: How.
+        strategy: Where; made from the same settings.
+
+    Raises:
+        ExperimentError: The user's code raised.
+        ModelError: The loop cannot train this model.
+        DataError: The loop cannot train on this data.
+    """
+
+    def __init__(self, experiment: Experiment, settings: TrainSettings, strategy: tf.distribute.Strategy) -> None:
+        self._settings = settings
+        self._strategy = strategy
+        self._dataset = _training_data(experiment)
+        self.plan: DataPlan = plan_data(
+            self._dataset,
+            global_batch_size=settings.global_batch_size or experiment.global_batch_size,
+            replicas=strategy.num_replicas_in_sync,
+            seed=settings.seed,
+            shuffle_buffer=settings.shuffle_buffer,
+            cache=settings.cache,
+        )
+        with strategy.scope():
+            self._model = build_model(experiment, seed=settings.seed)
+        element_spec = global_batches(self._dataset, self.plan, first_step=0).element_spec
+        prepare_for_replicas(self._model, strategy, element_spec)
+        self._replica_state = ReplicaState(strategy, self._model.non_trainable_variables)
+        self._replica_state.tell_replicas_apart()
+        self._run_steps = make_loop(self._model, strategy)
+
+    def capture(self, step: int) -> Snapshot:
+        """Return the values of all variables now, when ``step`` steps are done."""
+        return Snapshot(
+            step=step,
+            facts={
+                "replicas": self._strategy.num_replicas_in_sync,
+                "global_batch_size": self.plan.global_batch_size,
+                "examples": self.plan.examples,
+                "seed": self.plan.seed,
+                "shuffle_buffer": self.plan.shuffle_buffer,
+            },
+            trained=[variable.numpy() for variable in self._model.trainable_variables],
+            optimizer=[variable.numpy() for variable in self._model.optimizer.variables],
+            replica=self._replica_state.read(),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Give all variables the values that `capture` returned."""
+        _assign(self._model.trainable_variables, snapshot.trained)
+        _assign(self._model.optimizer.variables, snapshot.optimizer)
+        self._replica_state.write(snapshot.replica)
+
+    def run(self, first_step: int) -> Iterator[tuple[int, Mapping[str, float]]]:
+        """Train; after each call of the graph, yield the steps done and the metrics since the last checkpoint was due.
+
+        Args:
+            first_step: Steps done before.
+        """
+        settings = self._settings
+        batches = iter(distribute(self._strategy, global_batches(self._dataset, self.plan, first_step=first_step)))
+        step = first_step
+        self._model.reset_metrics()
+        for size in call_sizes(
+            first_step=first_step,
+            steps=settings.steps,
+            checkpoint_every=settings.checkpoint_every,
+            steps_per_call=settings.steps_per_call,
+        ):
+            metrics = self._run_steps(batches, size)
+            step += size
+            yield step, metrics
+            if step % settings.checkpoint_every == 0:
+                self._model.reset_metrics()
+
+
+def _training_data(experiment: Experiment) -> tf.data.Dataset:
+    try:
+        return experiment.training_data()
+    except Exception as error:
+        raise ExperimentError(f"{experiment.name}: training_data() raised {type(error).__name__}: {error}") from error
+
+
+def _assign(variables: Iterable[keras.Variable], values: Iterable[Array]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

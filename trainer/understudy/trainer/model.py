@@ -1,0 +1,81 @@
+"""Building a user's model for training, and refusing what the loop would get wrong."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from understudy.experiments import Experiment, ExperimentError
+from understudy.trainer.errors import ModelError
+from understudy.trainer.gradients import sum_before_applying
+
+_log = logging.getLogger(__name__)
+
+
+def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
+    """Build an experiment's model, with its optimizer's variables, in the current strategy's scope if there is one.
+
+    Raises:
+        ExperimentError: The user's code raised.
+        ModelError: What it returned is no built and compiled model, or cannot be trained by the loop.
+    """
+    keras.utils.set_random_seed(seed)
+    try:
+        model = experiment.build_model()
+    except Exception as error:
+        raise ExperimentError(f"{experiment.name}: build_model() raised {type(error).__name__}: {error}") from error
+    _check(model)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
+    """Make what Keras would make at its first step, which is too late inside the loop's graph.
+
+    Args:
+        model: From `build_model`, called in the strategy's scope.
+        strategy: That strategy.
+        element_spec: Of a global batch.
+
+    Raises:
+        ModelError: The model cannot be trained exactly on several replicas.
+    """
+    with strategy.scope():
+        # Keras' fit does the same; there is no public way to make the metrics' variables ahead of the first update.
+        model._symbolic_build(data_batch=element_spec)  # noqa: SLF001
+    if strategy.num_replicas_in_sync > 1:
+        _check_loss(model)
+        sum_before_applying(model.optimizer)
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a `keras.random.SeedGenerator`: int64 ``[seed, counter]``."""
+    return str(variable.path).rpartition("/")[2] == "seed_generator_state"
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"build_model() returned a {type(model).__name__}; expected a keras.Model")
+    if not model.compiled:
+        raise ModelError("build_model() returned a model that is not compiled; call model.compile(optimizer, loss)")
+    if not model.built:
+        raise ModelError("build_model() returned a model without variables; give it an Input, or call model.build()")
+    if model.run_eagerly:
+        raise ModelError("the model is compiled with run_eagerly=True; the loop runs in a graph, so leave that out")
+
+
+def _check_loss(model: keras.Model) -> None:
+    for loss in keras.tree.flatten(model.loss):
+        if getattr(loss, "reduction", None) == "mean_with_sample_weight":
+            raise ModelError(
+                f"the loss {loss.name!r} is divided by the sum of the sample weights, which each replica would do for "
+                "its own part of the batch; use reduction='sum_over_batch_size', or strategy one_device",
+            )
+    if any(getattr(output, "_keras_mask", None) is not None for output in getattr(model, "outputs", None) or ()):
+        _log.warning(
+            "the model's output is masked: every replica takes the mean over its own unmasked part, as in Keras' fit, "
+            "so that the weights differ a little from those of one device",
+        )

@@ -1,0 +1,193 @@
+"""What a training tells whoever watches it, and two reporters: lines for people, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TextIO
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What is about to happen.
+
+    Attributes:
+        experiment: The experiment's name.
+        strategy: The strategy's name.
+        replicas: Replicas over all workers.
+        task: This task, such as ``worker 1``, or empty outside a cluster.
+        first_step: Steps done by earlier starts.
+        steps: Steps when done.
+        steps_per_epoch: Steps that one pass over the data takes.
+        global_batch_size: Examples per step.
+    """
+
+    experiment: str
+    strategy: str
+    replicas: int
+    task: str
+    first_step: int
+    steps: int
+    steps_per_epoch: int
+    global_batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressUpdate:
+    """How far a training is.
+
+    Attributes:
+        step: Steps done.
+        steps: Steps when done.
+        epoch: Passes over the data, the current one partly.
+        metrics: The loss (as ``loss``) and the compiled metrics, over all replicas and the steps since the last
+            checkpoint.
+        examples_per_second: Over all replicas, since this start, without the first call; 0 until it is known.
+        remaining_seconds: Until done at this rate, or None until it is known.
+    """
+
+    step: int
+    steps: int
+    epoch: float
+    metrics: Mapping[str, float]
+    examples_per_second: float
+    remaining_seconds: float | None
+
+
+class ProgressReporter(Protocol):
+    """Receives events on the training thread, in order; must be quick and must not raise."""
+
+    def started(self, plan: TrainingPlan) -> None:
+        """The model is built, and restored if there was something to resume."""
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        """Some steps were done."""
+
+    def published(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A checkpoint was committed. Only the chief hears this."""
+
+    def finished(self, step: int) -> None:
+        """The last step is done, and published."""
+
+
+class SilentReporter:
+    """Says nothing."""
+
+    def started(self, plan: TrainingPlan) -> None:
+        """Say nothing."""
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        """Say nothing."""
+
+    def published(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say nothing."""
+
+    def finished(self, step: int) -> None:
+        """Say nothing."""
+
+
+class LineReporter:
+    """Writes plain lines for people.
+
+    Args:
+        stream: Where to.
+        every_seconds: Updates that come sooner after the last one are left out.
+        clock: Seconds from any origin, never going back.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        every_seconds: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._every_seconds = every_seconds
+        self._clock = clock
+        self._last = -math.inf
+
+    def started(self, plan: TrainingPlan) -> None:
+        """Write what is about to happen."""
+        task = f" as {plan.task}" if plan.task else ""
+        resumed = f", resuming after step {plan.first_step}" if plan.first_step else ""
+        self._write(
+            f"training {plan.experiment}{task}: {plan.steps} steps of {plan.global_batch_size} examples, "
+            f"{plan.strategy}, {_count(plan.replicas, 'replica')}{resumed}",
+        )
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        """Write how far it is, unless the last such line is too young."""
+        now = self._clock()
+        if now - self._last < self._every_seconds:
+            return
+        self._last = now
+        remaining = "" if update.remaining_seconds is None else f"  {_duration(update.remaining_seconds)} left"
+        self._write(
+            f"step {update.step}/{update.steps}  epoch {update.epoch:.1f}  {_metrics(update.metrics)}"
+            f"  {update.examples_per_second:.0f} examples/s{remaining}",
+        )
+
+    def published(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write that there is a new checkpoint."""
+        self._write(f"published step {step}  {_metrics(metrics)}")
+
+    def finished(self, step: int) -> None:
+        """Write that it is over."""
+        self._write(f"finished at step {step}")
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class JsonLinesReporter:
+    """Writes one JSON object per event: its fields, and ``event`` with its name. NaN is written as null.
+
+    Args:
+        stream: Where to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def started(self, plan: TrainingPlan) -> None:
+        """Write ``{"event": "started", ...}``."""
+        self._write("started", **asdict(plan))
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        """Write ``{"event": "advanced", ...}``."""
+        self._write("advanced", **{**asdict(update), "metrics": _finite(update.metrics)})
+
+    def published(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write ``{"event": "published", "step": ..., "metrics": ...}``."""
+        self._write("published", step=step, metrics=_finite(metrics))
+
+    def finished(self, step: int) -> None:
+        """Write ``{"event": "finished", "step": ...}``."""
+        self._write("finished", step=step)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        self._stream.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        self._stream.flush()
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

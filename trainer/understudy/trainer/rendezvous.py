@@ -1,0 +1,66 @@
+"""Waiting for the other tasks of a cluster, in a way that ends and that names who is missing.
+
+TensorFlow's own wait holds Python's interpreter lock, does not say for whom it waits, and lasts up to an hour. So
+before a task joins, it listens on its own port and calls every peer until each has answered once: a listener like this
+one, or TensorFlow's server of a peer that is further already.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from understudy.trainer.errors import ClusterError
+from understudy.trainer.tf_config import ClusterTask, Peer
+
+_PAUSE_SECONDS = 0.1
+_CONNECT_SECONDS = 1.0
+
+
+def wait_for_peers(
+    task: ClusterTask,
+    *,
+    timeout_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return when every other training task of the cluster has been seen.
+
+    Raises:
+        ClusterError: Some did not come in time, or this task's own port is taken. The text names them.
+    """
+    me = next(peer for peer in task.trainers if (peer.role, peer.index) == (task.role, task.index))
+    missing = {peer: "not tried" for peer in task.trainers if peer != me}
+    deadline = clock() + timeout_seconds
+    with _listen(me):
+        while missing:
+            missing = _call(missing)
+            if missing and clock() >= deadline:
+                who = "; ".join(f"{peer}: {reason}" for peer, reason in missing.items())
+                raise ClusterError(f"waited {timeout_seconds:g} s for the rest of the cluster; missing are {who}")
+            if missing:
+                time.sleep(_PAUSE_SECONDS)
+
+
+def _listen(me: Peer) -> socket.socket:
+    port = _split(me.address)[1]
+    try:
+        return socket.create_server(("", port), backlog=128)
+    except OSError as error:
+        raise ClusterError(f"{me} cannot listen on port {port}: {error.strerror}; is another task running?") from error
+
+
+def _call(peers: Iterable[Peer]) -> dict[Peer, str]:
+    """Call each peer once; return why those that did not answer did not."""
+    failures = {}
+    for peer in peers:
+        try:
+            socket.create_connection(_split(peer.address), timeout=_CONNECT_SECONDS).close()
+        except OSError as error:
+            failures[peer] = error.strerror or str(error)
+    return failures
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

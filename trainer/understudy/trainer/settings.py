@@ -1,0 +1,94 @@
+"""What a training can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+StrategyName = Literal["one_device", "mirrored", "multi_worker"]
+CrossDeviceOpsName = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
+CommunicationName = Literal["auto", "ring", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The settings of a training; in a cluster, every task is given the same ones.
+
+    Raises:
+        ValueError: A value is out of range, or two contradict each other. The text begins with the field's name.
+    """
+
+    run_dir: Path = field(
+        metadata={"help": "Folder for checkpoints, journal and summaries; shared by all tasks of a cluster."},
+    )
+    steps: int = field(metadata={"help": "Train until this many steps are done, counting those of earlier starts."})
+    checkpoint_every: int = field(default=500, metadata={"help": "Publish a checkpoint every this many steps."})
+    keep_checkpoints: int = field(default=5, metadata={"help": "How many of the newest checkpoints to keep."})
+    strategy: StrategyName = field(default="one_device", metadata={"help": "How to spread training over devices."})
+    devices: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "Devices to train on, such as GPU:0,GPU:1; all GPUs, else the CPU, if not given."},
+    )
+    logical_cpus: int | None = field(
+        default=None,
+        metadata={"help": "Split the CPU into this many devices, to try out replicas without GPUs.", "metavar": "N"},
+    )
+    cross_device_ops: CrossDeviceOpsName = field(
+        default="auto",
+        metadata={"help": "How mirrored replicas add up their gradients."},
+    )
+    communication: CommunicationName = field(
+        default="auto",
+        metadata={"help": "How the workers of a cluster add up their gradients."},
+    )
+    global_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Examples per step over all replicas of all workers; the experiment's if not given."},
+    )
+    steps_per_call: int = field(
+        default=20,
+        metadata={"help": "Steps run inside one graph call; progress and summaries come once per call."},
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the initial weights, the shuffling and the dropout."})
+    cache: bool = field(default=True, metadata={"help": "Keep the training data in memory once it was read."})
+    shuffle_buffer: int | None = field(
+        default=None,
+        metadata={"help": "Examples to shuffle among; the whole dataset if not given.", "metavar": "N"},
+    )
+    tensorboard: bool = field(default=True, metadata={"help": "Write TensorBoard scalars to RUN/tensorboard/train."})
+    cluster_timeout_seconds: float = field(
+        default=300.0,
+        metadata={"help": "How long to wait for the other tasks of the cluster at the start."},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "checkpoint_every", "keep_checkpoints", "steps_per_call"):
+            _require_positive(name, getattr(self, name))
+        for name in ("logical_cpus", "global_batch_size", "shuffle_buffer"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if self.cluster_timeout_seconds <= 0:
+            raise ValueError(f"cluster_timeout_seconds is a positive time, not {self.cluster_timeout_seconds}")
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        if self.strategy != "mirrored" and self.cross_device_ops != "auto":
+            raise ValueError(f"cross_device_ops is for the mirrored strategy; {self.strategy} does not use it")
+        if self.strategy != "multi_worker" and self.communication != "auto":
+            raise ValueError(f"communication is for the multi_worker strategy; {self.strategy} does not use it")
+        if self.strategy == "multi_worker" and self.logical_cpus is not None:
+            raise ValueError("logical_cpus is for one machine; TensorFlow gives a worker without GPUs one CPU replica")
+        if self.strategy == "one_device" and len(self.devices) > 1:
+            raise ValueError(
+                f"devices names {len(self.devices)} devices; for more than one, choose the mirrored strategy"
+            )
+        if self.logical_cpus is not None and self.devices:
+            raise ValueError("devices and logical_cpus exclude each other")
+        if self.strategy == "one_device" and self.logical_cpus is not None:
+            raise ValueError("logical_cpus makes replicas; one_device trains one")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} is at least 1, not {value}")

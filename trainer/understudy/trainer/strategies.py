@@ -1,0 +1,110 @@
+"""From a word to a strategy."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from understudy.trainer import devices
+from understudy.trainer.errors import StrategyError, TFConfigError
+from understudy.trainer.rendezvous import wait_for_peers
+from understudy.trainer.settings import CrossDeviceOpsName, TrainSettings
+from understudy.trainer.tf_config import ClusterTask, parse
+
+
+def training_task(settings: TrainSettings, environ: Mapping[str, str]) -> ClusterTask | None:
+    """Return this process's task in the cluster that TF_CONFIG describes; None for the strategies of one machine.
+
+    Raises:
+        TFConfigError: The multi-worker strategy was chosen, and TF_CONFIG does not make this process one that trains.
+    """
+    if settings.strategy != "multi_worker":
+        return None
+    task = parse(environ)
+    if task is None:
+        raise TFConfigError("TF_CONFIG is unset or has no cluster; the multi_worker strategy needs it in every task")
+    if task.role not in ("chief", "worker"):
+        raise TFConfigError(f"task.type is {task.role!r}; under the multi_worker strategy the chief and workers train")
+    return task
+
+
+def build_strategy(settings: TrainSettings, task: ClusterTask | None) -> tf.distribute.Strategy:
+    """Return the strategy that the settings name; in a cluster, wait for the other tasks.
+
+    Raises:
+        StrategyError: This machine lacks the devices.
+        ClusterError: The cluster did not come together in time.
+    """
+    devices.configure(settings.logical_cpus)
+    if task is not None:
+        return _multi_worker(settings, task)
+    if settings.strategy == "mirrored":
+        return _mirrored(settings)
+    return _one_device(settings)
+
+
+def _one_device(settings: TrainSettings) -> tf.distribute.Strategy:
+    if not settings.devices:
+        return tf.distribute.get_strategy()
+    devices.check_present(settings.devices)
+    return tf.distribute.OneDeviceStrategy(settings.devices[0])
+
+
+def _mirrored(settings: TrainSettings) -> tf.distribute.Strategy:
+    names = settings.devices or tuple(f"CPU:{index}" for index in range(settings.logical_cpus or 0))
+    devices.check_present(names)
+    if settings.cross_device_ops == "nccl" and not devices.has_gpu(names):
+        raise StrategyError(
+            "cross_device_ops is nccl, which needs GPUs, and the replicas are on CPUs; choose auto, hierarchical_copy "
+            "or reduction_to_one_device",
+        )
+    return tf.distribute.MirroredStrategy(
+        list(names) or None, cross_device_ops=_cross_device_ops(settings.cross_device_ops)
+    )
+
+
+def _cross_device_ops(name: CrossDeviceOpsName) -> tf.distribute.CrossDeviceOps | None:
+    if name == "auto":
+        return None
+    operations = {
+        "nccl": tf.distribute.NcclAllReduce,
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+        "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
+    }
+    return operations[name]()
+
+
+def _multi_worker(settings: TrainSettings, task: ClusterTask) -> tf.distribute.Strategy:
+    if settings.devices:
+        devices.restrict_gpus(settings.devices)
+    wait_for_peers(task, timeout_seconds=settings.cluster_timeout_seconds)
+    # Neither evaluators nor parameter servers are part of what trains synchronously.
+    trainers = {role: list(task.cluster[role]) for role in ("chief", "worker") if task.cluster.get(role)}
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(trainers),
+        task_type=task.role,
+        task_id=task.index,
+        rpc_layer="grpc",
+    )
+    implementation = tf.distribute.experimental.CommunicationImplementation[settings.communication.upper()]
+    with _bounded(settings.cluster_timeout_seconds):
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=resolver,
+            communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation),
+        )
+
+
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """End the process with status 1 if the block takes longer.
+
+    Joining a cluster holds the interpreter lock, so nothing written in Python could end it.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

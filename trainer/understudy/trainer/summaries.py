@@ -1,0 +1,44 @@
+"""TensorBoard scalars of a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import tensorflow as tf
+
+from understudy.trainer.progress import ProgressUpdate
+
+FOLDER = Path("tensorboard", "train")
+"""Where the event files lie in a run folder."""
+
+
+class TrainingSummaries:
+    """Writes the loss and the metrics at their steps, and the examples per second. A context manager.
+
+    Args:
+        run_dir: The run folder's root.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._writer = tf.summary.create_file_writer(str(run_dir / FOLDER))
+
+    def write(self, update: ProgressUpdate) -> None:
+        """Write one point of every curve."""
+        with self._writer.as_default(step=update.step):
+            for name, value in update.metrics.items():
+                tf.summary.scalar(name, value)
+            tf.summary.scalar("examples_per_second", update.examples_per_second)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the event file."""
+        self._writer.close()
