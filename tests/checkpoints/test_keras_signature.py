@@ -13,6 +13,9 @@ import pytest
 from understudy.checkpoints.keras_signature import SignatureError, interface_of, signature_of
 from understudy.checkpoints.signature import TensorSpec
 
+# Building a model fixes TensorFlow's devices for the whole process: they are laid out before.
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
 
 @keras.saving.register_keras_serializable("test_keras_signature")
 class Pairs(keras.Model):  # type: ignore[misc]
