@@ -56,6 +56,7 @@ class Script:
 
     failures: deque[Failure] = field(default_factory=deque)
     gate: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
     calls: Counter[str] = field(default_factory=Counter)
     requests: list[Any] = field(default_factory=list)
     ledger: list[evaluation_pb2.EvaluationRecord] = field(default_factory=list)
@@ -256,6 +257,7 @@ class Peer(
 
     def _enter(self, method: str, request: Any, context: Any) -> None:
         self.script.calls[method] += 1
+        self.script.entered.set()
         if request is not None:
             self.script.requests.append(request)
         if self.script.failures:

@@ -330,7 +330,10 @@ def test_what_is_no_batch_is_refused(client: Client, batch: Any, complaint: str)
     assert str(refusal.value).startswith(complaint)
 
 
-def test_a_refused_stream_says_why(client: Client) -> None:
+def test_a_refused_stream_says_why(client: Client, script: Script) -> None:
+    script.failures.append(Failure(code=grpc.StatusCode.NOT_FOUND, message="no such step"))
+    with pytest.raises(clients.NotFoundError, match="no such step"):
+        client.evaluate(({"image": ROWS}, ROWS) for _ in iter(int, 1))
     with pytest.raises(InvalidArgumentError, match="a stream without a batch"):
         client.evaluate([])
 

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 from grpc import aio
 
 from understudy.clients import requests, responses
+from understudy.clients.async_status import CallEnd
 from understudy.clients.async_streams import drawn, outcomes, write_all
 from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, channel_options, channel_target
 from understudy.clients.errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
@@ -138,10 +139,9 @@ class AsyncClient:
         messages = self._evaluate_messages(batches, version, metrics)
         call = self._evaluations.Evaluate(None, timeout=self._stream_timeout(timeout_seconds))
         try:
-            async with _ended(call), aclosing(messages):
-                with translated():
-                    await write_all(call, messages)
-                    response = await call
+            async with _ended(call), aclosing(messages), CallEnd(call).translated():
+                await write_all(call, messages)
+                response = await call
         except UnderstudyError:
             self._lone_input.forget()
             raise

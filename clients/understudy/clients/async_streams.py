@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 from grpc import aio
 
 from understudy.clients import responses
-from understudy.clients.errors import UnderstudyError, translated
+from understudy.clients.async_status import CallEnd
+from understudy.clients.errors import UnderstudyError
 from understudy.clients.pipelining import Exhausted, Mark, Outcome, Sent, Unsendable, ended_early
 from understudy.v1 import prediction_pb2
 
@@ -53,10 +54,11 @@ async def outcomes(
         with suppress(asyncio.QueueFull):  # then nobody waits
             marks.put_nowait(Sent())
 
+    end = CallEnd(call)
     call.add_done_callback(look)
     writer = asyncio.create_task(_write_requests(call, items, build, marks))
     try:
-        async for outcome in _read_outcomes(call, marks):
+        async for outcome in _read_outcomes(call, marks, end):
             yield outcome
     finally:
         writer.cancel()
@@ -91,6 +93,7 @@ async def _write_requests(
 async def _read_outcomes(
     call: aio.StreamStreamCall[prediction_pb2.PredictStreamRequest, prediction_pb2.PredictStreamResponse],
     marks: asyncio.Queue[Mark],
+    end: CallEnd,
 ) -> AsyncGenerator[Outcome]:
     while True:
         match await marks.get():
@@ -101,7 +104,7 @@ async def _read_outcomes(
                     raise error
                 return
             case Sent():
-                with translated():
+                async with end.translated():
                     answer = await call.read()
                 if not isinstance(answer, prediction_pb2.PredictStreamResponse):
                     raise ended_early()
