@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -245,6 +248,26 @@ def test_a_file_that_stays_torn_is_reported_as_damaged(
         damaged.take(tmp_path / "pinned" / "3")
     assert list(source.poll()) == [damaged]
     path.write_bytes(content)
+    assert _steps(source) == [10]
+
+
+def test_a_full_disk_under_the_copies_leaves_none_and_heals(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_reader: IO[bytes], writer: IO[bytes], _length: int) -> None:
+        writer.write(b"as much as fitted")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_keras(folder / "model.keras", iterations=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", fail)
+        with pytest.raises(OSError, match="No space left"):
+            source.poll()
+    assert _staged(tmp_path) == []
     assert _steps(source) == [10]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +59,17 @@ class FolderSource:
         self._files = {path: file for path, file in self._files.items() if path in stamps}
         for path, stamp in stamps.items():
             self._watch(path, stamp)
-        found = {file.checkpoint.digest: file.checkpoint for file in self._files.values() if file.checkpoint}
-        newest_first = sorted(found.values(), key=lambda checkpoint: checkpoint.created_at, reverse=True)
+        self._drop_old_copies()
+        return sorted(self._found(), key=lambda checkpoint: checkpoint.step)
+
+    def _found(self) -> Collection[Checkpoint]:
+        """Return the last checkpoint of every file, each model once."""
+        checkpoints = (file.checkpoint for file in self._files.values())
+        return {checkpoint.digest: checkpoint for checkpoint in checkpoints if checkpoint}.values()
+
+    def _drop_old_copies(self) -> None:
+        newest_first = sorted(self._found(), key=lambda checkpoint: checkpoint.created_at, reverse=True)
         self._staging.keep({checkpoint.digest for checkpoint in newest_first[:_STAGED_COPIES]})
-        return sorted(found.values(), key=lambda checkpoint: checkpoint.step)
 
     def _list(self) -> dict[Path, Stamp]:
         """Return the files to read, in the order of their last change."""
@@ -104,6 +111,7 @@ class FolderSource:
             return
         file.checkpoint = self._foreign(path, whole)
         file.stamp, file.settled = whole.stamp, True
+        self._drop_old_copies()
 
     def _foreign(self, path: Path, whole: WholeFile) -> Checkpoint:
         digest = whole.content.digest
