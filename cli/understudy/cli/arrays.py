@@ -95,10 +95,10 @@ def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
 
 def _read(file: Path) -> dict[str, Array]:
     try:
-        content = np.load(file, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {_INPUT_ALIASES[0]: content}
-        with content:
+        with file.open("rb") as source:
+            content = np.load(source, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return {_INPUT_ALIASES[0]: content}
             return {key: content[key] for key in content.files}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise CommandError(

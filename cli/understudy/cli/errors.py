@@ -38,10 +38,11 @@ _EXTRA_OF: Final = {
 
 
 class CommandError(click.ClickException):
-    """An expected failure: one line on stderr and exit status 1."""
+    """An expected failure: one line on stderr, and an exit status, 1 unless the command documents others."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance
 
 
 @contextmanager

@@ -115,8 +115,8 @@ def _cell(value: Any) -> str:
     import numpy as np
 
     array = np.asarray(value)
-    if array.dtype.kind == "O":
-        return " ".join(item.decode(errors="backslashreplace") for item in array.ravel())
+    if array.dtype.kind in "OS":
+        return " ".join(item.decode(errors="backslashreplace") for item in array.ravel().tolist())
     text = np.array2string(array, precision=4, suppress_small=True, threshold=6, edgeitems=2, separator=" ")
     if array.ndim == 1 and array.size > 1 and array.dtype.kind == "f":
         best = int(array.argmax())

@@ -1,0 +1,258 @@
+"""The client's commands against a peer: what they show, to people and to programs, and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from click.testing import Result
+from peer_server import STEP, Failure, Peer, Script
+
+from understudy.v1 import evaluation_pb2
+
+Run = Callable[..., Result]
+
+X = np.arange(40, dtype=np.float32).reshape(10, 4)
+
+
+def saved(tmp_path: Path, **arrays: Any) -> str:
+    file = tmp_path / "rows.npz"
+    np.savez(file, **arrays)
+    return str(file)
+
+
+def lines_of_json(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def refusal(result: Result, *, code: int) -> str:
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_predict_shows_a_table(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rows.npy"
+    np.save(file, X)
+
+    result = run("predict", str(file))
+
+    assert result.exit_code == 0, result.output
+    headings, first, *_ = result.stdout.splitlines()
+    assert headings.split() == ["row", "step", "doubled"]
+    assert first.split()[:2] == ["0", str(STEP)]
+    assert "largest [3] = 6.0000 of [0. 2. 4. 6.]" in first
+
+
+def test_predict_shows_the_first_rows_of_many_and_says_how_to_get_all(run: Run, tmp_path: Path) -> None:
+    result = run("predict", saved(tmp_path, image=np.ones((30, 4), np.float32)), "--batch-size", "7")
+
+    assert len(result.stdout.splitlines()) == 1 + 20 + 1
+    assert result.stdout.endswith("and 10 more rows; --output and --json give all of them\n")
+
+
+def test_predict_prints_json_by_batch(run: Run, tmp_path: Path) -> None:
+    first, second = lines_of_json(run("predict", saved(tmp_path, x=X, y=X), "--batch-size", "8", "--json"))
+
+    assert (first["step"], first["first_row"], second["first_row"]) == (STEP, 0, 8)
+    assert first["outputs"]["doubled"] + second["outputs"]["doubled"] == (2 * X).tolist()
+
+
+def test_predict_writes_npz_with_the_step_of_each_row(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "out.npz"
+
+    result = run("predict", saved(tmp_path, image=X.astype(np.float64)), "--version", "80", "--output", str(output))
+
+    assert result.exit_code == 0, result.output
+    with np.load(output) as arrays:
+        np.testing.assert_array_equal(arrays["doubled"], 2 * X)
+        assert arrays["step"].tolist() == [80] * 10
+
+
+def test_json_has_no_nan_but_says_so_in_words(run: Run, tmp_path: Path) -> None:
+    (answer,) = lines_of_json(run("predict", saved(tmp_path, image=np.full((1, 2), np.nan, np.float32)), "--json"))
+
+    assert answer["outputs"] == {"doubled": [["NaN", "NaN"]]}
+
+
+def test_text_is_predicted_and_shown(run: Run, tmp_path: Path) -> None:
+    file = saved(tmp_path, image=np.array(["äh", "b"]))
+
+    assert "ähäh" in run("predict", file).stdout
+    (answer,) = lines_of_json(run("predict", file, "--json"))
+    assert answer["outputs"]["doubled"] == ["ähäh", "bb"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"picture": X}, "has the arrays picture; the model needs image or x"),
+        ({"image": np.float32(1)}, "have these numbers of rows: {'image': 0}; all need the same, at least 1"),
+        ({"image": np.array([None])}, "is not a readable .npy or .npz file"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_one_line(
+    run: Run, tmp_path: Path, arrays: dict[str, Any], complaint: str
+) -> None:
+    error = refusal(run("predict", saved(tmp_path, **arrays)), code=1)
+
+    assert complaint in error
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_none_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rows.npz"
+    file.write_bytes(b"PK\3\4 not really")
+
+    assert "is not a readable .npy or .npz file" in refusal(run("predict", str(file)), code=1)
+    assert "does not exist" in refusal(run("predict", "nowhere.npz"), code=2)
+
+
+def test_what_the_server_refuses_is_said_in_one_line(run: Run, tmp_path: Path) -> None:
+    error = refusal(run("predict", saved(tmp_path, image=X), "--version", "404"), code=1)
+
+    assert error == "Error: no step 404; there are 80, 120\n"
+
+
+def test_nobody_listening_is_said_with_the_remedy(run: Run) -> None:
+    error = refusal(run("status", "--target", "127.0.0.1:1", "--timeout-seconds", "5"), code=1)
+
+    assert error.endswith("(asked 127.0.0.1:1; --target says whom to ask)\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["status", "--target", "a:1,b"], "Invalid value for '--target': expected HOST:PORT, got 'b'"),
+        (["status", "--timeout-seconds", "0"], "Invalid value for '--timeout-seconds': must be more than 0, not 0.0"),
+        (["predict", "--version", "newest", "x.npy"], "'newest' is neither a step nor one of serving, latest, best."),
+        (["promote"], "Give exactly one of --pin, --unpin and --roll-back."),
+        (["promote", "--unpin", "--roll-back"], "Give exactly one of"),
+        (["evaluate"], "Got neither FILE and --dataset; give one of them."),
+        (["evaluate", "--dataset", "test", "--step", "1,x"], "expected steps separated by commas, got '1,x'"),
+        (["evaluate", __file__, "--step", "1"], "--step goes with --dataset"),
+        (["evaluate", __file__, "--metric", "AUC={"], "what follows AUC= is not JSON"),
+        (["evaluate", "--dataset", "test", "--metric", "AUC"], "--metric goes with FILE"),
+    ],
+)
+def test_a_command_that_is_asked_wrongly_ends_with_2(run: Run, arguments: list[str], complaint: str) -> None:
+    assert complaint in " ".join(refusal(run(*arguments), code=2).split())
+
+
+def test_evaluate_scores_a_file(run: Run, script: Script, tmp_path: Path) -> None:
+    file = saved(tmp_path, x=X, y=2 * X + 1, sample_weight=np.ones(10, np.float32))
+
+    shown = run("evaluate", file, "--batch-size", "4", "--metric", "accuracy", "--metric", 'AUC={"curve":"PR"}')
+    (result,) = lines_of_json(run("evaluate", file, "--json", "--version", "best"))
+
+    assert shown.stdout.splitlines()[0] == f"step {STEP}, 10 examples"
+    assert "loss" in shown.stdout
+    assert "note: by NumPy" in shown.stdout
+    assert (result["metrics"], result["examples"], result["batches"]) == ({"loss": 1.0}, 10, 1)
+    metrics = next(each for each in script.requests if isinstance(each, evaluation_pb2.EvaluateRequest)).options.metrics
+    assert [(metric.name, metric.config_json) for metric in metrics] == [("accuracy", ""), ("AUC", '{"curve": "PR"}')]
+
+
+def test_evaluate_names_the_targets_that_a_file_lacks(run: Run, tmp_path: Path) -> None:
+    error = refusal(run("evaluate", saved(tmp_path, x=X)), code=1)
+
+    assert "has the arrays x; the model needs doubled or y or targets" in error
+
+
+def test_evaluate_scores_a_dataset_of_the_server_on_several_steps(run: Run) -> None:
+    results = lines_of_json(run("evaluate", "--dataset", "test", "--step", "40,80", "--json"))
+
+    assert [(each["step"], each["dataset"], each["metrics"]) for each in results] == [
+        (40, "test", {"loss": 0.5}),
+        (80, "test", {"loss": 0.5}),
+    ]
+
+
+def test_status_shows_versions_with_their_latest_evaluations(run: Run, script: Script) -> None:
+    script.record(STEP, metrics={"loss": 0.75})
+    script.record(STEP, metrics={"loss": 0.5, "accuracy": 0.875})
+
+    result = run("status")
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "doubler",
+        "step  state      role            evaluations",
+        "120   AVAILABLE  serving latest  test: loss 0.5  accuracy 0.875",
+        "80    END                        step 80: model.keras is cut short",
+    ]
+
+
+def test_status_as_json_has_the_evaluations(run: Run, script: Script) -> None:
+    script.record(STEP, metrics={"loss": float("nan")})
+
+    (status,) = lines_of_json(run("status", "--json"))
+
+    assert (status["serving_step"], status["best_step"]) == (STEP, None)
+    assert status["evaluations"][0]["metrics"] == {"loss": "NaN"}
+
+
+def test_status_ends_with_1_while_nothing_is_on_stage(run: Run, script: Script) -> None:
+    script.serving_step = None
+
+    result = run("status")
+
+    assert result.exit_code == 1
+    assert result.stdout == "doubler: no version yet\n"
+
+
+def test_promote_tells_what_is_on_stage(run: Run) -> None:
+    assert run("promote", "--pin", "40").stdout == "on stage: step 40, before it step 120; step 40 is pinned\n"
+    assert run("promote", "--unpin").stdout == "on stage: step 120; nothing is pinned\n"
+    (promotion,) = lines_of_json(run("promote", "--roll-back", "--json"))
+    assert promotion == {"serving_step": 80, "previous_step": 120, "pinned_step": 80}
+
+
+def test_health_is_the_exit_status(run: Run, peer: Peer) -> None:
+    healthy = run("health")
+    peer.stop_serving()
+    unhealthy = run("health")
+    unknown = run("health", "--service", "understudy.v1.Nothing")
+
+    assert (healthy.exit_code, healthy.stdout) == (0, "SERVING\n")
+    assert (unhealthy.exit_code, unhealthy.stdout) == (1, "NOT_SERVING\n")
+    assert unknown.exit_code == 1
+
+
+def test_watch_follows_until_interrupted(peer: Peer) -> None:
+    peer.script.record(40, metrics={"loss": 0.5})
+    command = [sys.executable, "-m", "understudy.cli.main", "watch", "--target", peer.target, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            first = json.loads(process.stdout.readline())
+            peer.script.record(80, outcome=evaluation_pb2.EVALUATION_OUTCOME_FAILED, reason="cut short", dataset="")
+            second = json.loads(process.stdout.readline())
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+    assert (first["step"], first["metrics"]) == (40, {"loss": 0.5})
+    assert (second["outcome"], second["reason"]) == ("failed", "cut short")
+
+
+def test_watch_ends_with_1_on_what_time_does_not_mend(run: Run, script: Script) -> None:
+    script.record(40, metrics={"loss": 0.5, "accuracy": 0.75})
+    script.watch_breaks_after.append(1)
+    script.failures.extend([Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no watching here")])
+
+    assert refusal(run("watch"), code=1) == "Error: no watching here\n"

@@ -1,0 +1,88 @@
+"""The command as a whole: what is listed, what is suggested, what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from understudy.cli.main import main
+
+CLIENT_COMMANDS = ["predict", "evaluate", "status", "watch", "promote", "health"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+
+    assert result.exit_code == 0
+    for name in ["train", "serve", "run", "demo", *CLIENT_COMMANDS]:
+        assert f"\n  {name} " in result.stdout
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    assert run("--version").stdout.startswith("understudy, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["sevre"], "No such command 'sevre'. Did you mean 'serve'?"),
+        (["qqq"], "No such command 'qqq'. There are train, serve,"),
+        (["status", "--jsn"], "No such option '--jsn'. Did you mean '--json'?"),
+        (["--verson"], "No such option '--verson'. Did you mean '--version'?"),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_what_comes_close(arguments: list[str], suggestion: str) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert suggestion in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("name", CLIENT_COMMANDS)
+def test_every_client_command_explains_itself(name: str) -> None:
+    result = run(name, "--help")
+
+    assert result.exit_code == 0
+    assert "--target" in result.stdout
+
+
+def test_a_command_whose_extra_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # what importlib does for a module that is not there
+    module = ModuleType("understudy.cli.train")
+
+    @click.command("train")
+    def command() -> None:
+        importlib.import_module("tensorflow.keras")
+
+    module.command = command  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "understudy.cli.train", module)
+
+    result = run("train")
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: this command needs tensorflow, which is not installed; "
+        "install it with: pip install 'understudy[server]'\n"
+    )
+
+
+def test_a_missing_module_of_somebody_else_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("understudy.cli.train")
+
+    @click.command("train")
+    def command() -> None:
+        importlib.import_module("no_such_module_at_all")
+
+    module.command = command  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "understudy.cli.train", module)
+
+    assert isinstance(run("train").exception, ModuleNotFoundError)
