@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from typing import Literal
 
@@ -12,6 +13,8 @@ from understudy.cli.errors import CommandError
 from understudy.cli.options import settings_options
 from understudy.experiments import ExperimentError, load_experiment
 from understudy.trainer import JsonLinesReporter, LineReporter, ProgressReporter, TrainerError, TrainSettings
+
+_EXIT_SECONDS = 30.0
 
 ProgressFormat = Literal["lines", "json"]
 
@@ -44,6 +47,9 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     try:
         train(load_experiment(experiment), settings, progress=_reporter(progress))
     except TrainerError as error:
+        if settings.strategy == "multi_worker":
+            # TensorFlow's shutdown may wait for tasks of the cluster that are gone.
+            faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True)
         raise TrainFailedError(str(error), exit_code=error.exit_code) from error
     except (ExperimentError, CheckpointError) as error:
         raise CommandError(str(error)) from error
@@ -54,7 +60,7 @@ class TrainFailedError(CommandError):
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance as well
 
 
 def _reporter(progress: ProgressFormat) -> ProgressReporter:

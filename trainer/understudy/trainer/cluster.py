@@ -29,9 +29,16 @@ def peers_watched() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         if isinstance(error, _PEER_ERRORS) or _ABORTED in error.message:
-            reason = error.message.strip().splitlines()[-1][:300]
-            raise PeerLostError(f"another task of the cluster died ({reason}); start every task again") from error
+            raise PeerLostError(
+                f"another task of the cluster died; start every task again ({_reason(error.message)})",
+            ) from error
         raise
+
+
+def _reason(message: str) -> str:
+    """Return the line of TensorFlow's long message that says what happened."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return next((line for line in lines if _ABORTED in line), lines[0] if lines else "no reason given")
 
 
 def check_agreement(strategy: tf.distribute.Strategy, *, first_step: int) -> None:

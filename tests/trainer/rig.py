@@ -1,0 +1,195 @@
+"""Experiments to train in tests, and clusters of subprocesses to train them in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from understudy.checkpoints import RunDir
+from understudy.checkpoints.layout import MODEL_FILE, RESUME_DIR
+
+EXAMPLES = 100
+BATCH = 24  # shared evenly by 1, 2 and 3 replicas; leaves 4 of the 100 examples
+STEPS_PER_EPOCH = EXAMPLES // BATCH
+TIMEOUT_SECONDS = 60.0
+
+Array = npt.NDArray[Any]
+
+
+class Dense:
+    """No BatchNorm, no Dropout; but two outputs, sample weights, a regulariser and clipping."""
+
+    name = "dense"
+    global_batch_size = BATCH
+
+    def build_model(self) -> keras.Model:
+        features = keras.Input((8,), name="features")
+        hidden = keras.layers.Dense(16, activation="relu", kernel_regularizer="l2")(features)
+        kind = keras.layers.Dense(3, activation="softmax", name="kind")(hidden)
+        size = keras.layers.Dense(1, name="size")(hidden)
+        model = keras.Model(features, {"kind": kind, "size": size})
+        model.compile(
+            keras.optimizers.Adam(1e-2, global_clipnorm=0.5),
+            loss={"kind": "sparse_categorical_crossentropy", "size": "mse"},
+            loss_weights={"kind": 1.0, "size": 0.5},
+            metrics={"kind": ["accuracy"]},
+        )
+        return model
+
+    def training_data(self) -> tf.data.Dataset:
+        random = np.random.default_rng(7)
+        x = random.normal(size=(EXAMPLES, 8)).astype(np.float32)
+        y = {"kind": random.integers(0, 3, EXAMPLES), "size": x[:, :1] * 2}
+        weights = random.uniform(0.5, 2.0, EXAMPLES).astype(np.float32)
+        return tf.data.Dataset.from_tensor_slices((x, y, {"kind": weights, "size": weights[::-1].copy()}))
+
+    def evaluation_data(self) -> Mapping[str, tf.data.Dataset]:
+        return {}
+
+
+class Noisy(Dense):
+    """BatchNorm and Dropout: every replica has state of its own."""
+
+    name = "noisy"
+
+    def build_model(self) -> keras.Model:
+        features = keras.Input((8,), name="features")
+        hidden = keras.layers.BatchNormalization()(keras.layers.Dense(16, activation="relu")(features))
+        kind = keras.layers.Dense(3, activation="softmax")(keras.layers.Dropout(0.5)(hidden))
+        model = keras.Model(features, kind)
+        model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def training_data(self) -> tf.data.Dataset:
+        return super().training_data().map(lambda x, y, _: (x, y["kind"]))
+
+
+class Exploding(Noisy):
+    """Its loss is not finite from the 6th step on."""
+
+    name = "exploding"
+
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4], [1e-3, 1e30])
+        model.compile(keras.optimizers.SGD(schedule), "sparse_categorical_crossentropy")
+        return model
+
+
+def weights_of(run_dir: Path, step: int) -> list[Array]:
+    """Return the weights of the model published at a step."""
+    model = keras.models.load_model(RunDir(run_dir).checkpoint(step) / MODEL_FILE)
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def state_of(run_dir: Path, step: int) -> dict[str, Array]:
+    """Return the exact state stored at a step, by name."""
+    with np.load(RunDir(run_dir).checkpoint(step) / RESUME_DIR / "state.npz") as arrays:
+        return dict(arrays)
+
+
+def assert_bit_equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(server.getsockname()[1]) for server in sockets]
+
+
+def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+@dataclass
+class Task:
+    """One task of a cluster, as a process; ``output`` is what it printed, once it has ended."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    errors: str = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read what it prints until a line holds the text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"it ended without printing {text!r}: {self.end()}, {self.errors}")
+
+    def end(self) -> int:
+        """Wait for its end; return its exit status."""
+        output, self.errors = self.process.communicate(timeout=TIMEOUT_SECONDS)
+        self.lines += output.splitlines(keepends=True)
+        return self.process.returncode
+
+    def kill(self) -> float:
+        """Send SIGKILL; return when."""
+        self.process.send_signal(signal.SIGKILL)
+        return time.monotonic()
+
+
+def start_training(experiment: str, run_dir: Path, *options: str, environ: Mapping[str, str] | None = None) -> Task:
+    """Run ``understudy train`` on one of this file's experiments."""
+    command = [sys.executable, "-m", "understudy.cli", "train", f"{__file__}:{experiment}", "--run-dir", str(run_dir)]
+    return Task(
+        subprocess.Popen(
+            [*command, *options],
+            env={**os.environ, **(environ or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def cluster(
+    experiment: str,
+    run_dir: Path,
+    *options: str,
+    roles: Sequence[str] = ("worker", "worker"),
+    evaluator: bool = False,
+) -> Iterator[list[Task]]:
+    """Run a cluster of training tasks on this machine; none outlives the block."""
+    ports = free_ports(len(roles) + 1)
+    spec: dict[str, list[str]] = {}
+    members = []
+    for role, port in zip(roles, ports, strict=False):
+        members.append((role, len(spec.setdefault(role, []))))
+        spec[role].append(f"127.0.0.1:{port}")
+    if evaluator:
+        spec["evaluator"] = [f"127.0.0.1:{ports[-1]}"]
+    tasks = []
+    try:
+        for role, index in members:
+            environ = {"TF_CONFIG": tf_config(spec, role, index)}
+            arguments = ("--strategy", "multi_worker", *options)
+            tasks.append(start_training(experiment, run_dir, *arguments, environ=environ))
+        yield tasks
+    finally:
+        for task in tasks:
+            task.process.kill()
+            task.process.wait()
+            for stream in (task.process.stdout, task.process.stderr):
+                if stream is not None:
+                    stream.close()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from trainer.rig import free_ports
+
+from understudy.trainer import ClusterError, ClusterTask
+from understudy.trainer.rendezvous import wait_for_peers
+
+
+def task(index: int, ports: list[int]) -> ClusterTask:
+    return ClusterTask(role="worker", index=index, cluster={"worker": tuple(f"127.0.0.1:{port}" for port in ports)})
+
+
+def test_tasks_that_come_one_after_the_other_meet() -> None:
+    ports = free_ports(3)
+    threads = [
+        threading.Thread(target=wait_for_peers, args=(task(index, ports),), kwargs={"timeout_seconds": 20.0})
+        for index in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    # The others hear of this one only if it listens while it waits for them.
+    with socket.create_server(("127.0.0.1", ports[0])):
+        for thread in threads:
+            thread.join(20.0)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_peer_that_never_comes_is_named() -> None:
+    ports = free_ports(2)
+    with pytest.raises(ClusterError, match=rf"waited 0.3 s .* worker 1 \(127.0.0.1:{ports[1]}\): Connection refused"):
+        wait_for_peers(task(0, ports), timeout_seconds=0.3)
+
+
+def test_an_address_that_does_not_resolve_is_named() -> None:
+    (port,) = free_ports(1)
+    lonely = ClusterTask(role="worker", index=0, cluster={"worker": (f"127.0.0.1:{port}", "no-such-host.invalid:2222")})
+    with pytest.raises(ClusterError, match=r"worker 1 \(no-such-host.invalid:2222\)"):
+        wait_for_peers(lonely, timeout_seconds=0.1)
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        with pytest.raises(ClusterError, match=rf"worker 0 .* cannot listen on port {port}"):
+            wait_for_peers(task(0, [port, 1]), timeout_seconds=0.1)
