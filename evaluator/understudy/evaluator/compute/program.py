@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.masks import put_mask
+from understudy.evaluator.compute.outside_state import OutsideState
 
 LOSS = "loss"
 
@@ -37,6 +38,21 @@ class ScoringData:
     def as_arguments(self) -> tuple[Any, ...]:
         """Return the fields in order, for a traced function."""
         return self.inputs, self.targets, self.sample_weights, dict(self.outputs), dict(self.masks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramState:
+    """What is left of the batches scored so far. Immutable.
+
+    Attributes:
+        metrics: The values of the metrics' variables.
+        outside: The values of the plain variables that a metric keeps beside them.
+        logs: What the last step of the model's own returned, if that counts.
+    """
+
+    metrics: tuple[Any, ...]
+    outside: tuple[Any, ...]
+    logs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,22 +97,27 @@ class ScoringProgram:
         self._options = options
         self._loss = keras.metrics.Mean(name=LOSS)
         self._create_variables(data)
+        self._metrics = list(model.metrics)
         self._variables = [*self._loss.variables, *model.metrics_variables]
-        self.initial: tuple[Any, ...] = tuple(self._initial_values())
-        state = [tf.TensorSpec(value.shape, value.dtype) for value in self.initial]
+        initial = tuple(self._initial_values())
+        state = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
         self._update = self._function(self._trace_update).get_concrete_function(state, *data.as_arguments())
         self._result = self._function(self._trace_result).get_concrete_function(state)
+        self._outside = OutsideState(self._update, model)
+        self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
 
-    def update(self, state: Sequence[Any], data: ScoringData) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the state after a batch, and what the model's own step returned, if that counts."""
-        state, logs = self._update(list(state), *data.as_arguments())
-        return tuple(state), logs
+    def update(self, state: ProgramState, data: ScoringData) -> ProgramState:
+        """Return the state after a batch."""
+        with self._outside.swapped_in(state.outside):
+            metrics, logs = self._update(list(state.metrics), *data.as_arguments())
+            return ProgramState(metrics=tuple(metrics), outside=self._outside.read(), logs=logs)
 
-    def result(self, state: Sequence[Any], logs: Mapping[str, Any]) -> dict[str, float]:
+    def result(self, state: ProgramState) -> dict[str, float]:
         """Return the metrics by name. Metrics that give several numbers appear as ``name/0``, ``name/1``, ..."""
-        values = self._result(list(state))
-        if self._options.keeps_logs and logs.keys() != values.keys():
-            values = dict(logs)
+        with self._outside.swapped_in(state.outside):
+            values = self._result(list(state.metrics))
+        if self._options.keeps_logs and state.logs.keys() != values.keys():
+            values = dict(state.logs)
         return _as_floats(values)
 
     def _function(self, function: Any) -> Any:
@@ -118,6 +139,7 @@ class ScoringProgram:
         self.traces += 1
         with tf.device(self._device), self._scope(state) as scope:
             logs = self._step(*data)
+            logs = _as_tensors(logs)
         return [scope.get_current_value(variable) for variable in self._variables], logs
 
     def _trace_result(self, state: Sequence[Any]) -> dict[str, Any]:
@@ -127,7 +149,7 @@ class ScoringProgram:
                 results.pop(LOSS, None)
             if self._options.with_loss:
                 results[LOSS] = self._loss.result()
-        return results
+            return _as_tensors(results)
 
     def _scope(self, state: Sequence[Any]) -> Any:
         pairs = zip(self._variables, state, strict=True)
@@ -165,6 +187,12 @@ class ScoringProgram:
 def alone(structure: Any) -> Any:
     """Return the only element of a list or tuple of one, as Keras does with a model's outputs."""
     return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
+
+
+def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read variables, which metrics may return, while their values are those of the scope."""
+    plain = {name: value.value if isinstance(value, keras.Variable) else value for name, value in values.items()}
+    return {name: tf.convert_to_tensor(value) for name, value in plain.items()}
 
 
 def _as_floats(values: Mapping[str, Any]) -> dict[str, float]:

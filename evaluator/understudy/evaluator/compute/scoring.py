@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.forward import tensor_spec
 from understudy.evaluator.compute.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, dtype_name
-from understudy.evaluator.compute.program import ScoringData, ScoringProgram, alone
+from understudy.evaluator.compute.program import ProgramState, ScoringData, ScoringProgram, alone
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Batch
@@ -37,8 +37,7 @@ class ScoreState:
     """What has been scored of one stream. Immutable: `Scorer.update` returns a new one."""
 
     program: ScoringProgram | None = None
-    metrics: tuple[Any, ...] = ()
-    logs: Mapping[str, Any] = field(default_factory=dict)
+    values: ProgramState | None = None
     examples: int = 0
     batches: int = 0
 
@@ -107,12 +106,10 @@ class Scorer:
         outputs, masks = self._forward(inputs) if self._forward else ({}, {})
         data = self._data(inputs, self._labels(batch), outputs, masks)
         try:
-            metrics, logs = program.update(state.metrics or program.initial, data)
+            values = program.update(state.values or program.initial, data)
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
-        return ScoreState(
-            program=program, metrics=metrics, logs=logs, examples=state.examples + rows, batches=state.batches + 1
-        )
+        return ScoreState(program=program, values=values, examples=state.examples + rows, batches=state.batches + 1)
 
     def result(self, state: ScoreState) -> dict[str, float]:
         """Return the loss (as ``loss``) and every metric of a stream by name.
@@ -120,9 +117,9 @@ class Scorer:
         Raises:
             InvalidInputError: The stream has no batch.
         """
-        if state.program is None:
+        if state.program is None or state.values is None:
             raise InvalidInputError("the stream ended without a batch; at least one was expected")
-        return state.program.result(state.metrics, state.logs)
+        return state.program.result(state.values)
 
     def _trace(self, labels: _Labels) -> ScoringProgram:
         inputs = {spec.name: tensor_spec(spec) for spec in self._interface.inputs.specs}
