@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from understudy.checkpoints.source import CheckpointSource
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.errors import (
+    DrainingError,
+    InvalidInputError,
+    NotReadyError,
+    VersionNotFoundError,
+)
+from understudy.evaluator.lifecycle.readiness import ReadySignal
+from understudy.evaluator.lifecycle.servable import Handle, Servable
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
     Arrays,
@@ -22,13 +37,16 @@ from understudy.evaluator.types import (
 )
 
 if TYPE_CHECKING:
-    from understudy.checkpoints.source import CheckpointSource
-    from understudy.evaluator.datasets import EvaluationDataset
-    from understudy.evaluator.records.ledger import Ledger
+    from understudy.evaluator.compute.devices import MemoryKind
+    from understudy.evaluator.parts import Parts
     from understudy.evaluator.stream import EvaluationStream
 
+_log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30.0
+
 Progress = Callable[[int, int | None], None]
-"""Told the rows scored so far and the rows of the dataset (None if unknown), on a thread of the evaluator."""
+"""Told the rows scored so far and the rows of the dataset (None if unknown); must be quick and must not raise."""
 
 
 class Evaluator:
@@ -52,19 +70,53 @@ class Evaluator:
         source: CheckpointSource,
         datasets: Sequence[EvaluationDataset] = (),
         observer: Observer,
-    ) -> None: ...
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._datasets = {dataset.name: dataset for dataset in datasets}
+        self._all_datasets = tuple(datasets)
+        self._observer = observer
+        self._ready = ReadySignal()
+        self._stack = ExitStack()
+        self._running: Parts | None = None
+        self._closing = False
+        self._close_by = float("inf")
 
     def start(self) -> None:
         """Lock the state folder, open the ledger, build the replicas and begin to follow the source.
 
         Raises:
-            ConfigurationError: The monitored metric or a device does not exist.
+            ConfigurationError: The settings do not fit together, or the monitored dataset does not exist.
+            DeviceError: The devices cannot be had.
             LedgerError: The ledger cannot be read.
-            understudy.checkpoints.errors.LockedError: Another evaluator uses the state folder.
+            understudy.checkpoints.errors.LockHeldError: Another evaluator uses the state folder.
         """
+        from understudy.evaluator.parts import start_parts
 
-    def close(self, timeout_seconds: float = 30.0) -> None:
-        """Refuse new work, finish what waits, end every thread and give the state folder free. Idempotent."""
+        with ExitStack() as undo:
+            self._running = start_parts(
+                self._settings,
+                source=self._source,
+                datasets=self._all_datasets,
+                observer=self._observer,
+                on_stage=self._ready.give,
+                remaining_seconds=self._remaining_seconds,
+                stack=undo,
+            )
+            self._stack = undo.pop_all()
+        _log.info("evaluator started", extra={"replicas": self.replicas, "devices": list(self._parts.devices)})
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+        """Refuse new work, finish what waits, end every thread and give the state folder free. Idempotent.
+
+        Evaluations that are under way are broken off, and done by the next evaluator on the same state folder.
+
+        Raises:
+            TimeoutError: A thread did not end, or a handle did not come back, in time. The rest was closed.
+        """
+        self._closing = True
+        self._close_by = time.monotonic() + timeout_seconds
+        self._stack.close()
 
     def predict(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
@@ -80,7 +132,13 @@ class Evaluator:
 
         The future's exception may also be DeadlineExceededError.
         """
-        raise NotImplementedError
+        parts = self._open_parts()
+        step = None if version == "serving" else self._resolve(version)
+        with parts.manager.borrow(step) as handle:
+            self._check_inputs(handle, inputs)
+        return parts.engine.predict(
+            inputs, borrow=partial(parts.manager.borrow, step), key=version if step is None else step, deadline=deadline
+        )
 
     def open_stream(
         self, *, version: Version = "serving", metrics: Sequence[MetricSpec] = (), deadline: float | None = None
@@ -95,7 +153,16 @@ class Evaluator:
             VersionNotFoundError: There is no such checkpoint.
             DrainingError: The evaluator is being closed.
         """
-        raise NotImplementedError
+        parts = self._open_parts()
+
+        def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
+            from understudy.evaluator.stream import EvaluationStream
+
+            stream = EvaluationStream(handle, handle.slot.scorer(metrics), parts.engine)
+            parts.streams.add(stream)
+            return stream
+
+        return parts.openings.submit(self._resolve(version), work, deadline=deadline)
 
     def score_dataset(
         self,
@@ -113,15 +180,33 @@ class Evaluator:
         Raises:
             VersionNotFoundError: There is no such dataset or checkpoint.
         """
-        raise NotImplementedError
+        parts = self._open_parts()
+        data = self._datasets.get(dataset)
+        if data is None:
+            raise VersionNotFoundError(f"there is no dataset {dataset!r}; there are {list(self._datasets)}")
+        step = self._resolve(version)
+        known = parts.shelf.find(step)
+        score = parts.recorder.score(step, known.digest, data) if known else None
+        if score is not None:
+            done: Future[EvaluationRecord] = Future()
+            done.set_result(score)
+            return done
+
+        def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
+            with handle:
+                return parts.scorer.score(
+                    handle.servable, data, is_wanted=is_wanted, deadline=deadline, progress=progress
+                )
+
+        return parts.scorings.submit(step, work, deadline=deadline)
 
     def pin(self, version: Version, *, deadline: float | None = None) -> Future[StageChange]:
         """Put a version on stage, loading it if need be, and keep it there until `unpin`, also after a restart."""
-        raise NotImplementedError
+        return self._open_parts().director.pin(self._resolve(version), deadline=deadline)
 
     def unpin(self, *, deadline: float | None = None) -> Future[StageChange]:
         """Take the pin back and follow the serving policy again. Without a pin, nothing changes."""
-        raise NotImplementedError
+        return self._open_parts().director.unpin(deadline=deadline)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[StageChange]:
         """Put the version that was on stage before the present one there again, and pin it.
@@ -129,7 +214,7 @@ class Evaluator:
         Raises:
             VersionNotFoundError: Nothing was on stage before.
         """
-        raise NotImplementedError
+        return self._open_parts().director.roll_back(deadline=deadline)
 
     def metadata(self, version: Version = "serving") -> ModelDescription:
         """Describe one loaded version.
@@ -138,63 +223,77 @@ class Evaluator:
             NotReadyError: Nothing is on stage yet.
             VersionNotFoundError: The version does not exist or is not loaded.
         """
-        raise NotImplementedError
+        parts = self._open_parts()
+        with parts.manager.borrow(None if version == "serving" else self._resolve(version)) as handle:
+            return ModelDescription(
+                step=handle.step,
+                signature=handle.slot.signature,
+                replicas=parts.replicas,
+                devices=parts.devices,
+                datasets=tuple(self._datasets),
+                notes=handle.slot.notes,
+            )
 
     def status(self) -> list[VersionStatus]:
         """Return the state of every version taken up, newest first."""
-        raise NotImplementedError
+        return self._parts.history.statuses(serving=self.serving_step)
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return the checkpoints that can be asked for, by ascending step."""
-        raise NotImplementedError
+        return self._parts.shelf.checkpoints()
 
     @property
     def ledger(self) -> Ledger:
         """The record of every evaluation. Open from `start` to `close`."""
-        raise NotImplementedError
+        return self._parts.ledger
 
     @property
     def serving_step(self) -> int | None:
         """The step on stage, or None before the first."""
-        raise NotImplementedError
+        stage = self._stage()
+        return None if stage is None else stage.step
 
     @property
     def latest_step(self) -> int | None:
         """The newest step that has been loaded, or None before the first."""
-        raise NotImplementedError
+        return self._parts.history.latest_step
 
     @property
     def best_step(self) -> int | None:
         """The step with the best value of the monitored metric, or None before the first result."""
-        raise NotImplementedError
+        return self._parts.ranking.best()
 
     @property
     def pinned_step(self) -> int | None:
         """The step pinned at run time, or None."""
-        raise NotImplementedError
+        return self._parts.director.pinned_step
 
     @property
     def replicas(self) -> int:
         """The number of replicas that a batch is split over."""
-        raise NotImplementedError
+        return self._parts.replicas
 
     def checkpoint_age_seconds(self) -> float | None:
         """Return how long ago the checkpoint on stage was written, or None if none is."""
-        raise NotImplementedError
+        stage = self._stage()
+        return None if stage is None else max(0.0, time.time() - stage.created_at)
 
-    def device_memory(self) -> Mapping[tuple[str, str], int]:
-        """Return bytes by device and kind (``current``, ``peak``); empty where the devices do not tell."""
-        raise NotImplementedError
+    def device_memory(self) -> Mapping[tuple[str, MemoryKind], int]:
+        """Return bytes by device and kind (``current``, ``peak``); ``CPU`` stands for the whole process."""
+        from understudy.evaluator.compute.devices import device_memory
+
+        return device_memory()
 
     def wait_ready(self, timeout_seconds: float) -> bool:
         """Wait until a servable is on stage; return whether one is."""
-        raise NotImplementedError
+        return self._ready.wait(timeout_seconds)
 
     def on_ready(self, callback: Callable[[int], None]) -> None:
         """Call back once with the step when the first servable is on stage; at once if one is.
 
-        The callback runs on a thread of the evaluator, must be quick and must not raise.
+        The callback runs on a thread of the evaluator or on this one, must be quick and must not raise.
         """
+        self._ready.call(callback)
 
     def __enter__(self) -> Self:
         self.start()
@@ -204,3 +303,39 @@ class Evaluator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _parts(self) -> Parts:
+        if self._running is None:
+            raise NotReadyError("the evaluator was not started")
+        return self._running
+
+    def _open_parts(self) -> Parts:
+        if self._closing:
+            raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
+        return self._parts
+
+    def _stage(self) -> Servable | None:
+        return self._parts.manager.stage
+
+    def _resolve(self, version: Version) -> int:
+        """Return the step that a version stands for at this moment."""
+        if isinstance(version, int):
+            return version
+        step = {"serving": self.serving_step, "latest": self.latest_step, "best": self.best_step}[version]
+        if step is None and version == "best":
+            raise VersionNotFoundError("no version is best yet; wait for the first result of the monitored metric")
+        if step is None:
+            raise NotReadyError("no checkpoint is on stage yet; wait for the first to be published and loaded")
+        return step
+
+    def _check_inputs(self, handle: Handle, inputs: Arrays) -> None:
+        try:
+            handle.slot.check_inputs(inputs)
+        except InvalidInputError:
+            self._observer.rejected("invalid")
+            raise
+
+    def _remaining_seconds(self) -> float:
+        """Return how long a part may take to close."""
+        return min(max(0.0, self._close_by - time.monotonic()), CLOSE_SECONDS)

@@ -1,0 +1,238 @@
+"""Puts the parts of an evaluator together. Imports TensorFlow."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from understudy.checkpoints.locks import DirectoryLock
+from understudy.checkpoints.source import CheckpointSource
+from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
+from understudy.evaluator.compute.engine import Engine, EngineSettings
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.lifecycle.backlog import Backlog
+from understudy.evaluator.lifecycle.director import StageDirector
+from understudy.evaluator.lifecycle.examiner import Examiner
+from understudy.evaluator.lifecycle.follower import Follower
+from understudy.evaluator.lifecycle.loaded_work import LoadedWork
+from understudy.evaluator.lifecycle.loads import LoadHistory
+from understudy.evaluator.lifecycle.manager import ServableManager
+from understudy.evaluator.lifecycle.pin import PinFile
+from understudy.evaluator.lifecycle.promotion import Ranking, parse_monitor
+from understudy.evaluator.lifecycle.quarantine import Quarantine
+from understudy.evaluator.lifecycle.scoring import DatasetScorer
+from understudy.evaluator.lifecycle.shelf import Shelf
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.slots import ReplicaSlots
+from understudy.evaluator.stream import EvaluationStream
+from understudy.evaluator.types import EvaluationRecord
+
+LEDGER_FILE = "ledger.sqlite"
+RESULTS_DIR = "results"
+SUMMARIES_DIR = "tensorboard"
+PINNED_DIR = "pinned"
+
+_MILLISECONDS = 1000.0
+_OPENING_THREADS = 2
+_SCORING_THREADS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a running evaluator is made of."""
+
+    replicas: int
+    devices: tuple[str, ...]
+    engine: Engine
+    shelf: Shelf
+    history: LoadHistory
+    manager: ServableManager
+    ledger: Ledger
+    recorder: Recorder
+    ranking: Ranking
+    director: StageDirector
+    follower: Follower
+    scorer: DatasetScorer
+    openings: LoadedWork[EvaluationStream]
+    scorings: LoadedWork[EvaluationRecord]
+    streams: weakref.WeakSet[EvaluationStream]
+
+
+def start_parts(
+    settings: EvaluatorSettings,
+    *,
+    source: CheckpointSource,
+    datasets: Sequence[EvaluationDataset],
+    observer: Observer,
+    on_stage: Callable[[int], None],
+    remaining_seconds: Callable[[], float],
+    stack: ExitStack,
+) -> Parts:
+    """Build every part, from the lock of the state folder up, and start its threads.
+
+    Args:
+        settings: What the operator chose.
+        source: Where checkpoints come from.
+        datasets: What they are scored on.
+        observer: Told of what happens.
+        on_stage: Told of each step that comes on stage.
+        remaining_seconds: Asked, when a part is to be closed, how long that may take.
+        stack: Closes the parts, in the reverse order, whether or not all could be started.
+
+    Raises:
+        ConfigurationError: The settings do not fit together.
+        DeviceError: The devices cannot be had.
+        LedgerError: The ledger cannot be read.
+        understudy.checkpoints.errors.LockHeldError: Another evaluator uses the state folder.
+    """
+    names = [dataset.name for dataset in datasets]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"the datasets are called {names}; give each a name of its own")
+    ranking = Ranking(parse_monitor(settings.monitor, settings.monitor_mode, names))
+    strategy = build_strategy(device_settings(settings))
+
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock(settings.state_dir)
+    lock.acquire()
+    stack.callback(lock.release)
+    ledger = Ledger(settings.state_dir / LEDGER_FILE)
+    stack.callback(ledger.close)
+    recorder = Recorder(
+        ledger=ledger,
+        results=ResultFiles(settings.state_dir / RESULTS_DIR),
+        summaries=Summaries(settings.state_dir / SUMMARIES_DIR),
+        datasets=datasets,
+        observer=observer,
+        listener=lambda record: ranking.observe([record]),
+    )
+    stack.callback(recorder.close)
+    recorder.recover()
+    for name in names:
+        ranking.observe(ledger.scored(name))
+
+    quarantine = _new_quarantine(settings)
+    shelf = Shelf(source, settings.state_dir / PINNED_DIR)
+    history = LoadHistory(quarantine=quarantine, observer=observer)
+    manager = ServableManager(
+        shelf=shelf,
+        slots=ReplicaSlots(strategy, max_rows=settings.max_batch_rows),
+        limit=settings.slots,
+        history=history,
+        on_stage=on_stage,
+    )
+    openings: LoadedWork[EvaluationStream] = LoadedWork(
+        manager, threads=_OPENING_THREADS, name="understudy-open", discard=EvaluationStream.close
+    )
+    stack.callback(openings.close)
+    scorings: LoadedWork[EvaluationRecord] = LoadedWork(manager, threads=_SCORING_THREADS, name="understudy-score")
+    stack.callback(scorings.close)
+    stack.callback(lambda: manager.close(remaining_seconds()))
+    streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
+    stack.callback(_close_all, streams)
+    engine = Engine(_engine_settings(settings), observer)
+    stack.callback(lambda: engine.close(remaining_seconds()))
+    stack.callback(openings.stop)
+    stack.callback(scorings.stop)
+
+    backlog = Backlog(settings.policy)
+    poke = _Poke()
+    director = StageDirector(
+        policy=settings.serve,
+        shelf=shelf,
+        quarantine=quarantine,
+        ranking=ranking,
+        manager=manager,
+        pin_file=PinFile(settings.state_dir),
+        on_settled=poke,
+    )
+    scorer = DatasetScorer(engine=engine, recorder=recorder, batch_rows=settings.evaluation_batch_rows)
+    examiner = Examiner(
+        backlog=backlog,
+        manager=manager,
+        recorder=recorder,
+        scoring=scorer,
+        failures=_new_quarantine(settings),
+        on_progress=poke,
+    )
+    follower = Follower(
+        shelf=shelf,
+        manager=manager,
+        history=history,
+        quarantine=quarantine,
+        recorder=recorder,
+        ranking=ranking,
+        director=director,
+        backlog=backlog,
+        poll_interval_seconds=settings.poll_interval_seconds,
+    )
+    poke.follower = follower
+    manager.start()
+    stack.callback(lambda: examiner.close(remaining_seconds()))
+    examiner.start()
+    stack.callback(lambda: follower.close(remaining_seconds()))
+    follower.start()
+    return Parts(
+        replicas=int(strategy.num_replicas_in_sync),
+        devices=tuple(name.rpartition("device:")[2] for name in strategy.extended.worker_devices),
+        engine=engine,
+        shelf=shelf,
+        history=history,
+        manager=manager,
+        ledger=ledger,
+        recorder=recorder,
+        ranking=ranking,
+        director=director,
+        follower=follower,
+        scorer=scorer,
+        openings=openings,
+        scorings=scorings,
+        streams=streams,
+    )
+
+
+def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
+    """Return what the settings say about devices."""
+    return DeviceSettings(
+        devices=settings.devices,
+        logical_cpus=settings.logical_cpus,
+        gpu_memory_limit_mib=settings.gpu_memory_limit_mib,
+        intra_op_threads=settings.intra_op_threads,
+        inter_op_threads=settings.inter_op_threads,
+    )
+
+
+class _Poke:
+    """Pokes a follower that is made later than those who poke it."""
+
+    def __init__(self) -> None:
+        self.follower: Follower | None = None
+
+    def __call__(self) -> None:
+        if self.follower is not None:
+            self.follower.poke()
+
+
+def _engine_settings(settings: EvaluatorSettings) -> EngineSettings:
+    return EngineSettings(
+        max_batch_rows=settings.max_batch_rows,
+        max_queue_rows=settings.max_queue_rows,
+        max_batch_delay_seconds=settings.max_batch_delay_ms / _MILLISECONDS,
+    )
+
+
+def _new_quarantine(settings: EvaluatorSettings) -> Quarantine:
+    return Quarantine(attempts=settings.load_attempts, retry_seconds=settings.load_retry_seconds, clock=time.monotonic)
+
+
+def _close_all(streams: weakref.WeakSet[EvaluationStream]) -> None:
+    for stream in list(streams):
+        stream.close()

@@ -1,0 +1,124 @@
+"""A run folder with real Keras models in it, and an evaluator over it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import LoadOutcome, SilentObserver
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord
+
+WAIT_SECONDS = 30.0
+"""How long a test waits for what must happen; never reached unless it fails."""
+
+FEATURES = 3
+GOAL = 4.0
+"""Step 4 hits the targets of the datasets; the farther a step is from that, the larger its loss."""
+
+
+def step_model(step: float, *, features: int = FEATURES, outputs: int = FEATURES) -> Any:
+    """Return a compiled model whose every output is ``step * (1 + sum(x))``."""
+    x = keras.Input((features,), name="x")
+    y = keras.layers.Dense(outputs, name="y", kernel_initializer="zeros")(x)
+    model = keras.Model(x, y, name="step_model")
+    layer = model.get_layer("y")
+    layer.set_weights([np.full((features, outputs), step, np.float32), np.full(outputs, step, np.float32)])
+    model.compile(optimizer="sgd", loss="mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae")])
+    return model
+
+
+def dataset(name: str = "test", *, rows: int = 10, goal: float = GOAL) -> ArrayDataset:
+    return ArrayDataset(
+        name, {"x": np.zeros((rows, FEATURES), np.float32), "y": np.full((rows, FEATURES), goal, np.float32)}
+    )
+
+
+class Told(SilentObserver):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.loads: list[LoadOutcome] = []
+        self.records: list[EvaluationRecord] = []
+        self.rejections: list[str] = []
+
+    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        assert seconds >= 0
+        self.loads.append(outcome)
+
+    def evaluation_recorded(self, record: EvaluationRecord) -> None:
+        self.records.append(record)
+
+    def rejected(self, reason: str) -> None:
+        self.rejections.append(reason)
+
+
+class RealRun:
+    """Publishes models and opens evaluators on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dir = RunDir(folder)
+        self.publisher = CheckpointPublisher(self.dir, keep=1000)
+        self.told = Told()
+
+    def publish(self, *steps: int, model: Any = None) -> None:
+        for step in steps:
+            published = model or step_model(step)
+
+            def write(folder: Path, model: Any = published) -> None:
+                model.save(folder / "model.keras")
+
+            self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=signature_of(published))
+
+    def evaluator(self, *, datasets: Sequence[EvaluationDataset] = (), **settings: Any) -> Evaluator:
+        defaults: dict[str, Any] = {
+            "state_dir": self.dir.evaluator,
+            "devices": ("CPU:0", "CPU:1"),
+            "poll_interval_seconds": 0.05,
+            "load_retry_seconds": 0.01,
+            "max_batch_rows": 16,
+        }
+        return Evaluator(
+            EvaluatorSettings(**(defaults | settings)),
+            source=RunSource(self.dir),
+            datasets=datasets,
+            observer=self.told,
+        )
+
+    @contextlib.contextmanager
+    def running(self, **settings: Any) -> Iterator[Evaluator]:
+        """Give an evaluator with something on stage."""
+        with self.evaluator(**settings) as evaluator:
+            assert evaluator.wait_ready(WAIT_SECONDS)
+            yield evaluator
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy")]
+
+
+def rows(count: int = 1, value: float = 0.0) -> dict[str, Array]:
+    return {"x": np.full((count, FEATURES), value, np.float32)}
+
+
+def wait_for_records(evaluator: Evaluator, count: int) -> list[EvaluationRecord]:
+    """Return the first so many entries of the ledger as soon as they are there."""
+    while len(records := evaluator.ledger.page()) < count:
+        last = records[-1].sequence if records else 0
+        assert evaluator.ledger.wait_beyond(last, WAIT_SECONDS), f"only {len(records)} of {count} entries came"
+    return records
+
+
+def outcomes(records: Sequence[EvaluationRecord]) -> list[tuple[int, str, EvaluationOutcome]]:
+    return [(record.step, record.dataset, record.outcome) for record in records]
+
+
+def predicted_step(evaluator: Evaluator, **request: Any) -> int:
+    return evaluator.predict(rows(), **request).result(WAIT_SECONDS).step
