@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,16 +55,21 @@ def build_strategy(settings: DeviceSettings) -> Any:
 
 def device_memory() -> dict[tuple[str, MemoryKind], int]:
     """Return the bytes in use, by device and kind. ``CPU`` is the memory of the whole process."""
-    resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    memory: dict[tuple[str, MemoryKind], int] = {
-        ("CPU", "current"): resident_pages * resource.getpagesize(),
-        ("CPU", "peak"): resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    current, peak = _process_memory()
+    memory: dict[tuple[str, MemoryKind], int] = {("CPU", "current"): current, ("CPU", "peak"): peak}
     for device in _logical_names("GPU"):
         info = tf.config.experimental.get_memory_info(device)
         memory[device, "current"] = int(info["current"])
         memory[device, "peak"] = int(info["peak"])
     return memory
+
+
+def _process_memory() -> tuple[int, int]:
+    """Return the resident bytes now, and the most there have been."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    kibibytes = {line.partition(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
+    current = int(kibibytes["VmRSS"]) * 1024
+    return current, max(current, int(kibibytes["VmHWM"]) * 1024)
 
 
 def _configure(settings: DeviceSettings) -> None:

@@ -1,0 +1,380 @@
+"""The batcher: what it merges, what goes first, what it drops and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.evaluator.compute.engine import MAX_PREDICTS_BEFORE_EVALUATE, Engine, EngineSettings
+from understudy.evaluator.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidInputError,
+    NotReadyError,
+    OverloadedError,
+)
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.types import Array, Arrays, Prediction
+
+TIMEOUT = 10.0
+
+
+class PuppetSlot:
+    """Doubles its rows when it is told to, and remembers the size of each batch."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.began = threading.Semaphore(0)
+        self.batches: list[int] = []
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        self.batches.append(len(inputs["x"]))
+        self.began.release()
+        assert self.go.wait(TIMEOUT)
+        if np.any(inputs["x"] < 0):
+            raise InvalidInputError("the model refused the values")
+        return {"y": inputs["x"] * 2}
+
+    def wait_until_busy(self) -> None:
+        assert self.began.acquire(timeout=TIMEOUT)
+
+
+class CountedHandle:
+    def __init__(self, slot: PuppetSlot, step: int = 7) -> None:
+        self.slot = slot
+        self.step = step
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Recorder(SilentObserver):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.computed: list[dict[str, Any]] = []
+        self.queue_rows: list[int] = []
+
+    def rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def queue_changed(self, rows: int) -> None:
+        self.queue_rows.append(rows)
+
+    def batch_computed(self, operation: Any, **values: Any) -> None:
+        self.computed.append({"operation": operation, **values})
+
+
+class Stand:
+    """An engine with a puppet for a slot."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.observer = Recorder()
+        self.slot = PuppetSlot()
+        self.handles: list[CountedHandle] = []
+        self.engine = Engine(EngineSettings(**settings), self.observer)
+
+    def borrow(self) -> CountedHandle:
+        self.handles.append(CountedHandle(self.slot))
+        return self.handles[-1]
+
+    def predict(
+        self, *values: float, key: Any = 1, deadline: float | None = None, width: int = 1
+    ) -> Future[Prediction]:
+        rows = np.repeat(np.array(values, np.float32)[:, None], width, axis=1)
+        return self.engine.predict({"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
+
+    def occupy(self) -> Future[Prediction]:
+        """Keep the device busy until `go`."""
+        first = self.predict(0.0)
+        self.slot.wait_until_busy()
+        return first
+
+    def go(self) -> None:
+        self.slot.go.set()
+
+    def close(self) -> None:
+        self.go()
+        self.engine.close(TIMEOUT)
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    built = Stand(max_batch_rows=8, max_queue_rows=16)
+    yield built
+    built.close()
+
+
+def outputs(future: Future[Prediction]) -> list[float]:
+    return [float(value) for value in future.result(TIMEOUT).outputs["y"][:, 0]]
+
+
+def test_a_request_runs_at_once_where_nothing_else_does(stand: Stand) -> None:
+    stand.go()
+    future = stand.predict(1.0, 2.0)
+    assert outputs(future) == [2.0, 4.0]
+    assert future.result().step == 7
+
+
+def test_what_arrives_during_a_batch_forms_the_next(stand: Stand) -> None:
+    first = stand.occupy()
+    futures = [stand.predict(float(index), index + 0.5) for index in range(1, 4)]
+    stand.go()
+    assert outputs(first) == [0.0]
+    assert [outputs(future) for future in futures] == [[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
+    assert stand.slot.batches == [1, 6]
+
+
+def test_a_batch_is_never_larger_than_the_largest(stand: Stand) -> None:
+    stand.occupy()
+    futures = [stand.predict(1.0, 2.0, 3.0) for _ in range(5)]
+    stand.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    assert stand.slot.batches == [1, 6, 6, 3]
+
+
+def test_versions_and_shapes_are_never_mixed(stand: Stand) -> None:
+    stand.occupy()
+    futures = [stand.predict(1.0, key=1), stand.predict(1.0, key=2), stand.predict(1.0, width=3)]
+    futures.append(stand.predict(1.0, key=1))
+    stand.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    assert stand.slot.batches == [1, 2, 1, 1]
+
+
+def test_a_request_larger_than_a_batch_runs_alone_and_whole(stand: Stand) -> None:
+    stand.go()
+    assert outputs(stand.predict(*range(12))) == [2.0 * index for index in range(12)]
+    assert stand.slot.batches == [12]
+
+
+def test_a_request_larger_than_the_queue_is_invalid(stand: Stand) -> None:
+    with pytest.raises(InvalidInputError, match="17 rows came in one request; at most 16"):
+        stand.predict(*range(17))
+    assert stand.observer.reasons == ["invalid"]
+
+
+def test_a_full_queue_refuses_at_once(stand: Stand) -> None:
+    stand.occupy()
+    stand.predict(*range(15))
+    with pytest.raises(OverloadedError, match="15 rows are waiting and at most 16 may"):
+        stand.predict(1.0, 2.0)
+    assert stand.observer.reasons == ["queue_full"]
+
+
+def test_what_nobody_wants_makes_room_in_a_full_queue(stand: Stand) -> None:
+    stand.occupy()
+    abandoned = stand.predict(*range(16))
+    assert abandoned.cancel()
+    future = stand.predict(5.0)
+    stand.go()
+    assert outputs(future) == [10.0]
+    assert stand.observer.reasons == ["cancelled"]
+
+
+def test_the_handle_is_borrowed_once_for_each_batch_and_returned(stand: Stand) -> None:
+    stand.occupy()
+    futures = [stand.predict(1.0) for _ in range(5)]
+    stand.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    stand.close()
+    assert [handle.released for handle in stand.handles] == [1, 1]
+
+
+def test_a_handle_that_cannot_be_borrowed_fails_the_batch(stand: Stand) -> None:
+    def refuse() -> CountedHandle:
+        raise NotReadyError("nothing is on stage yet")
+
+    future = stand.engine.predict({"x": np.ones((1, 1), np.float32)}, borrow=refuse, key=1)
+    with pytest.raises(NotReadyError):
+        future.result(TIMEOUT)
+
+
+def test_a_cancelled_request_never_reaches_the_device(stand: Stand) -> None:
+    stand.occupy()
+    cancelled, kept = stand.predict(1.0, 2.0), stand.predict(3.0)
+    assert cancelled.cancel()
+    stand.go()
+    assert outputs(kept) == [6.0]
+    assert stand.slot.batches == [1, 1]
+    with pytest.raises(CancelledError):
+        cancelled.result(TIMEOUT)
+    assert stand.observer.reasons == ["cancelled"]
+
+
+def test_a_deadline_that_passes_in_the_queue_drops_the_request(stand: Stand) -> None:
+    stand.occupy()
+    deadline = time.monotonic() + 0.05
+    late, kept = stand.predict(1.0, deadline=deadline), stand.predict(3.0)
+    while time.monotonic() < deadline:
+        threading.Event().wait(deadline - time.monotonic())
+    stand.go()
+    assert outputs(kept) == [6.0]
+    with pytest.raises(DeadlineExceededError, match="before the work began"):
+        late.result(TIMEOUT)
+    assert stand.slot.batches == [1, 1]
+
+
+def test_a_deadline_that_has_passed_is_refused_at_once(stand: Stand) -> None:
+    with pytest.raises(DeadlineExceededError):
+        stand.predict(1.0, deadline=time.monotonic() - 1)
+
+
+def test_one_callers_bad_values_do_not_fail_anothers(stand: Stand) -> None:
+    stand.occupy()
+    good, bad, better = stand.predict(1.0), stand.predict(-1.0), stand.predict(2.0)
+    stand.go()
+    assert outputs(good) == [2.0]
+    assert outputs(better) == [4.0]
+    with pytest.raises(InvalidInputError):
+        bad.result(TIMEOUT)
+
+
+def test_predict_goes_first_but_does_not_starve_evaluate(stand: Stand) -> None:
+    order: list[str] = []
+    stand.occupy()
+    evaluations = [stand.engine.run(lambda: order.append("evaluate"), rows=1) for _ in range(2)]
+    predicts = [stand.predict(1.0, key=index) for index in range(MAX_PREDICTS_BEFORE_EVALUATE + 1)]
+    for future in predicts:
+        future.add_done_callback(lambda _: order.append("predict"))
+    stand.go()
+    for evaluation in evaluations:
+        evaluation.result(TIMEOUT)
+    for future in predicts:
+        future.result(TIMEOUT)
+    stand.close()
+    before = order.index("evaluate")
+    assert 1 <= before <= MAX_PREDICTS_BEFORE_EVALUATE
+    assert order[before + 1 :] == ["predict"] * (len(predicts) - before) + ["evaluate"]
+
+
+def test_what_must_be_prepared_is_prepared_off_the_devices_thread(stand: Stand) -> None:
+    threads: list[str] = []
+    stand.occupy()
+    prepared = threading.Event()
+
+    def prepare() -> None:
+        threads.append(threading.current_thread().name)
+        prepared.set()
+
+    future = stand.engine.run(lambda: threads.append(threading.current_thread().name), rows=1, prepare=prepare)
+    assert prepared.wait(TIMEOUT)
+    stand.go()
+    future.result(TIMEOUT)
+    assert threads[0].startswith("understudy-prepare")
+    assert threads[1] == "understudy-device"
+
+
+def test_what_fails_in_preparation_fails_the_future(stand: Stand) -> None:
+    def prepare() -> None:
+        raise InvalidInputError("the targets do not fit")
+
+    future = stand.engine.run(lambda: None, rows=1, prepare=prepare)
+    with pytest.raises(InvalidInputError):
+        future.result(TIMEOUT)
+
+
+def test_an_evaluation_that_fails_leaves_the_engine_running(stand: Stand) -> None:
+    def work() -> None:
+        raise InvalidInputError("the batch cannot be scored")
+
+    with pytest.raises(InvalidInputError):
+        stand.engine.run(work, rows=1).result(TIMEOUT)
+    assert stand.engine.run(lambda: 42, rows=1).result(TIMEOUT) == 42
+
+
+def test_an_evaluation_larger_than_the_queue_is_taken_where_it_waits_alone(stand: Stand) -> None:
+    stand.occupy()
+    large = stand.engine.run(lambda: "done", rows=1000)
+    with pytest.raises(OverloadedError):
+        stand.engine.run(lambda: None, rows=1)
+    stand.go()
+    assert large.result(TIMEOUT) == "done"
+
+
+def test_closing_finishes_what_waits_and_takes_no_more(stand: Stand) -> None:
+    first = stand.occupy()
+    waiting, evaluation = stand.predict(1.0), stand.engine.run(lambda: "scored", rows=1)
+    closer = threading.Thread(target=stand.engine.close, args=(TIMEOUT,))
+    closer.start()
+    stand.go()
+    closer.join(TIMEOUT)
+    assert outputs(first) == [0.0]
+    assert outputs(waiting) == [2.0]
+    assert evaluation.result(0) == "scored"
+    for more in (lambda: stand.predict(1.0), lambda: stand.engine.run(lambda: None, rows=1)):
+        with pytest.raises(DrainingError):
+            more()
+
+
+def test_what_cannot_be_finished_in_time_fails_as_draining(stand: Stand) -> None:
+    stand.occupy()
+    waiting = stand.predict(1.0)
+    closer = threading.Thread(target=stand.engine.close, args=(0.05,))
+    closer.start()
+    with pytest.raises(DrainingError):
+        waiting.result(TIMEOUT)
+    stand.go()
+    closer.join(TIMEOUT)
+
+
+def test_a_batch_is_held_open_for_more_no_longer_than_allowed() -> None:
+    stand = Stand(max_batch_rows=4, max_queue_rows=16, max_batch_delay_seconds=5.0)
+    stand.go()
+    began = time.monotonic()
+    futures = [stand.predict(1.0) for _ in range(4)]
+    for future in futures:
+        future.result(TIMEOUT)
+    assert stand.slot.batches == [4]
+    assert time.monotonic() - began < 5.0
+    stand.close()
+    short = Stand(max_batch_rows=4, max_queue_rows=16, max_batch_delay_seconds=0.05)
+    short.go()
+    short.predict(1.0).result(TIMEOUT)
+    assert 0.0 < short.observer.computed[0]["fill_seconds"] < TIMEOUT
+    short.close()
+
+
+def test_the_observer_learns_of_every_batch(stand: Stand) -> None:
+    stand.occupy()
+    futures = [stand.predict(1.0, 2.0), stand.predict(3.0)]
+    stand.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    stand.engine.run(lambda: None, rows=9).result(TIMEOUT)
+    _, merged, evaluated = stand.observer.computed
+    assert merged["operation"] == "predict"
+    assert merged["rows"] == 3
+    assert len(merged["queue_seconds"]) == 2
+    assert evaluated["operation"] == "evaluate"
+    assert evaluated["rows"] == 9
+    assert stand.observer.queue_rows[-1] == 0
+    assert max(stand.observer.queue_rows) == 3
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30))
+def test_every_request_gets_its_own_rows_whatever_it_shared_a_batch_with(sizes: list[int]) -> None:
+    stand = Stand(max_batch_rows=16, max_queue_rows=1000)
+    stand.occupy()
+    futures: list[tuple[Callable[[], list[float]], list[float]]] = []
+    for index, rows in enumerate(sizes):
+        values = [1000.0 * index + row for row in range(rows)]
+        future = stand.predict(*values)
+        futures.append((lambda future=future: outputs(future), [2 * value for value in values]))  # type: ignore[misc]
+    stand.go()
+    for answer, expected in futures:
+        assert answer() == expected
+    assert max(stand.slot.batches) <= 16
+    stand.close()

@@ -1,0 +1,198 @@
+"""Evaluation streams: one checkpoint, a state of their own, and a handle that is given back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from evaluator.compute import zoo
+
+from understudy.evaluator.compute.engine import Engine, EngineSettings
+from understudy.evaluator.compute.scoring import Scorer, ScoreState
+from understudy.evaluator.compute.slot import Slot
+from understudy.evaluator.errors import CancelledError, InvalidInputError
+from understudy.evaluator.lifecycle.servable import Servable
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.stream import EvaluationStream
+from understudy.evaluator.types import Batch
+
+TIMEOUT = 30.0
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return zoo.image_classifier()
+
+
+@pytest.fixture(scope="module")
+def slot(model: Any, logical_cpus: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Slot:
+    path = tmp_path_factory.mktemp("stream") / "model.keras"
+    model.save(path)
+    return Slot(tf.distribute.MirroredStrategy(list(logical_cpus[:2])), Path(path), max_rows=16)
+
+
+@pytest.fixture
+def servable(slot: Slot) -> Servable:
+    return Servable(step=120, digest="", slot=slot)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    built = Engine(EngineSettings(), SilentObserver())
+    yield built
+    built.close(TIMEOUT)
+
+
+OpenStream = Callable[[], EvaluationStream]
+
+
+@pytest.fixture
+def open_stream(slot: Slot, servable: Servable, engine: Engine) -> OpenStream:
+    return lambda: EvaluationStream(servable.borrow(), slot.scorer(), engine)
+
+
+def rows(seed: int, count: int) -> tuple[Any, Any]:
+    images, labels, _ = zoo.image_data(np.random.default_rng(seed), count)
+    return images, labels
+
+
+def batch(images: Any, labels: Any) -> Batch:
+    return Batch(inputs={"inputs": images}, targets={"targets": labels})
+
+
+def test_a_stream_tells_its_score_its_step_and_its_times(open_stream: OpenStream, model: Any) -> None:
+    batches = [rows(seed, count) for seed, count in enumerate((5, 40, 1))]
+    with open_stream() as stream:
+        for images, labels in batches:
+            stream.add(batch(images, labels)).result(TIMEOUT)
+        result = stream.finish()
+    assert result.metrics == pytest.approx(zoo.evaluate_on_one_device(model, batches), rel=1e-6)
+    assert (result.examples, result.batches, result.step, result.notes) == (46, 3, 120, ())
+    assert result.computing_seconds > 0
+    assert result.waiting_seconds > 0
+
+
+def test_batches_may_be_added_without_waiting(open_stream: OpenStream, model: Any) -> None:
+    batches = [rows(seed, 3) for seed in range(6)]
+    with open_stream() as stream:
+        futures = [stream.add(batch(*rows)) for rows in batches]
+        for future in futures:
+            future.result(TIMEOUT)
+        result = stream.finish()
+    assert result.metrics == pytest.approx(zoo.evaluate_on_one_device(model, batches), rel=1e-6)
+
+
+def test_streams_at_once_do_not_mix(open_stream: OpenStream, model: Any) -> None:
+    results: dict[int, Any] = {}
+
+    def run(seed: int) -> None:
+        with open_stream() as stream:
+            for turn in range(5):
+                stream.add(batch(*rows(100 * seed + turn, 1 + (seed + turn) % 7))).result(TIMEOUT)
+            results[seed] = stream.finish().metrics
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    for seed in range(8):
+        batches = [rows(100 * seed + turn, 1 + (seed + turn) % 7) for turn in range(5)]
+        assert results[seed] == pytest.approx(zoo.evaluate_on_one_device(model, batches), rel=1e-6)
+
+
+def test_closing_gives_the_handle_back(open_stream: OpenStream, servable: Servable) -> None:
+    stream = open_stream()
+    stream.add(batch(*rows(0, 2))).result(TIMEOUT)
+    assert servable.handles == 1
+    stream.close()
+    stream.close()
+    assert servable.handles == 0
+    with pytest.raises(CancelledError, match="closed"):
+        stream.add(batch(*rows(0, 2)))
+
+
+class SlowScorer(Scorer):
+    """Takes as long to score a batch as it is told to."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.go = threading.Event()
+
+    def check(self, batch: Batch) -> int:
+        return batch.rows
+
+    def is_prepared(self, batch: Batch) -> bool:  # noqa: ARG002
+        return True
+
+    def update(self, state: ScoreState, batch: Batch) -> ScoreState:  # noqa: ARG002
+        self.began.set()
+        assert self.go.wait(TIMEOUT)
+        return state
+
+
+def test_the_handle_stays_out_while_a_batch_is_under_way(servable: Servable, engine: Engine) -> None:
+    scorer = SlowScorer()
+    stream = EvaluationStream(servable.borrow(), scorer, engine)
+    running, waiting = stream.add(batch(*rows(0, 2))), stream.add(batch(*rows(1, 2)))
+    assert scorer.began.wait(TIMEOUT)
+    stream.close()
+    assert waiting.cancelled()
+    assert servable.handles == 1
+    released = threading.Event()
+    running.add_done_callback(lambda _: released.set())
+    scorer.go.set()
+    assert released.wait(TIMEOUT)
+    assert servable.handles == 0
+
+
+def test_a_bad_batch_is_refused_and_the_stream_goes_on(open_stream: OpenStream) -> None:
+    with open_stream() as stream:
+        images, labels = rows(0, 3)
+        with pytest.raises(InvalidInputError, match="target 'targets' has 2 rows"):
+            stream.add(batch(images, labels[:2]))
+        stream.add(batch(images, labels)).result(TIMEOUT)
+        assert stream.finish().batches == 1
+
+
+def test_a_batch_that_fails_on_the_device_fails_the_stream(open_stream: OpenStream) -> None:
+    with open_stream() as stream:
+        images, labels = rows(0, 3)
+        stream.add(batch(images, labels)).result(TIMEOUT)
+        with pytest.raises(InvalidInputError, match="do not fit"):
+            stream.add(batch(images, np.zeros((3, 9), np.float32))).result(TIMEOUT)
+        with pytest.raises(InvalidInputError, match="do not fit"):
+            stream.finish()
+
+
+def test_a_cancelled_batch_fails_the_stream(open_stream: OpenStream, engine: Engine) -> None:
+    go = threading.Event()
+    engine.run(lambda: go.wait(TIMEOUT), rows=1)
+    with open_stream() as stream:
+        future = stream.add(batch(*rows(0, 3)))
+        assert future.cancel()
+        go.set()
+        with pytest.raises(CancelledError, match="not be whole"):
+            stream.finish()
+
+
+def test_finishing_with_a_batch_under_way_is_a_mistake(open_stream: OpenStream, engine: Engine) -> None:
+    go = threading.Event()
+    engine.run(lambda: go.wait(TIMEOUT), rows=1)
+    with open_stream() as stream:
+        future = stream.add(batch(*rows(0, 3)))
+        with pytest.raises(RuntimeError, match="1 batches are under way"):
+            stream.finish()
+        assert stream.idle_seconds == 0.0
+        go.set()
+        future.result(TIMEOUT)
+
+
+def test_a_stream_without_a_batch_is_refused(open_stream: OpenStream) -> None:
+    with open_stream() as stream, pytest.raises(InvalidInputError, match="without a batch"):
+        stream.finish()
