@@ -17,7 +17,7 @@ from understudy.service.settings import ServeSettings
 @click.command("serve")
 @settings_options(evaluator_settings=EvaluatorSettings, settings=ServeSettings)
 def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    r"""Take up, score and serve the checkpoints of a run.
+    """Take up, score and serve the checkpoints of a run.
 
     \b
     understudy serve --run-dir RUN --experiment digits
@@ -25,7 +25,7 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
     Prints LISTENING once both ports answer and READY once the first checkpoint is on stage. SIGTERM lets calls under
     way finish, then ends with status 0.
-    """
+    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     from understudy.service.server import serve
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):

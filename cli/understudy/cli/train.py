@@ -30,7 +30,7 @@ ProgressFormat = Literal["lines", "json"]
 )
 @settings_options(settings=TrainSettings)
 def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) -> None:
-    r"""Train EXPERIMENT and publish its checkpoints.
+    """Train EXPERIMENT and publish its checkpoints.
 
     \b
     understudy train digits --run-dir RUN --steps 400 --checkpoint-every 100
@@ -41,7 +41,7 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
 
     Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
     4 another task of the cluster died, so start all of them again.
-    """
+    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     from understudy.trainer import train
 
     try:
