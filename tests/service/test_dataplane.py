@@ -318,8 +318,10 @@ async def test_scoring_a_dataset_is_taken_back_when_its_caller_goes_away(
     events = evaluation.evaluate_dataset(evaluation_pb2.EvaluateDatasetRequest(dataset="test"), CALL)
     first = asyncio.create_task(anext(events))
     await evaluator.scoring_began.wait()
+    taken_back = asyncio.wrap_future(evaluator.scoring)
     first.cancel()
     await asyncio.wait([first])
+    await asyncio.wait([taken_back])
     assert evaluator.scoring.cancelled()
 
 

@@ -68,6 +68,7 @@ class ToldEvaluator:
         self.asked: dict[str, Any] = {}
         self.scoring: Future[EvaluationRecord] = Future()
         self.scoring_began = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
         self.ledger = ToldLedger()
 
     @property
@@ -89,7 +90,7 @@ class ToldEvaluator:
 
     def score_dataset(self, dataset: str, **asked: Any) -> Future[EvaluationRecord]:
         self.asked = {"dataset": dataset, **asked}
-        self.scoring_began.set()
+        self.loop.call_soon_threadsafe(self.scoring_began.set)
         return self.scoring
 
 

@@ -13,7 +13,7 @@ from understudy.evaluator.types import EvaluationRecord
 from understudy.service.bell import Bell
 from understudy.service.dataplane import messages, paging
 from understudy.service.dataplane.call import CallContext
-from understudy.service.dataplane.futures import abandon
+from understudy.service.dataplane.futures import abandon, begun
 from understudy.service.dataplane.scoring import score_stream
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.v1 import evaluation_pb2
@@ -65,14 +65,14 @@ class EvaluationPlane:
         if not request.dataset:
             raise InvalidInputError("the request names no dataset; GetModelMetadata lists those there are")
         progress = _Progress()
-        scoring = asyncio.wrap_future(
-            self._evaluator.score_dataset(
-                request.dataset,
-                version=messages.version(request.version),
-                deadline=call.deadline,
-                progress=progress.report,
-            )
+        score = partial(
+            self._evaluator.score_dataset,
+            request.dataset,
+            version=messages.version(request.version),
+            deadline=call.deadline,
+            progress=progress.report,
         )
+        scoring = await begun(self._executor, score)
         scoring.add_done_callback(lambda _: progress.changed.ring())
         try:
             async for event in progress.events_until(scoring):

@@ -38,7 +38,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains."""
+        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains.
+
+        It ends well even then: an error would make gRPC drop a last status that the caller has not read yet.
+        """
+        del context
         last = None
         while True:
             changed = self._readiness.changed.listen()
@@ -47,7 +51,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
                 yield health_pb2.HealthCheckResponse(status=status)
                 last = status
             if self._readiness.state is ReadinessState.DRAINING:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, ReadinessState.DRAINING.value)
+                return
             await changed.wait()
 
     def _status(self, service: str) -> int:

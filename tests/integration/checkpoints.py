@@ -1,0 +1,69 @@
+"""Real checkpoints whose predictions tell which step computed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.checkpoints.layout import MODEL_FILE, RunDir
+from understudy.checkpoints.publish import CheckpointPublisher
+
+WIDTH = 4
+OUTPUTS = 8
+
+
+def step_model(step: int) -> Any:
+    """Return a compiled model that answers a row of ones, in each of its outputs, with the step.
+
+    Input ``x`` float32 ``[batch, 4]``, output ``y`` float32 ``[batch, 8]``.
+    """
+    x = keras.Input((WIDTH,), name="x")
+    y = keras.layers.Dense(OUTPUTS, use_bias=False, name="y")(x)
+    model = keras.Model(x, y)
+    model.layers[-1].set_weights([np.full((WIDTH, OUTPUTS), step / WIDTH, np.float32)])
+    model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+    return model
+
+
+def ones(rows: int) -> npt.NDArray[np.float32]:
+    """Return rows that make a model tell its step."""
+    return np.ones((rows, WIDTH), np.float32)
+
+
+class Chief:
+    """Publishes checkpoints into a run folder, as a trainer does."""
+
+    def __init__(self, run: Path, *, keep: int = 100) -> None:
+        self._run = RunDir(run)
+        self._publisher = CheckpointPublisher(self._run, keep=keep)
+        self._model = step_model(0)
+        self._signature = signature_of(self._model)
+
+    def publish(self, step: int, *, damage: Callable[[Path], object] = lambda _: None) -> None:
+        """Publish one checkpoint, and damage its model file afterwards."""
+        self._model.layers[-1].set_weights([np.full((WIDTH, OUTPUTS), step / WIDTH, np.float32)])
+        self._publisher.publish(
+            step,
+            lambda folder: self._model.save(folder / MODEL_FILE),
+            epoch=None,
+            final=False,
+            metrics={},
+            signature=self._signature,
+        )
+        damage(self._run.checkpoint(step) / MODEL_FILE)
+
+
+def write_dataset(file: Path, *, best_step: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Write 50 random rows as ``.npz``, with targets that one step comes closest to; return them."""
+    random = np.random.default_rng(7)
+    x = random.normal(size=(50, WIDTH)).astype(np.float32)
+    noise = random.normal(size=(50, OUTPUTS)).astype(np.float32)
+    arrays = {"x": x, "y": x.sum(axis=1, keepdims=True) * np.float32(best_step / WIDTH) + noise}
+    np.savez(file, allow_pickle=False, **arrays)
+    return arrays

@@ -1,0 +1,182 @@
+"""``understudy serve`` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import keras
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
+from integration.in_process import until
+
+from understudy.clients import Client
+from understudy.v1 import prediction_pb2_grpc
+
+START_SECONDS = 90.0
+END_SECONDS = 40.0
+
+Start = Callable[..., "ServeProcess"]
+
+
+class ServeProcess:
+    """A running ``understudy serve``."""
+
+    def __init__(self, *arguments: str | Path, state_home: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "understudy.cli", "serve", *map(str, arguments)],
+            env={**os.environ, "XDG_STATE_HOME": str(state_home), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, word: str) -> re.Match[str]:
+        """Wait for the line that begins with a word, and take it apart."""
+        watchdog = threading.Timer(START_SECONDS, self._process.kill)
+        watchdog.start()
+        try:
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                if match := re.match(rf"{word} grpc=(\S+) http=(\S+)(?: step=(\d+))?$", line):
+                    return match
+        finally:
+            watchdog.cancel()
+        raise AssertionError(f"it ended before it said {word}: {self.end()[1]}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait until it ends; return its exit status and what it wrote to standard error."""
+        _, errors = self._process.communicate(timeout=END_SECONDS)
+        return self._process.returncode, errors
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes = []
+
+    def start(*arguments: str | Path) -> ServeProcess:
+        process = ServeProcess(*arguments, "--grpc-port", "0", "--http-port", "0", state_home=tmp_path / "state")
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def train_plainly(folder: Path) -> int:
+    """Run a plain script's ``fit`` with `ModelCheckpoint`; return the step of the last file."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    x = random.normal(size=(32, WIDTH)).astype(np.float32)
+    y = random.normal(size=(32, OUTPUTS)).astype(np.float32)
+    saving = keras.callbacks.ModelCheckpoint(str(folder / "epoch-{epoch}.keras"))
+    step_model(3).fit(x, y, epochs=2, batch_size=8, callbacks=[saving], verbose=0)
+    return 8
+
+
+def test_a_folder_of_plain_keras_files_is_served_and_scored_and_sigterm_loses_no_answer(
+    tmp_path: Path, start: Start
+) -> None:
+    last_step = train_plainly(tmp_path / "saved")
+    arrays = write_dataset(tmp_path / "test.npz", best_step=3)
+    process = start(
+        *("--checkpoints", tmp_path / "saved", "--eval-data", f"test={tmp_path / 'test.npz'}"),
+        *("--logical-cpus", "2", "--max-batch-delay-ms", "700"),
+    )
+    target = process.wait_for("READY")[1]
+    trained = keras.models.load_model(tmp_path / "saved" / "epoch-2.keras")
+    expected = trained.evaluate(arrays["x"], arrays["y"], batch_size=len(arrays["x"]), verbose=0, return_dict=True)
+    with Client(target) as client, ThreadPoolExecutor(8) as pool:
+        (scored,) = [next(entry for entry in client.watch_evaluations() if entry.step == last_step)]
+        assert dict(scored.metrics) == pytest.approx(expected, rel=1e-6)
+        assert client.metadata().replicas == 2
+        answers = [pool.submit(client.predict, {"x": ones(1)}) for _ in range(8)]
+        until(lambda: "understudy_queue_rows 8.0" in client.metrics())
+        process.signal(signal.SIGTERM)
+        rows = trained.predict(ones(1), verbose=0)
+        for answer in answers:
+            assert answer.result().step == last_step
+            np.testing.assert_allclose(answer.result().output, rows, rtol=1e-5)
+    status, errors = process.end()
+    assert status == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
+    process = start("--run-dir", tmp_path / "run")
+    target = process.wait_for("LISTENING")[1]
+    gone = threading.Event()
+    with grpc.insecure_channel(target) as channel:
+        stub: Any = prediction_pb2_grpc.PredictionServiceStub(channel)
+        never_ending = stub.PredictStream(iter(gone.wait, True))
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        process.signal(signal.SIGINT)
+        assert list(watch) == []
+        process.signal(signal.SIGTERM)
+        status, _ = process.end()
+        gone.set()
+        never_ending.cancel()
+    assert status == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+def test_a_port_in_use_ends_it_with_one_line_that_names_the_flag(tmp_path: Path, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        other = "--http-port" if flag == "--grpc-port" else "--grpc-port"
+        port = str(taken.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", tmp_path, flag, port, other, "0"],
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert flag in ended.stderr
+    assert port in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--run-dir and --checkpoints"),
+        (["--run-dir", "r", "--grpc-prot", "1"], "--grpc-port"),
+        (["--run-dir", "r", "--drain-seconds", "-1"], "--drain-seconds"),
+        (["--run-dir", "r", "--slots", "1"], "--slots"),
+    ],
+)
+def test_a_wrong_flag_ends_it_with_a_sentence(tmp_path: Path, arguments: list[str], words: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "understudy.cli", "serve", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr

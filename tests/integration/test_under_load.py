@@ -1,0 +1,210 @@
+"""What happens to requests while checkpoints are swapped, queues are full, callers leave and servers end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from integration.checkpoints import OUTPUTS, Chief, ones
+from integration.in_process import RunningService, until
+
+from understudy.clients import (
+    AbortedError,
+    AsyncClient,
+    DeadlineError,
+    OverloadedError,
+    UnavailableError,
+    UnderstudyError,
+)
+from understudy.v1 import prediction_pb2, prediction_pb2_grpc
+from understudy.wire import encode
+
+PREDICTIONS = 10_000
+SWAPS = 20
+IN_FLIGHT = 32
+
+HELD_BACK = {"max_batch_rows": 8, "max_queue_rows": 8, "max_batch_delay_ms": 1_000.0}
+"""A batch waits a second for more rows, so that a request can be caught in the queue."""
+
+Run = Callable[..., RunningService]
+
+
+@pytest.fixture
+def loaded(run_service: Run, chief: Chief) -> RunningService:
+    """A service that holds requests back."""
+    chief.publish(10)
+    service = run_service(evaluator=HELD_BACK)
+    service.wait_ready()
+    return service
+
+
+async def test_ten_thousand_predictions_during_twenty_swaps_fail_never_and_tear_never(
+    run_service: Run, chief: Chief
+) -> None:
+    chief.publish(1)
+    service = run_service()
+    service.wait_ready()
+    done = threading.Event()
+    publishing = threading.Thread(target=publish_until, args=(chief, service, done))
+    async with AsyncClient(service.grpc) as client:
+        publishing.start()
+        try:
+            steps = await predict_while(client, publishing)
+        finally:
+            done.set()
+            publishing.join()
+    assert len(steps) >= PREDICTIONS
+    assert len(set(steps)) > SWAPS
+
+
+async def predict_while(client: AsyncClient, publishing: threading.Thread) -> list[int]:
+    """Predict until there are enough answers and every checkpoint is published; return the step of each."""
+    steps: list[int] = []
+
+    async def worker(rows: int) -> None:
+        while len(steps) < PREDICTIONS or publishing.is_alive():
+            result = await client.predict({"x": ones(rows)})
+            assert np.array_equal(result.outputs["y"], np.full((rows, OUTPUTS), result.step, np.float32))
+            steps.append(result.step)
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(IN_FLIGHT):
+            group.create_task(worker(1 + index % 3))
+    return steps
+
+
+def publish_until(chief: Chief, service: RunningService, done: threading.Event) -> None:
+    """Publish checkpoints, each as soon as the one before it is on stage."""
+    client = service.client()
+    for step in range(2, SWAPS + 3):
+        chief.publish(step)
+        until(lambda step=step: done.is_set() or client.status().serving_step == step)  # type: ignore[misc]
+
+
+async def test_a_request_whose_deadline_passes_in_the_queue_never_reaches_a_device(loaded: RunningService) -> None:
+    before = loaded.metric("understudy_examples_total", operation="predict")
+    async with AsyncClient(loaded.grpc) as client:
+        with pytest.raises(DeadlineError):
+            await client.predict({"x": ones(1)}, timeout_seconds=0.2)
+        answered = await client.predict({"x": ones(2)})
+    assert answered.step == 10
+    assert loaded.metric("understudy_examples_total", operation="predict") == before + 2
+
+
+async def test_a_request_whose_caller_leaves_never_reaches_a_device(loaded: RunningService) -> None:
+    before = loaded.metric("understudy_examples_total", operation="predict")
+    async with AsyncClient(loaded.grpc) as client:
+        left = asyncio.create_task(client.predict({"x": ones(1)}))
+        await until_waiting(loaded, rows=1)
+        left.cancel()
+        answered = await client.predict({"x": ones(2)})
+    assert answered.step == 10
+    assert loaded.metric("understudy_examples_total", operation="predict") == before + 2
+    assert loaded.metric("understudy_rejected_total", reason="cancelled") == 1
+
+
+async def test_a_full_queue_says_when_to_try_again(loaded: RunningService) -> None:
+    async with AsyncClient(loaded.grpc) as client:
+        waiting = asyncio.create_task(client.predict({"x": ones(7)}))
+        await until_waiting(loaded, rows=7)
+        with pytest.raises(OverloadedError) as caught:
+            await client.predict({"x": ones(2)})
+        assert caught.value.retry_after_seconds is not None
+        assert caught.value.retry_after_seconds > 0
+        assert (await waiting).step == 10
+    assert loaded.metric("understudy_rejected_total", reason="queue_full") == 1
+
+
+async def test_before_the_first_checkpoint_the_service_is_unavailable(run_service: Run, chief: Chief) -> None:
+    service = run_service()
+    stub_channel = grpc.aio.insecure_channel(service.grpc)  # without the client's retries
+    stub = prediction_pb2_grpc.PredictionServiceStub(stub_channel)
+    request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
+    client = service.client()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Predict(request)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not client.is_serving()
+    assert service.answers("/readyz") == 503
+    assert service.answers("/healthz") == 200
+    assert "nan" in client.metrics().lower()
+    chief.publish(5)
+    assert service.wait_ready() == 5
+    assert (await stub.Predict(request)).step == 5
+    assert client.is_serving()
+    await stub_channel.close(None)
+
+
+def test_a_silent_stream_is_aborted_and_its_version_let_go(run_service: Run, chief: Chief) -> None:
+    chief.publish(5)
+    service = run_service(evaluator={"stream_idle_timeout_seconds": 0.3})
+    service.wait_ready()
+    over = threading.Event()
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        yield ones(2), np.ones((2, OUTPUTS), np.float32)
+        over.wait()
+
+    try:
+        with pytest.raises(AbortedError, match=r"0\.3 s"):
+            service.client().evaluate(batches())
+    finally:
+        over.set()
+    assert service.client().evaluate([(ones(2), np.ones((2, OUTPUTS), np.float32))]).examples == 2
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_on_stage_keeps_serving(run_service: Run, chief: Chief) -> None:
+    chief.publish(5)
+    service = run_service(evaluator={"load_attempts": 1})
+    service.wait_ready()
+    client = service.client()
+    chief.publish(6, damage=lambda model: model.write_bytes(model.read_bytes()[:1000]))
+    until(lambda: any(version.step == 6 and version.error for version in client.status().versions))
+    assert client.predict(ones(1)).step == 5
+    assert service.metric("understudy_checkpoint_loads_total", outcome="failed") >= 1
+    with pytest.raises(UnderstudyError, match="6"):
+        client.evaluate([(ones(2), np.ones((2, OUTPUTS), np.float32))], version=6)
+    chief.publish(7)
+    until(lambda: client.predict(ones(1)).step == 7)
+
+
+async def test_stopping_answers_what_is_under_way_and_refuses_the_rest(loaded: RunningService) -> None:
+    channel = grpc.aio.insecure_channel(loaded.grpc)
+    stub = prediction_pb2_grpc.PredictionServiceStub(channel)
+    request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
+    calls = [stub.Predict(request) for _ in range(6)]
+    await until_waiting(loaded, rows=6)
+    loaded.start_stopping()
+    assert [(await call).step for call in calls] == [10] * 6
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Predict(request)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await channel.close(None)
+    loaded.join()
+
+
+async def test_watchers_do_not_keep_the_service_from_stopping(run_service: Run, chief: Chief) -> None:
+    chief.publish(5)
+    service = run_service()
+    service.wait_ready()
+    async with AsyncClient(service.grpc) as client:
+        watch = client.watch_evaluations(give_up_after_seconds=0.1)
+        watching = asyncio.ensure_future(anext(watch))
+        await until_started(service, "WatchEvaluations")
+        service.start_stopping()
+        await asyncio.to_thread(service.join)
+        with pytest.raises(UnavailableError):
+            await watching
+
+
+async def until_waiting(service: RunningService, *, rows: int) -> None:
+    await asyncio.to_thread(until, lambda: service.metric("understudy_queue_rows") == rows)
+
+
+async def until_started(service: RunningService, method: str) -> None:
+    await asyncio.to_thread(until, lambda: service.metric("grpc_server_started_total", grpc_method=method) == 1)
