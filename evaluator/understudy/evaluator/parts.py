@@ -160,6 +160,7 @@ def start_parts(
         manager=manager,
         recorder=recorder,
         scoring=scorer,
+        quarantine=quarantine,
         failures=_new_quarantine(settings),
         on_progress=poke,
     )

@@ -54,6 +54,7 @@ class Examiner:
         manager: Loads it.
         recorder: Knows what remains.
         scoring: Scores it.
+        quarantine: Knows which checkpoints do not load.
         failures: Counts failures by checkpoint and dataset.
         on_progress: Called after each checkpoint that something was recorded for; must be quick and must not raise.
     """
@@ -65,6 +66,7 @@ class Examiner:
         manager: ServableManager,
         recorder: Recorder,
         scoring: Scoring,
+        quarantine: Quarantine,
         failures: Quarantine,
         on_progress: Callable[[], None],
     ) -> None:
@@ -72,6 +74,7 @@ class Examiner:
         self._manager = manager
         self._recorder = recorder
         self._scoring = scoring
+        self._quarantine = quarantine
         self._failures = failures
         self._on_progress = on_progress
         self._closing = threading.Event()
@@ -110,7 +113,7 @@ class Examiner:
         """Score a checkpoint on whatever may be tried now; return whether anything was recorded."""
         remaining = self._recorder.remaining(info.step, info.digest)
         datasets = [dataset for dataset in remaining if self._failures.admits(_key(info, dataset))]
-        handle = self._acquire(info) if datasets else None
+        handle = self._acquire(info) if datasets and self._quarantine.admits(info.key) else None
         if handle is None:
             return False
         with handle:

@@ -249,10 +249,10 @@ class ServableManager:
 
     def _give_up(self, load: _Load, error: Exception, *, seconds: float) -> None:
         """Free the slot and refuse everybody who waits for this checkpoint."""
+        reason = self._history.failed(load.info, error, seconds=seconds)
         with self._changed:
             self._pool.finish(None if isinstance(load.room, NewSlot) else load.room)
             waiting = self._line.take(lambda request: request.info == load.info)
-        reason = self._history.failed(load.info, error, seconds=seconds)
         for request in waiting:
             request.refuse(reason)
 

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from real_run import FEATURES, RealRun, dataset, outcomes, predicted_step, step_model, wait_for_records
+
+from understudy.checkpoints import Checkpoint, RunDir, RunSource, Signature
+from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import Batch, EvaluationOutcome
+
+SCORED = EvaluationOutcome.SCORED
+FAILED = EvaluationOutcome.FAILED
+
+Damage = Callable[[Path], None]
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RealRun:
+    return RealRun(tmp_path)
+
+
+def truncate(checkpoint: Path) -> None:
+    file = checkpoint / "model.keras"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    file = checkpoint / "model.keras"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def remove_the_model(checkpoint: Path) -> None:
+    (checkpoint / "model.keras").unlink()
+
+
+def tear_the_manifest(checkpoint: Path) -> None:
+    file = checkpoint / "manifest.json"
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def write_nonsense(folder: Path) -> None:
+    (folder / "model.keras").write_bytes(b"no model")
+
+
+def publish_damaged(run: RealRun, step: int, damage: Damage) -> None:
+    """Publish a checkpoint elsewhere, damage it, and move it in as a whole."""
+    elsewhere = RealRun(run.dir.root.with_name("elsewhere"))
+    elsewhere.publish(step)
+    damage(elsewhere.dir.checkpoint(step))
+    elsewhere.dir.checkpoint(step).rename(run.dir.checkpoint(step))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "bytes, its manifest says"),
+        (flip_a_bit, "SHA-256"),
+        (remove_the_model, "is missing, its manifest lists it"),
+        (tear_the_manifest, "is not a manifest"),
+    ],
+)
+def test_a_damaged_checkpoint_is_quarantined_with_its_reason(run: RealRun, damage: Damage, reason: str) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset()]) as evaluator:
+        wait_for_records(evaluator, 1)
+        publish_damaged(run, 2, damage)
+        records = wait_for_records(evaluator, 2)
+
+        assert outcomes(records) == [(1, "test", SCORED), (2, "", FAILED)]
+        assert reason in records[1].reason
+        assert predicted_step(evaluator) == 1
+        assert reason in next(status.error for status in evaluator.status() if status.step == 2)
+        assert run.told.loads == ["loaded", "failed", "failed", "failed"]
+
+        run.publish(3)
+        assert outcomes(wait_for_records(evaluator, 3))[2:] == [(3, "test", SCORED)]
+        assert predicted_step(evaluator) == 3
+
+
+def test_a_file_that_is_whole_but_no_model_is_quarantined(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset()]) as evaluator:
+        wait_for_records(evaluator, 1)
+        run.publisher.publish(2, write_nonsense, epoch=None, final=False, metrics={}, signature=None)
+        records = wait_for_records(evaluator, 2)
+
+        assert outcomes(records)[1:] == [(2, "", FAILED)]
+        assert "is not a whole .keras file" in records[1].reason
+        assert predicted_step(evaluator) == 1
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_and_the_stage_stays(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset()]) as evaluator:
+        wait_for_records(evaluator, 1)
+        run.publish(2, model=step_model(2, features=FEATURES + 1))
+        records = wait_for_records(evaluator, 2)
+
+        assert outcomes(records)[1:] == [(2, "", FAILED)]
+        assert "differs from the one on stage in its architecture" in records[1].reason
+        assert predicted_step(evaluator) == 1
+        failure = next(status for status in evaluator.status() if status.step == 2)
+        assert "differs from the one on stage" in failure.error
+
+
+def test_a_restart_takes_up_the_newest_architecture(run: RealRun) -> None:
+    run.publish(1)
+    run.publish(2, model=step_model(2, outputs=1))
+    with run.running() as evaluator:
+        assert predicted_step(evaluator) == 2
+
+
+def test_the_newest_that_loads_is_served_when_the_newest_is_damaged(run: RealRun) -> None:
+    run.publish(1)
+    publish_damaged(run, 2, truncate)
+    with run.running(datasets=[dataset()]) as evaluator:
+        records = wait_for_records(evaluator, 2)
+
+        assert sorted(outcomes(records), key=str) == [(1, "test", SCORED), (2, "", FAILED)]
+        assert predicted_step(evaluator) == 1
+
+
+def test_a_checkpoint_deleted_before_it_could_be_read_is_recorded(run: RealRun) -> None:
+    run.publish(1)
+    source = DeletingSource(run.dir, step=2)
+    with evaluator_on(run, source) as evaluator:
+        wait_for_records(evaluator, 1)
+        run.publish(2)
+        run.publish(3)
+        records = wait_for_records(evaluator, 3)
+
+        assert outcomes(records) == [(1, "test", SCORED), (2, "", FAILED), (3, "test", SCORED)]
+        assert "was deleted before it could be taken" in records[1].reason
+
+
+def test_a_source_that_fails_for_a_while_is_asked_again(run: RealRun) -> None:
+    run.publish(1)
+    source = FailingSource(run.dir, failures=3)
+    with evaluator_on(run, source) as evaluator:
+        assert outcomes(wait_for_records(evaluator, 1)) == [(1, "test", SCORED)]
+    assert source.failures == 0
+
+
+def test_a_dataset_that_does_not_fit_the_model_is_recorded_as_failed(run: RealRun) -> None:
+    run.publish(1)
+    wrong_keys = ArrayDataset("wrong", {"picture": np.zeros((2, FEATURES)), "y": np.zeros((2, FEATURES))})
+    wrong_shape = ArrayDataset("shape", {"x": np.zeros((2, FEATURES + 1)), "y": np.zeros((2, FEATURES))})
+    with run.running(datasets=[wrong_keys, dataset(), wrong_shape]) as evaluator:
+        records = wait_for_records(evaluator, 3)
+
+        assert outcomes(records) == [(1, "wrong", FAILED), (1, "test", SCORED), (1, "shape", FAILED)]
+        assert "dataset 'wrong' has the arrays ['picture', 'y']" in records[0].reason
+        assert "'x'" in records[2].reason
+        assert predicted_step(evaluator) == 1
+
+
+def test_a_model_that_was_not_compiled_is_served_and_recorded_as_not_evaluable(run: RealRun) -> None:
+    x = keras.Input((FEATURES,), name="x")
+    run.publish(1, model=keras.Model(x, keras.layers.Dense(2)(x)))
+    with run.running(datasets=[dataset()]) as evaluator:
+        (record,) = wait_for_records(evaluator, 1)
+
+        assert outcomes([record]) == [(1, "test", FAILED)]
+        assert "compile" in record.reason
+        assert predicted_step(evaluator) == 1
+
+
+def test_a_users_dataset_that_raises_now_and_then_is_tried_again(run: RealRun) -> None:
+    run.publish(1)
+    flaky = FlakyDataset(failures=2)
+    with run.running(datasets=[flaky]) as evaluator:
+        assert outcomes(wait_for_records(evaluator, 1)) == [(1, "test", SCORED)]
+
+
+def test_a_users_dataset_that_always_raises_is_recorded_with_what_it_said(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(datasets=[FlakyDataset(failures=1000)]) as evaluator:
+        (record,) = wait_for_records(evaluator, 1)
+
+        assert outcomes([record]) == [(1, "test", FAILED)]
+        assert record.reason == "RuntimeError: the disk is on fire"
+
+
+def evaluator_on(run: RealRun, source: RunSource) -> Evaluator:
+    return Evaluator(
+        EvaluatorSettings(
+            state_dir=run.dir.evaluator,
+            devices=("CPU:0", "CPU:1"),
+            poll_interval_seconds=0.05,
+            load_retry_seconds=0.01,
+            max_batch_rows=16,
+        ),
+        source=source,
+        datasets=[dataset()],
+        observer=run.told,
+    )
+
+
+class DeletingSource(RunSource):
+    """The trainer's retention deletes one step after it was listed, before anybody could read it."""
+
+    def __init__(self, run_dir: RunDir, *, step: int) -> None:
+        super().__init__(run_dir)
+        self._directory = run_dir.checkpoint(step)
+
+    def poll(self) -> Sequence[Checkpoint]:
+        found = super().poll()
+        if self._directory.exists():
+            shutil.rmtree(self._directory)
+        return found
+
+
+class FailingSource(RunSource):
+    """A file system that is away for a while."""
+
+    def __init__(self, run_dir: RunDir, *, failures: int) -> None:
+        super().__init__(run_dir)
+        self.failures = failures
+
+    def poll(self) -> Sequence[Checkpoint]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("stale file handle")
+        return super().poll()
+
+
+class FlakyDataset(ArrayDataset):
+    """Raises so many times before it gives its rows."""
+
+    def __init__(self, *, failures: int) -> None:
+        super().__init__("test", dict(dataset()._arrays))
+        self._failures = failures
+
+    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+        if self._failures:
+            self._failures -= 1
+            raise RuntimeError("the disk is on fire")
+        return super().batches(signature, batch_rows)

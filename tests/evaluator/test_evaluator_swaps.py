@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, dataset, rows, wait_for_records
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.types import Batch, EvaluationResult
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RealRun:
+    return RealRun(tmp_path)
+
+
+class Crowd:
+    """Threads that predict without pause, and check that each answer belongs wholly to the step it names."""
+
+    def __init__(self, evaluator: Evaluator, threads: int) -> None:
+        self._evaluator = evaluator
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._threads = [threading.Thread(target=self._run, args=(place,)) for place in range(threads)]
+        self.answers: dict[int, int] = {}
+        self.failures: list[BaseException] = []
+
+    @contextmanager
+    def at_work(self) -> Iterator[Crowd]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stopping = True
+            for thread in self._threads:
+                thread.join(WAIT_SECONDS)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failures or happened(), WAIT_SECONDS * 2)
+        assert self.failures == []
+
+    def total(self) -> int:
+        return sum(self.answers.values())
+
+    def _run(self, place: int) -> None:
+        count = 1 + 2 * place
+        try:
+            while not self._stopping:
+                self._predict(count)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            with self._changed:
+                self.failures.append(error)
+                self._changed.notify_all()
+
+    def _predict(self, count: int) -> None:
+        prediction = self._evaluator.predict(rows(count, value=1.0)).result(WAIT_SECONDS)
+        expected = np.full((count, FEATURES), prediction.step * (1.0 + FEATURES), np.float32)
+        np.testing.assert_array_equal(prediction.outputs["y"], expected)
+        with self._changed:
+            self.answers[prediction.step] = self.answers.get(prediction.step, 0) + 1
+            self._changed.notify_all()
+
+
+def test_ten_thousand_predictions_during_twenty_swaps_all_belong_to_one_step(run: RealRun) -> None:
+    run.publish(1)
+    with run.running() as evaluator, Crowd(evaluator, threads=4).at_work() as crowd:
+        for step in range(2, 24):
+            run.publish(step)
+            crowd.wait_for(lambda step=step: step in crowd.answers)  # type: ignore[misc]
+        crowd.wait_for(lambda: crowd.total() >= 10_000)
+
+        assert sorted(crowd.answers) == list(range(1, 24))
+        assert crowd.failures == []
+        assert run.told.rejections == []
+
+
+def test_rollbacks_and_pins_under_load_lose_nothing(run: RealRun) -> None:
+    run.publish(1, 2, 3)
+    with run.running() as evaluator, Crowd(evaluator, threads=2).at_work() as crowd:
+        for step in (2, 1, 3, 1, 2):
+            assert evaluator.pin(step).result(WAIT_SECONDS).serving_step == step
+            before = crowd.answers.get(step, 0)
+            crowd.wait_for(lambda step=step, before=before: crowd.answers.get(step, 0) > before)  # type: ignore[misc]
+        for step in (1, 2, 1):
+            assert evaluator.roll_back().result(0).serving_step == step
+        assert crowd.failures == []
+
+
+def test_evaluations_of_three_versions_at_once_equal_their_own_scores(run: RealRun) -> None:
+    run.publish(1, 2, 6)
+    results: dict[int, list[EvaluationResult]] = {1: [], 2: [], 6: []}
+
+    def score(evaluator: Evaluator, step: int) -> None:
+        with evaluator.open_stream(version=step).result(WAIT_SECONDS) as stream:
+            for count in (3, 16, 1, 40):
+                targets = np.full((count, FEATURES), GOAL, np.float32)
+                stream.add(Batch(inputs=rows(count), targets={"targets": targets})).result(WAIT_SECONDS)
+            results[step].append(stream.finish())
+
+    with run.running() as evaluator, Crowd(evaluator, threads=2).at_work() as crowd:
+        threads = [threading.Thread(target=score, args=(evaluator, step)) for step in (1, 2, 6, 1, 2, 6, 1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+        assert crowd.failures == []
+
+    assert [len(scored) for scored in results.values()] == [3, 3, 2]
+    for step, scored in results.items():
+        assert all(result.metrics == {"loss": (step - GOAL) ** 2, "mae": abs(step - GOAL)} for result in scored)
+        assert all((result.step, result.examples) == (step, 60) for result in scored)
+
+
+def test_checkpoints_are_evaluated_while_predictions_flow(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset(rows=50)]) as evaluator, Crowd(evaluator, threads=3).at_work() as crowd:
+        run.publish(*range(2, 8))
+        records = wait_for_records(evaluator, 7)
+        assert crowd.failures == []
+
+    assert [record.step for record in records] == list(range(1, 8))
+    assert [record.metrics["loss"] for record in records] == [(step - GOAL) ** 2 for step in range(1, 8)]
