@@ -232,7 +232,7 @@ def test_health_is_the_exit_status(run: Run, peer: Peer) -> None:
 
 def test_watch_follows_until_interrupted(peer: Peer) -> None:
     peer.script.record(40, metrics={"loss": 0.5})
-    command = [sys.executable, "-m", "understudy.cli.main", "watch", "--target", peer.target, "--json"]
+    command = [sys.executable, "-m", "understudy.cli", "watch", "--target", peer.target, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

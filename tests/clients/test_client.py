@@ -251,7 +251,7 @@ def test_a_stream_left_early_ends_the_call(client: Client) -> None:
     results = client.predict_many(({"image": ROWS} for _ in iter(int, 1)), in_flight=2)
     next(results)
 
-    results.close()  # type: ignore[attr-defined]
+    results.close()
 
     assert client.predict({"image": ROWS}).step == STEP
 

@@ -71,7 +71,3 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="understudy", prog_name="understudy")
 def main() -> None:
     """Score and serve every checkpoint of a TensorFlow training job, and ask for predictions and evaluations."""
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 import click
@@ -41,7 +41,7 @@ def settings_options(**settings_types: type[Any]) -> Callable[[Callable[..., R]]
     Raises:
         TypeError: A field's type is none of those that this module lists.
     """
-    leaves = {leaf.name: leaf for settings_type in settings_types.values() for leaf in _leaves(settings_type)}
+    leaves = _leaves_of(settings_types)
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(function)
@@ -50,12 +50,52 @@ def settings_options(**settings_types: type[Any]) -> Callable[[Callable[..., R]]
             built = {name: _build(settings_type, values) for name, settings_type in settings_types.items()}
             return function(*args, **given, **built)
 
-        decorated: Callable[..., R] = config_option(next(iter(leaves.values())).flag)(with_settings)
-        for leaf in reversed(leaves.values()):
-            decorated = leaf.option()(decorated)
-        return decorated
+        return _with_options(with_settings, leaves)
 
     return decorate
+
+
+def settings_makers(
+    *, omit: Collection[str] = (), **settings_types: type[Any]
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command the options of settings types, and for each type a function that makes the settings.
+
+    For a command that needs only some of them, so that the others need not be valid. The functions take fields as
+    keyword arguments, which go before what the options say; the fields in ``omit`` become no option.
+
+    Raises:
+        TypeError: A field's type is none of those that this module lists.
+    """
+    leaves = {name: leaf for name, leaf in _leaves_of(settings_types).items() if name not in omit}
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(function)
+        def with_makers(*args: Any, **given: Any) -> R:
+            values = {name: leaf.combined(given.pop(name)) for name, leaf in leaves.items()}
+            makers = {name: _maker(settings_type, values) for name, settings_type in settings_types.items()}
+            return function(*args, **given, **makers)
+
+        return _with_options(with_makers, leaves)
+
+    return decorate
+
+
+def _leaves_of(settings_types: Mapping[str, type[Any]]) -> dict[str, _Leaf]:
+    return {leaf.name: leaf for settings_type in settings_types.values() for leaf in _leaves(settings_type)}
+
+
+def _with_options(function: Callable[..., R], leaves: Mapping[str, _Leaf]) -> Callable[..., R]:
+    decorated = config_option(next(iter(leaves.values())).flag)(function)
+    for leaf in reversed(list(leaves.values())):
+        decorated = leaf.option()(decorated)
+    return decorated
+
+
+def _maker(settings_type: type[T], values: Mapping[str, Any]) -> Callable[..., T]:
+    def make(**fields: Any) -> T:
+        return _build(settings_type, {**values, **fields})
+
+    return make
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ class Client:
         version: Version | None = None,
         in_flight: int = 16,
         timeout_seconds: float | None = None,
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """Predict many batches over one stream.
 
         Args:
@@ -200,7 +200,7 @@ class Client:
         max_step: int | None = None,
         outcome: EvaluationOutcome | None = None,
         timeout_seconds: float | None = None,
-    ) -> Iterator[Evaluation]:
+    ) -> Generator[Evaluation, None, None]:
         """Yield the entries of the server's ledger, oldest first, asking for pages as they are needed."""
         token, more = "", True
         while more:
@@ -212,7 +212,9 @@ class Client:
             token = page.next_page_token
             more = bool(token)
 
-    def watch_evaluations(self, *, after: int = 0, give_up_after_seconds: float = 300.0) -> Iterator[Evaluation]:
+    def watch_evaluations(
+        self, *, after: int = 0, give_up_after_seconds: float = 300.0
+    ) -> Generator[Evaluation, None, None]:
         """Yield every entry of the ledger after a sequence number, those there are and then those to come, for ever.
 
         A broken connection is taken up again where it broke off, so that nothing is missed and nothing comes twice.
