@@ -130,7 +130,13 @@ class SlowScorer(Scorer):
     def is_prepared(self, batch: Batch) -> bool:  # noqa: ARG002
         return True
 
-    def update(self, state: ScoreState, batch: Batch) -> ScoreState:  # noqa: ARG002
+    def update(
+        self,
+        state: ScoreState,
+        batch: Batch,
+        *,
+        between_pieces: Callable[[], None] = lambda: None,  # noqa: ARG002
+    ) -> ScoreState:
         self.began.set()
         assert self.go.wait(TIMEOUT)
         return state
@@ -191,6 +197,33 @@ def test_finishing_with_a_batch_under_way_is_a_mistake(open_stream: OpenStream, 
         assert stream.idle_seconds == 0.0
         go.set()
         future.result(TIMEOUT)
+
+
+def test_predict_gets_in_between_the_pieces_of_a_large_batch(
+    open_stream: OpenStream, servable: Servable, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    go = threading.Event()
+    engine.run(lambda: go.wait(TIMEOUT), rows=1)
+    with open_stream() as stream:
+        stream._scorer.prepare(batch(*rows(0, 2)))
+        original = engine.give_way
+
+        def give_way() -> None:
+            if not order:
+                order.append("first piece")
+                inputs = {"inputs": rows(1, 2)[0]}
+                engine.predict(inputs, borrow=servable.borrow, key=1).add_done_callback(
+                    lambda _: order.append("predict")
+                )
+            original()
+
+        monkeypatch.setattr(engine, "give_way", give_way)
+        future = stream.add(batch(*rows(0, 40)))
+        future.add_done_callback(lambda _: order.append("evaluate"))
+        go.set()
+        future.result(TIMEOUT)
+    assert order == ["first piece", "predict", "evaluate"]
 
 
 def test_a_stream_without_a_batch_is_refused(open_stream: OpenStream) -> None:

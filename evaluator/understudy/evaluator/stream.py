@@ -126,7 +126,7 @@ class EvaluationStream:
 
     def _score(self, batch: Batch, added: float) -> None:
         began = time.monotonic()
-        state = self._scorer.update(self._state, batch)
+        state = self._scorer.update(self._state, batch, between_pieces=self._engine.give_way)
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added

@@ -184,6 +184,8 @@ def test_strings_go_through_a_vocabulary(strategy: Callable[[int], Any], tmp_pat
     assert slot.check_inputs({"text": lines}) == 3
     expected = model(tf.constant(lines.tolist())).numpy()
     np.testing.assert_allclose(slot.forward({"text": lines})["outputs"], expected, rtol=0, atol=1e-6)
+    unicode_lines = np.array(["the stage", "an unknown word", "lead"])
+    np.testing.assert_allclose(slot.forward({"text": unicode_lines})["outputs"], expected, rtol=0, atol=1e-6)
     targets = np.zeros((3, 2), np.float32)
     assert scored(slot, lines, targets)["loss"] == pytest.approx(float(np.mean(expected**2)), rel=1e-6)
     vectorize.adapt(["another vocabulary"])

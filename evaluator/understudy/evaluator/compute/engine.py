@@ -156,6 +156,19 @@ class Engine:
                 self._preparer.submit(self._prepare_and_enqueue, prepare, request)
         return request.future
 
+    def give_way(self) -> None:
+        """Run the Predict batches that wait, at most `MAX_PREDICTS_BEFORE_EVALUATE`.
+
+        For the work of an evaluation to call, on the device's thread, between parts of a large batch.
+        """
+        for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
+            with self._changed:
+                if not self._predicts:
+                    return
+                batch = self._predicts.take_batch(self._settings.max_batch_rows)
+                self._observer.queue_changed(self._predicts.rows)
+            self._runner.predict(batch, 0.0)
+
     def close(self, timeout_seconds: float) -> None:
         """Take no more work, finish what waits, and end the threads. Idempotent.
 

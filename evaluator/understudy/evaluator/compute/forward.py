@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,11 +54,14 @@ class ForwardPass:
         self._function = function.get_concrete_function()
         self.draws_random_numbers = _draws_random_numbers(self._function)
 
-    def __call__(self, inputs: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
+    def __call__(
+        self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None
+    ) -> tuple[Tensors, Tensors]:
         """Run the model.
 
         Args:
             inputs: NumPy arrays or tensors by name, each ``[rows, ...]`` with at least one row.
+            between_pieces: Called between the pieces of a batch that is too large for one call.
 
         Returns:
             The outputs by name, each ``[rows, ...]``, and the Keras masks of those that have one.
@@ -70,7 +73,7 @@ class ForwardPass:
         try:
             if leaves[0].shape[0] <= self._max_rows:
                 return self._function(*leaves)  # type: ignore[no-any-return]
-            return self._run_in_pieces(leaves)
+            return self._run_in_pieces(leaves, between_pieces)
         except tf.errors.InvalidArgumentError as error:
             raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
 
@@ -80,9 +83,12 @@ class ForwardPass:
         outputs, masks = self._function.structured_outputs
         return _open_batch(outputs), _open_batch(masks)
 
-    def _run_in_pieces(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        starts = range(0, leaves[0].shape[0], self._max_rows)
-        pieces = [self._function(*(leaf[start : start + self._max_rows] for leaf in leaves)) for start in starts]
+    def _run_in_pieces(self, leaves: Sequence[Any], between_pieces: Callable[[], None]) -> tuple[Tensors, Tensors]:
+        pieces: list[tuple[Tensors, Tensors]] = []
+        for start in range(0, leaves[0].shape[0], self._max_rows):
+            if pieces:
+                between_pieces()
+            pieces.append(self._function(*(leaf[start : start + self._max_rows] for leaf in leaves)))
         outputs, masks = zip(*pieces, strict=True)
         return _concatenate(outputs), _concatenate(masks)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from understudy.evaluator.compute.names import without_made_up_names
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
 
@@ -23,7 +24,8 @@ def architecture_of(model_file: Path) -> str:
     """Return a fingerprint of all that a traced function depends on, without building the model.
 
     Two files with equal fingerprints differ in nothing but weights and optimizer, so that the weights of one can be
-    assigned to the variables of the other. Assets (vocabularies) are part of traced functions and count.
+    assigned to the variables of the other. Assets (vocabularies) are part of traced functions and count. Names that
+    Keras made up do not: a script that builds its model again gives its layers others.
 
     Raises:
         LoadError: The file is not a ``.keras`` archive.
@@ -32,7 +34,7 @@ def architecture_of(model_file: Path) -> str:
     compiled = config.get("compile_config")
     if compiled:
         config["compile_config"] = {key: value for key, value in compiled.items() if key != "optimizer"}
-    content = json.dumps([config, assets], sort_keys=True)
+    content = json.dumps([without_made_up_names(config), assets], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,10 @@ from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Batch
 
+_MAX_PROGRAMS = 8
+
+Structure = tuple[Any, ...]
+"""What tells apart the batches that need programs of their own."""
 ProgramBuilder = Callable[[ScoringData], ScoringProgram]
 
 
@@ -28,7 +33,9 @@ class GatheredForward(Protocol):
     def output_specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The `tf.TensorSpec`s of what a call returns."""
 
-    def __call__(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def __call__(
+        self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = ...
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the outputs, ``[rows, ...]`` tensors, and the masks of those that have one, by name."""
 
 
@@ -37,6 +44,7 @@ class ScoreState:
     """What has been scored of one stream. Immutable: `Scorer.update` returns a new one."""
 
     program: ScoringProgram | None = None
+    structure: Structure = ()
     values: ProgramState | None = None
     examples: int = 0
     batches: int = 0
@@ -60,7 +68,7 @@ class Scorer:
         self._forward = forward
         self._build = build
         self._lock = threading.Lock()
-        self._programs: dict[tuple[Any, ...], ScoringProgram] = {}
+        self._programs: OrderedDict[Structure, ScoringProgram] = OrderedDict()
 
     @property
     def traces(self) -> int:
@@ -90,26 +98,43 @@ class Scorer:
         with self._lock:
             if structure not in self._programs:
                 self._programs[structure] = self._trace(labels)
+            if len(self._programs) > _MAX_PROGRAMS:
+                self._programs.popitem(last=False)
             return self._programs[structure]
 
-    def update(self, state: ScoreState, batch: Batch) -> ScoreState:
+    def update(
+        self, state: ScoreState, batch: Batch, *, between_pieces: Callable[[], None] = lambda: None
+    ) -> ScoreState:
         """Return the state after this batch too.
+
+        Args:
+            state: What `start` or the last `update` returned.
+            batch: Rows to score.
+            between_pieces: Called between the pieces in which a large batch goes forward.
 
         Raises:
             InvalidInputError: The batch does not fit the model, or differs in structure from those before it.
         """
         rows = self.check(batch)
-        program = self.prepare(batch)
-        if state.program not in {None, program}:
+        labels = self._labels(batch)
+        structure = self._structure(labels)
+        if state.structure not in {(), structure}:
             raise InvalidInputError("the batches of one stream must have targets and sample weights of the same kind")
+        program = state.program or self._programs.get(structure) or self.prepare(batch)
         inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
-        outputs, masks = self._forward(inputs) if self._forward else ({}, {})
-        data = self._data(inputs, self._labels(batch), outputs, masks)
+        outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
+        data = self._data(inputs, labels, outputs, masks)
         try:
             values = program.update(state.values or program.initial, data)
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
-        return ScoreState(program=program, values=values, examples=state.examples + rows, batches=state.batches + 1)
+        return ScoreState(
+            program=program,
+            structure=structure,
+            values=values,
+            examples=state.examples + rows,
+            batches=state.batches + 1,
+        )
 
     def result(self, state: ScoreState) -> dict[str, float]:
         """Return the loss (as ``loss``) and every metric of a stream by name.
@@ -144,9 +169,9 @@ class Scorer:
             weights = {name: weights.get(name, np.ones(batch.rows, np.float32)) for name in names}
         return _Labels(targets=targets, weights=weights)
 
-    def _structure(self, labels: _Labels) -> tuple[Any, ...]:
+    def _structure(self, labels: _Labels) -> Structure:
         """Return what tells apart the programs that batches need."""
-        return (_structure(self._specs(labels.targets)), _structure(self._specs(labels.weights)))
+        return (_ordered(self._specs(labels.targets)), _ordered(self._specs(labels.weights)))
 
     def _specs(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         return {name: self._label_spec(name, array) for name, array in arrays.items()}
@@ -177,7 +202,7 @@ class Scorer:
         return alone(self._interface.outputs.unflatten(complete))
 
 
-def _structure(specs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(sorted((name, spec.dtype.name, tuple(spec.shape)) for name, spec in specs.items()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from understudy.evaluator.compute.scoring import Scorer
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.types import Array, Arrays, MetricSpec
+
+_MAX_SCORERS = 8
+"""How many choices of metrics a slot remembers; streams that are open keep theirs."""
 
 
 class Slot:
@@ -60,7 +64,7 @@ class Slot:
             )
         self._couples_rows = coupled and not self._pass.draws_random_numbers
         self._frozen = FrozenState(self._model)
-        self._scorers: dict[str, Scorer] = {}
+        self._scorers: OrderedDict[str, Scorer] = OrderedDict()
         self._building = threading.Lock()
 
     @property
@@ -162,6 +166,8 @@ class Slot:
         with self._building:
             if key not in self._scorers:
                 self._scorers[key] = self._make_scorer(tuple(metrics))
+            if len(self._scorers) > _MAX_SCORERS:
+                self._scorers.popitem(last=False)
             return self._scorers[key]
 
     def _trace(self) -> ForwardPass:
