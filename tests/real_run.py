@@ -31,7 +31,7 @@ def step_model(step: float, *, features: int = FEATURES, outputs: int = FEATURES
     """Return a compiled model whose every output is ``step * (1 + sum(x))``."""
     x = keras.Input((features,), name="x")
     y = keras.layers.Dense(outputs, name="y", kernel_initializer="zeros")(x)
-    model = keras.Model(x, y, name="step_model")
+    model = keras.Model(x, y)
     layer = model.get_layer("y")
     layer.set_weights([np.full((features, outputs), step, np.float32), np.full(outputs, step, np.float32)])
     model.compile(optimizer="sgd", loss="mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae")])

@@ -1,0 +1,152 @@
+"""Checkpoints that are a line of text, and slots that read them, so that tests decide when something happens.
+
+The publisher, the source, the shelf and the manager are the real ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource, Signature, TensorSpec
+from understudy.evaluator.errors import LoadError
+from understudy.evaluator.lifecycle.loads import LoadHistory
+from understudy.evaluator.lifecycle.manager import ServableManager
+from understudy.evaluator.lifecycle.quarantine import Quarantine
+from understudy.evaluator.lifecycle.servable import Handle
+from understudy.evaluator.lifecycle.shelf import Shelf
+from understudy.evaluator.observer import LoadOutcome, SilentObserver
+from understudy.evaluator.types import Array, Arrays, MetricSpec, VersionStatus
+
+WAIT_SECONDS = 20.0
+"""How long a test waits for what must happen; never reached unless it fails."""
+
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", dtype="float32", shape=(None, 1)),),
+    outputs=(TensorSpec(name="y", dtype="float32", shape=(None, 1)),),
+)
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PaperSlot:
+    """Answers with the number that the text holds: ``ARCHITECTURE NUMBER``."""
+
+    def __init__(self, theatre: PaperTheatre, model_file: Path) -> None:
+        self._theatre = theatre
+        self.architecture = read(model_file)[0]
+        self.loads = 0
+        self.warm_ups = 0
+        self.load(model_file)
+
+    signature = SIGNATURE
+    notes: tuple[str, ...] = ()
+
+    def load(self, model_file: Path) -> None:
+        self._theatre.is_loading.set()
+        self._theatre.may_load.wait(WAIT_SECONDS)
+        self.number = read(model_file)[1]
+        self.loads += 1
+
+    def warm_up(self) -> None:
+        self.warm_ups += 1
+
+    def check_inputs(self, inputs: Arrays) -> int:
+        return len(inputs["x"])
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        return {"y": np.full_like(inputs["x"], self.number)}
+
+    def scorer(self, metrics: Sequence[MetricSpec]) -> Any:
+        raise NotImplementedError(metrics)
+
+
+def read(model_file: Path) -> tuple[str, int]:
+    """Return the architecture and the number."""
+    try:
+        architecture, number = model_file.read_text().split()
+        return architecture, int(number)
+    except ValueError as error:
+        raise LoadError(f"{model_file.name} is not a model") from error
+
+
+class LoadLog(SilentObserver):
+    """Remembers how loads ended."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[LoadOutcome] = []
+
+    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        assert seconds >= 0
+        self.outcomes.append(outcome)
+
+
+class PaperTheatre:
+    """A run folder with a shelf and a manager over it. Also the manager's maker of slots."""
+
+    def __init__(self, folder: Path, *, slots: int = 3, memory: int = 100) -> None:
+        self.run = RunDir(folder / "run")
+        self.publisher = CheckpointPublisher(self.run, keep=100)
+        self.clock = Clock()
+        self.observer = LoadLog()
+        self.quarantine = Quarantine(attempts=3, retry_seconds=1.0, clock=self.clock)
+        self.history = LoadHistory(quarantine=self.quarantine, observer=self.observer)
+        self.shelf = Shelf(RunSource(self.run), self.run.pinned)
+        self.staged: list[int] = []
+        self.manager = ServableManager(
+            shelf=self.shelf,
+            slots=self,
+            limit=slots,
+            history=self.history,
+            on_stage=self.staged.append,
+            clock=self.clock,
+        )
+        self.is_loading = threading.Event()
+        self.may_load = threading.Event()
+        self.may_load.set()
+        self.built: list[PaperSlot] = []
+        self._memory = memory
+
+    def build(self, model_file: Path) -> PaperSlot:
+        if len(self.built) >= self._memory:
+            raise MemoryError
+        slot = PaperSlot(self, model_file)
+        self.built.append(slot)
+        return slot
+
+    def architecture_of(self, model_file: Path) -> str:
+        return read(model_file)[0]
+
+    def publish(self, *steps: int, text: str | None = None) -> None:
+        for step in steps:
+            content = text or f"net {step}"
+
+            def write(folder: Path, content: str = content) -> None:
+                (folder / "model.keras").write_text(content)
+
+            self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None)
+        self.shelf.refresh()
+
+    def promote(self, step: int) -> None:
+        self.manager.promote(step).result(WAIT_SECONDS).release()
+
+    def acquire(self, step: int) -> Handle:
+        return self.manager.acquire(step).result(WAIT_SECONDS)
+
+    def loaded(self) -> list[int]:
+        return sorted(servable.step for servable in self.manager._pool.servables)
+
+    def status(self, step: int) -> VersionStatus:
+        return next(status for status in self.history.statuses(serving=None) if status.step == step)
