@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from understudy.cli.options import settings_options
+from understudy.cli.options import settings_makers, settings_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,15 @@ def serve(settings: ServerSettings) -> None:
 def both(server: ServerSettings, paint: PaintSettings) -> None:
     """Serve and paint."""
     kept.extend([server, paint])
+
+
+@group.command("either")
+@settings_makers(server=ServerSettings, paint=PaintSettings, omit=("policy",))
+def either(server: Callable[..., ServerSettings], paint: Callable[..., PaintSettings]) -> None:
+    """Paint; the server's settings need not be valid."""
+    kept.append(paint(colour="green"))
+    if paint().colour == "blue":
+        kept.append(server(policy="latest"))
 
 
 kept: list[Any] = []
@@ -189,6 +198,20 @@ def test_several_settings_share_the_fields_they_have_in_common() -> None:
 
     assert result.exit_code == 0, result.output
     assert kept == [ServerSettings(run_dir=Path("R"), grpc_port=1), PaintSettings(run_dir=Path("R"), colour="blue")]
+
+
+def test_a_command_that_needs_one_of_several_settings_leaves_the_others_unmade() -> None:
+    painted = invoke("either", "--run-dir", "R", "--grpc-port", "70000")
+    assert painted.exit_code == 0, painted.output
+    assert kept == [PaintSettings(run_dir=Path("R"), colour="green")]
+
+    served = invoke("either", "--run-dir", "R", "--grpc-port", "7", "--colour", "blue")
+    assert served.exit_code == 0, served.output
+    assert kept[1] == ServerSettings(run_dir=Path("R"), grpc_port=7, policy="latest")
+
+    invalid = invoke("either", "--run-dir", "R", "--grpc-port", "70000", "--colour", "blue")
+    assert "Invalid value for '--grpc-port'" in invalid.stderr
+    assert "No such option '--policy'" in invoke("either", "--run-dir", "R", "--policy", "every").stderr
 
 
 @pytest.mark.parametrize(
