@@ -31,6 +31,21 @@ class Pairs(keras.Model):  # type: ignore[misc]
         return {"dense": self.dense(inputs["floats"]), "rest": [self.embedding(inputs["ids"])]}
 
 
+@keras.saving.register_keras_serializable("test_keras_signature")
+class FixedLength(keras.Model):  # type: ignore[misc]
+    """Takes token ids of one length only."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.embedding = keras.layers.Embedding(10, 4)
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002
+        del training
+        return self.dense(self.flatten(self.embedding(inputs)))
+
+
 def lone_nameless() -> Any:
     inputs = keras.Input((4,))
     return keras.Model(inputs, keras.layers.Dense(2)(inputs))
@@ -66,6 +81,12 @@ def nested() -> Any:
 def subclassed() -> Any:
     model = Pairs()
     model({"floats": np.zeros((5, 4), np.float32), "ids": np.zeros((5, 7), np.int32)})
+    return model
+
+
+def fixed_length() -> Any:
+    model = FixedLength()
+    model(np.zeros((5, 7), np.int32))
     return model
 
 
@@ -112,12 +133,17 @@ EXPECTED: list[tuple[Callable[[], Any], list[TensorSpec], list[TensorSpec]]] = [
         subclassed,
         [
             TensorSpec(name="floats", dtype="float32", shape=(None, 4)),
-            TensorSpec(name="ids", dtype="int32", shape=(None, 7)),
+            TensorSpec(name="ids", dtype="int32", shape=(None, None)),
         ],
         [
             TensorSpec(name="dense", dtype="float32", shape=(None, 3)),
-            TensorSpec(name="rest/0", dtype="float32", shape=(None, 7, 4)),
+            TensorSpec(name="rest/0", dtype="float32", shape=(None, None, 4)),
         ],
+    ),
+    (
+        fixed_length,
+        [TensorSpec(name="inputs", dtype="int32", shape=(None, 7))],
+        [TensorSpec(name="outputs", dtype="float32", shape=(None, 3))],
     ),
 ]
 

@@ -6,7 +6,8 @@ nameless tensor is ``inputs`` or ``outputs``. The names Keras makes up (``keras_
 ``dense_3``) change from one process to the next and count as no name.
 
 Functional and sequential models know their tensors. A subclassed model knows only the shapes it was built with, so it
-is traced to find its outputs, and its inputs are taken to be float32 unless the trace shows otherwise.
+is traced to find its outputs. Its inputs are taken to be float32 unless the trace shows otherwise, and sequences of
+integers or strings are taken to be of any length if the model runs on longer ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from understudy.checkpoints.signature import Signature, TensorSpec
 
 _Path = tuple[str | int, ...]
+_SEQUENCE_RANK = 2
 _CANDIDATE_DTYPES = ("float32", "int32", "string")
 
 
@@ -116,6 +118,8 @@ def _interface_of_subclassed(model: Any) -> ModelInterface:
         tensors = _map_shapes(shapes, functools.partial(keras.KerasTensor, dtype=dtype))
         try:
             inputs, outputs = _trace(model, tensors)
+            if _takes_longer_sequences(model, inputs):
+                inputs, outputs = _trace(model, _with_open_sequences(inputs))
         except (TypeError, ValueError, NotImplementedError) as error:
             failures.append(f"{dtype}: {str(error).strip().splitlines()[0]}")
             continue
@@ -163,6 +167,38 @@ def _integer_cast(placeholder: Any) -> str | None:
     """Return the integer type to which a traced model casts an input first, as Embedding does, if it does."""
     targets = [consumer.get_attr("DstT") for consumer in placeholder.consumers() if consumer.type == "Cast"]
     return next((str(target.name) for target in targets if target.is_integer), None)
+
+
+def _is_sequence(tensor: Any) -> bool:
+    return len(tensor.shape) == _SEQUENCE_RANK and tensor.shape[1] is not None and not tensor.dtype.startswith("float")
+
+
+def _with_open_sequences(tensors: Any) -> Any:
+    import keras
+
+    return keras.tree.map_structure(
+        lambda tensor: keras.KerasTensor((None, None), dtype=tensor.dtype) if _is_sequence(tensor) else tensor, tensors
+    )
+
+
+def _takes_longer_sequences(model: Any, tensors: Any) -> bool:
+    """Run a model on sequences longer by one than those it was built with, if it takes any."""
+    import keras
+    import tensorflow as tf
+
+    if not any(_is_sequence(tensor) for tensor in keras.tree.flatten(tensors)):
+        return False
+    longer = keras.tree.map_structure(
+        lambda tensor: tf.zeros(
+            [1, tensor.shape[1] + 1] if _is_sequence(tensor) else [1, *tensor.shape[1:]], tensor.dtype
+        ),
+        tensors,
+    )
+    try:
+        model(longer, training=False)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+        return False
+    return True
 
 
 def _map_shapes(shapes: Any, make: Callable[[Sequence[int | None]], Any]) -> Any:
