@@ -11,7 +11,7 @@ import pytest
 from understudy.experiments import Experiment, load_experiment
 
 if TYPE_CHECKING:
-    from understudy.experiments.digits import Split
+    from understudy.experiments.digits_data import Split
 
 _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -25,7 +25,7 @@ def digits(logical_cpus: tuple[str, ...]) -> Experiment:
 def test_the_parts_share_no_image_and_together_hold_all(digits: Experiment) -> None:
     from sklearn.datasets import load_digits
 
-    from understudy.experiments.digits import load_split
+    from understudy.experiments.digits_data import load_split
 
     del digits
     pixels, labels = load_digits(return_X_y=True)
@@ -38,7 +38,7 @@ def test_the_parts_share_no_image_and_together_hold_all(digits: Experiment) -> N
 
 
 def test_every_part_has_every_digit(digits: Experiment) -> None:
-    from understudy.experiments.digits import load_split
+    from understudy.experiments.digits_data import load_split
 
     del digits
     for split in _SPLITS:
@@ -46,7 +46,7 @@ def test_every_part_has_every_digit(digits: Experiment) -> None:
 
 
 def test_the_split_is_the_same_everywhere_and_for_ever(digits: Experiment) -> None:
-    from understudy.experiments.digits import load_split
+    from understudy.experiments.digits_data import load_split
 
     del digits
     order = ",".join(str(index) for split in _SPLITS for index in load_split(split).indices)

@@ -1,7 +1,7 @@
 """A training script as people have them: Keras, ``fit`` and ``ModelCheckpoint``, and no word of Understudy.
 
-It learns scikit-learn's handwritten digits under MirroredStrategy on two logical CPUs, writes one checkpoint an epoch, and
-knows nothing of the service that takes them up. ``understudy demo --script`` runs it.
+It learns scikit-learn's handwritten digits under MirroredStrategy on two logical CPUs, writes one checkpoint an epoch,
+and knows nothing of the service that takes them up. ``understudy demo --script`` runs it.
 
     python plain_keras_script.py CHECKPOINT_FOLDER EPOCHS
 """
