@@ -26,6 +26,11 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
     Prints LISTENING once both ports answer and READY once the first checkpoint is on stage. SIGTERM lets calls under
     way finish, then ends with status 0.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    run_service(settings, evaluator_settings)
+
+
+def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
+    """Serve until SIGTERM; raise CommandError for what is expected to go wrong."""
     from understudy.service.server import serve
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):

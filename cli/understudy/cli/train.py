@@ -12,22 +12,32 @@ from understudy.checkpoints.errors import CheckpointError
 from understudy.cli.errors import CommandError
 from understudy.cli.options import settings_options
 from understudy.experiments import ExperimentError, load_experiment
-from understudy.trainer import JsonLinesReporter, LineReporter, ProgressReporter, TrainerError, TrainSettings
+from understudy.trainer import (
+    JsonLinesReporter,
+    LineReporter,
+    PeerLostError,
+    ProgressReporter,
+    TrainerError,
+    TrainSettings,
+)
 
 _EXIT_SECONDS = 30.0
 
 ProgressFormat = Literal["lines", "json"]
 
 
-@click.command("train")
-@click.argument("experiment")
-@click.option(
+progress_option = click.option(
     "--progress",
     type=click.Choice(["lines", "json"]),
     default="lines",
     show_default=True,
     help="Lines for people, or JSON lines for programs; on stdout.",
 )
+
+
+@click.command("train")
+@click.argument("experiment")
+@progress_option
 @settings_options(settings=TrainSettings)
 def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) -> None:
     """Train EXPERIMENT and publish its checkpoints.
@@ -42,12 +52,22 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
     4 another task of the cluster died, so start all of them again.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    run_training(experiment, settings, progress)
+
+
+def run_training(experiment: str, settings: TrainSettings, progress: ProgressFormat) -> None:
+    """Train, and turn what is expected to go wrong into an exit status.
+
+    Raises:
+        TrainFailedError: The training failed in a way that has an exit status of its own.
+        CommandError: The experiment or the run folder cannot be used.
+    """
     from understudy.trainer import train
 
     try:
         train(load_experiment(experiment), settings, progress=_reporter(progress))
     except TrainerError as error:
-        if settings.strategy == "multi_worker":
+        if isinstance(error, PeerLostError):
             # TensorFlow's shutdown may wait for tasks of the cluster that are gone.
             faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True)
         raise TrainFailedError(str(error), exit_code=error.exit_code) from error

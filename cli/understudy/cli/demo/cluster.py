@@ -1,0 +1,100 @@
+"""The main job: two workers learn digits, and the evaluator of their cluster scores and serves what they publish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from understudy.checkpoints import MODEL_FILE, RunDir
+from understudy.cli.demo import finale
+from understudy.cli.demo.narration import Narrator
+from understudy.cli.demo.ports import free_ports
+from understudy.cli.demo.processes import DemoProcess, ProcessGroup
+from understudy.cli.demo.service import DemoService, ServedTraining
+from understudy.clients import Client
+from understudy.experiments.digits_data import load_split
+
+WORKERS = 2
+REPLICAS = 2
+STEPS = 1000
+CHECKPOINT_EVERY = 100
+_RUN = "run"
+_DATASETS = {"validation", "test"}
+_TRAINING_SECONDS = 120.0
+
+Cluster = dict[str, list[str]]
+
+
+def run_cluster_demo(folder: Path, *, keep: bool) -> None:
+    """Run the demo in ``folder``, and leave the evaluator running if it is to be kept.
+
+    Raises:
+        click.ClickException: Something did not hold.
+    """
+    narrator = Narrator()
+    narrator.heading(f"{WORKERS} training workers and an evaluator under one TF_CONFIG; files are in {folder}")
+    cluster = _cluster()
+    with ProcessGroup() as processes:
+        evaluator = processes.add(_start_evaluator(folder, cluster))
+        service = DemoService.once_listening(evaluator, narrator)
+        with ServedTraining(service, load_split("test").x[:8], narrator) as served:
+            workers = [processes.add(_start_worker(folder, index, cluster, narrator)) for index in range(WORKERS)]
+            served.predict_from_now_on()
+            for worker in workers:
+                worker.wait(timeout_seconds=_TRAINING_SECONDS)
+            served.require_scored(step=STEPS, datasets=_DATASETS)
+        served.require_unbroken()
+        _finish(folder, service, narrator)
+        if keep:
+            processes.release(evaluator)
+        service.tell_what_next(narrator, kept=keep)
+
+
+def _cluster() -> Cluster:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS + 1)]
+    return {"worker": addresses[:WORKERS], "evaluator": addresses[WORKERS:]}
+
+
+def _start_evaluator(folder: Path, cluster: Cluster) -> DemoProcess:
+    extra = ["--grpc-port", "0", "--http-port", "0", "--logical-cpus", str(REPLICAS)]
+    return _start_task(folder, "evaluator", 0, cluster=cluster, extra=extra)
+
+
+def _start_worker(folder: Path, index: int, cluster: Cluster, narrator: Narrator) -> DemoProcess:
+    def tell(line: str) -> None:
+        if line.startswith("step "):
+            narrator.say("worker 0", line)
+
+    return _start_task(folder, "worker", index, cluster=cluster, on_line=tell if index == 0 else None)
+
+
+def _start_task(
+    folder: Path,
+    role: str,
+    index: int,
+    *,
+    cluster: Cluster,
+    extra: Sequence[str] = (),
+    on_line: Callable[[str], None] | None = None,
+) -> DemoProcess:
+    command = ["-m", "understudy.cli", "run", "digits", "--run-dir", str(folder / _RUN)]
+    command += ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY), *extra]
+    return DemoProcess(
+        f"{role} {index}",
+        command,
+        log=folder / f"{role}-{index}.log",
+        environment={"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})},
+        on_line=on_line,
+    )
+
+
+def _finish(folder: Path, service: DemoService, narrator: Narrator) -> None:
+    test = load_split("test")
+    model_file = RunDir(folder / _RUN).checkpoint(STEPS) / MODEL_FILE
+    with Client(service.target) as client:
+        expected = finale.evaluated_by_keras(model_file, test, folder=folder)
+        result = finale.compare(client, test, expected=expected, step=STEPS, narrator=narrator)
+        finale.require_accuracy(result)
+        finale.scrape(service.http_target, narrator)
+        finale.draw_digits(client, test, narrator)

@@ -1,0 +1,170 @@
+"""Starts the demo's processes, listens to what they print, and never leaves one behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import click
+
+LineListener = Callable[[str], None]
+
+_LOG_POLL_SECONDS = 0.05
+
+
+class DemoProcess:
+    """A child process that writes to a log file, from which its lines are shown to a listener.
+
+    It writes to the file itself, so it can live on when this process is gone, and Ctrl-C reaches this process alone.
+
+    Args:
+        name: What people call it.
+        arguments: The command line after the Python interpreter.
+        log: The file that receives everything it prints.
+        environment: Variables on top of this process's own.
+        on_line: Called with every line, on the reading thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        on_line: LineListener | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._on_line = on_line
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+        self._over = False
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._follow_log, name=f"read-{name}", daemon=True)
+        self._reader.start()
+
+    def _follow_log(self) -> None:
+        with self.log.open(encoding="utf-8", errors="replace") as log:
+            partial = ""
+            while True:
+                ended = self.ended
+                while piece := log.readline():
+                    partial += piece
+                    if partial.endswith("\n"):
+                        self._take(partial.rstrip("\n"))
+                        partial = ""
+                if ended:
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LOG_POLL_SECONDS)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _take(self, line: str) -> None:
+        with self._changed:
+            self._lines.append(line)
+            self._changed.notify_all()
+        if self._on_line is not None:
+            self._on_line(line)
+
+    def wait_for_line(self, pattern: str, *, timeout_seconds: float) -> re.Match[str]:
+        """Wait until a line matches; raise click.ClickException if the process ends or time runs out first."""
+        seen = 0
+        found: re.Match[str] | None = None
+
+        def matched_or_over() -> bool:
+            nonlocal seen, found
+            while found is None and seen < len(self._lines):
+                found = re.search(pattern, self._lines[seen])
+                seen += 1
+            return found is not None or self._over
+
+        with self._changed:
+            self._changed.wait_for(matched_or_over, timeout_seconds)
+        if found is None:
+            what = "ended" if self._over else f"was silent for {timeout_seconds:.0f} s"
+            raise self.failure(f"{what} before it said {pattern!r}")
+        return found
+
+    def wait(self, *, timeout_seconds: float) -> None:
+        """Wait for it to end with 0; raise click.ClickException if it does not."""
+        try:
+            code = self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"did not end within {timeout_seconds:.0f} s") from None
+        if code != 0:
+            raise self.failure(f"ended with exit status {code}")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is over."""
+        return self._process.poll() is not None
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def failure(self, what: str) -> click.ClickException:
+        """Describe what went wrong, with the last lines it printed."""
+        with self._changed:
+            tail = "\n".join(f"    {line}" for line in self._lines[-8:])
+        return click.ClickException(f"{self.name} {what}. Its log is {self.log}; the last lines:\n{tail}")
+
+    def stop(self, *, timeout_seconds: float = 30) -> int:
+        """Ask it to end, insist after ``timeout_seconds``, and return its exit status."""
+        if not self.ended:
+            self._process.terminate()
+        try:
+            code = self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join(timeout_seconds)
+        return code
+
+
+class ProcessGroup:
+    """Processes that are stopped together, in the reverse order of their start, whatever happens."""
+
+    def __init__(self) -> None:
+        self._processes: list[DemoProcess] = []
+
+    def add(self, process: DemoProcess) -> DemoProcess:
+        """Take charge of a process."""
+        self._processes.append(process)
+        return process
+
+    def release(self, process: DemoProcess) -> None:
+        """Let a process live on after the group is gone."""
+        self._processes.remove(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in reversed(self._processes):
+            process.stop()

@@ -1,0 +1,69 @@
+"""Your script, unchanged: a plain Keras ``fit`` with ``ModelCheckpoint``, and the service that scores and serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import understudy.experiments
+from understudy.cli.demo import finale
+from understudy.cli.demo.narration import Narrator
+from understudy.cli.demo.processes import DemoProcess, ProcessGroup
+from understudy.cli.demo.service import DemoService, ServedTraining
+from understudy.clients import Client
+from understudy.experiments.digits_data import load_split
+
+EPOCHS = 12
+_TRAINING_SECONDS = 120.0
+
+
+def run_script_demo(folder: Path, *, keep: bool) -> None:
+    """Run the demo in ``folder``, and leave the service running if it is to be kept.
+
+    Raises:
+        click.ClickException: Something did not hold.
+    """
+    narrator = Narrator()
+    script = Path(understudy.experiments.__file__).with_name("plain_keras_script.py")
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir()
+    test = load_split("test")
+    np.savez(folder / "test.npz", x=test.x, y=test.y)
+    narrator.heading(f"A plain Keras script, {script.name}, and the service beside it; files are in {folder}")
+    with ProcessGroup() as processes:
+        process = processes.add(_start_service(folder, checkpoints))
+        service = DemoService.once_listening(process, narrator)
+        with ServedTraining(service, test.x[:8], narrator) as served:
+            training = processes.add(_start_script(folder, script, checkpoints, narrator))
+            served.predict_from_now_on()
+            training.wait(timeout_seconds=_TRAINING_SECONDS)
+            served.require_scored(step=_newest_step(service), datasets={"test"})
+        served.require_unbroken()
+        with Client(service.target) as client:
+            finale.scrape(service.http_target, narrator)
+            finale.draw_digits(client, test, narrator)
+        if keep:
+            processes.release(process)
+        service.tell_what_next(narrator, kept=keep)
+
+
+def _start_service(folder: Path, checkpoints: Path) -> DemoProcess:
+    command = ["-m", "understudy.cli", "serve", "--checkpoints", str(checkpoints), "--logical-cpus", "2"]
+    command += ["--eval-data", f"test={folder / 'test.npz'}", "--state-dir", str(folder / "state")]
+    command += ["--grpc-port", "0", "--http-port", "0"]
+    return DemoProcess("service", command, log=folder / "service.log")
+
+
+def _start_script(folder: Path, script: Path, checkpoints: Path, narrator: Narrator) -> DemoProcess:
+    def tell(line: str) -> None:
+        if "accuracy: " in line:
+            narrator.say("script", line)
+
+    command = [str(script), str(checkpoints), str(EPOCHS)]
+    return DemoProcess("script", command, log=folder / "script.log", on_line=tell)
+
+
+def _newest_step(service: DemoService) -> int:
+    with Client(service.target) as client:
+        return max(checkpoint.step for checkpoint in client.checkpoints())

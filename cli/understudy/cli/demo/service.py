@@ -1,0 +1,102 @@
+"""The service under demonstration, and what is watched while a training feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import click
+import numpy.typing as npt
+
+from understudy.cli.demo.narration import Narrator
+from understudy.cli.demo.processes import DemoProcess
+from understudy.cli.demo.traffic import Traffic
+from understudy.cli.demo.watching import EvaluationWatch
+
+LEAST_CHECKPOINTS = 3
+_START_SECONDS = 60.0
+_FIRST_CHECKPOINT_SECONDS = 120.0
+_EVALUATION_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoService:
+    """A running ``understudy serve`` or ``run`` and its two addresses, ``host:port``."""
+
+    process: DemoProcess
+    target: str
+    http_target: str
+
+    @classmethod
+    def once_listening(cls, process: DemoProcess, narrator: Narrator) -> DemoService:
+        """Wait until the process listens; raise click.ClickException if it does not."""
+        found = process.wait_for_line(r"^LISTENING grpc=(\S+) http=(\S+)", timeout_seconds=_START_SECONDS)
+        target, http_target = found.groups()
+        narrator.say(process.name, f"listens on {target} (gRPC) and {http_target} (HTTP), waits for a checkpoint")
+        return cls(process=process, target=target, http_target=http_target)
+
+    def tell_what_next(self, narrator: Narrator, *, kept: bool) -> None:
+        """Say what to type next."""
+        narrator.heading("The service is still running. Type next" if kept else "Type next")
+        if kept:
+            narrator.text(f"  .venv/bin/understudy status --target {self.target}")
+            narrator.text(f"  .venv/bin/understudy watch --target {self.target}")
+            narrator.text(f"  curl http://{self.http_target}/metrics")
+            narrator.text(
+                f"  kill {self.process.pid}        # it drains and ends; its files are beside {self.process.log}"
+            )
+        else:
+            narrator.text("  make demo KEEP=1              the same, and the service stays for you to ask")
+            narrator.text("  make demo SCRIPT=1            a plain Keras script instead of our trainer")
+            narrator.text("  .venv/bin/understudy --help   everything else")
+
+
+class ServedTraining:
+    """Follows the evaluations and keeps predictions flowing from its entry to its exit.
+
+    Args:
+        service: The service that takes up what the training writes.
+        rows: The batch to predict, ``[batch, ...]``.
+        narrator: Told of what happens.
+    """
+
+    def __init__(self, service: DemoService, rows: npt.NDArray[Any], narrator: Narrator) -> None:
+        self._service = service
+        self._narrator = narrator
+        self._traffic = Traffic(service.target, rows)
+        self._watch = EvaluationWatch(service.target, narrator)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._traffic.stop()
+        self._watch.close()
+
+    def predict_from_now_on(self) -> None:
+        """Wait for the first checkpoint to be served, and send predictions from then on."""
+        self._service.process.wait_for_line("^READY ", timeout_seconds=_FIRST_CHECKPOINT_SECONDS)
+        self._narrator.say("client", "sends one prediction after the other from now on")
+        self._traffic.start()
+
+    def require_scored(self, *, step: int, datasets: set[str]) -> None:
+        """Wait until a step is scored on all datasets; raise click.ClickException if it is not."""
+        if not self._watch.wait_for(step=step, datasets=datasets, timeout_seconds=_EVALUATION_SECONDS):
+            raise self._service.process.failure(f"had not scored step {step} after {_EVALUATION_SECONDS:.0f} s")
+
+    def require_unbroken(self) -> None:
+        """Raise click.ClickException if a prediction failed or too few checkpoints were scored and swapped in."""
+        report, scored = self._traffic.report, self._watch.scored_steps
+        steps = sorted(report.answered_by_step)
+        self._narrator.heading(f"{len(scored)} checkpoints were scored while predictions flowed")
+        self._narrator.text(
+            f"  {report.answered} predictions were answered, by steps {', '.join(map(str, steps))}; "
+            f"{len(report.failures)} failed; the slowest took {report.slowest_seconds * 1000:.0f} ms"
+        )
+        if report.failures:
+            raise click.ClickException(f"a prediction failed: {report.failures[0]}")
+        if min(len(scored), len(steps)) < LEAST_CHECKPOINTS:
+            raise click.ClickException(f"fewer than {LEAST_CHECKPOINTS} checkpoints were scored and swapped in")

@@ -1,0 +1,73 @@
+"""Keeps predictions flowing while checkpoints come and go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from understudy.clients import Client
+from understudy.clients.errors import UnderstudyError
+
+
+@dataclass
+class TrafficReport:
+    """What came of the predictions: how many were answered by each step, and what went wrong with the others."""
+
+    answered_by_step: dict[int, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    slowest_seconds: float = 0.0
+
+    @property
+    def answered(self) -> int:
+        """How many predictions were answered."""
+        return sum(self.answered_by_step.values())
+
+
+class Traffic:
+    """Sends one prediction after the other from its own thread until it is stopped.
+
+    Args:
+        target: The service, ``host:port``.
+        rows: The batch to send, ``[batch, ...]``.
+        pause_seconds: How long to rest between two predictions, so that training gets its share of a small machine.
+
+    Attributes:
+        report: What has come of the predictions so far.
+    """
+
+    def __init__(self, target: str, rows: npt.NDArray[Any], *, pause_seconds: float = 0.005) -> None:
+        self._target = target
+        self._rows = rows
+        self._pause_seconds = pause_seconds
+        self._stop = threading.Event()
+        self.report = TrafficReport()
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the report is complete after it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        with Client(self._target) as client:
+            while not self._stop.wait(self._pause_seconds):
+                self._predict_once(client)
+
+    def _predict_once(self, client: Client) -> None:
+        started = time.perf_counter()
+        try:
+            step = client.predict(self._rows).step
+        except UnderstudyError as error:
+            self.report.failures.append(str(error))
+            return
+        self.report.answered_by_step[step] = self.report.answered_by_step.get(step, 0) + 1
+        self.report.slowest_seconds = max(self.report.slowest_seconds, time.perf_counter() - started)

@@ -1,0 +1,61 @@
+"""Follows the evaluations of a service on a thread and tells them as they come."""
+
+from __future__ import annotations
+
+import threading
+
+from understudy.cli.demo.narration import Narrator
+from understudy.clients import Client, Evaluation
+from understudy.clients.errors import UnderstudyError
+
+
+class EvaluationWatch:
+    """Collects every evaluation that a service records.
+
+    Args:
+        target: The service, ``host:port``.
+        narrator: Told of each.
+    """
+
+    def __init__(self, target: str, narrator: Narrator) -> None:
+        self._client = Client(target)
+        self._narrator = narrator
+        self._changed = threading.Condition()
+        self._seen: list[Evaluation] = []
+        self._ended: UnderstudyError | None = None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def wait_for(self, *, step: int, datasets: set[str], timeout_seconds: float) -> bool:
+        """Wait until a step is recorded for all datasets; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: {seen.dataset for seen in self._seen if seen.step == step} >= datasets,
+                timeout_seconds,
+            )
+
+    @property
+    def scored_steps(self) -> list[int]:
+        """The steps that were scored, ascending."""
+        with self._changed:
+            return sorted({seen.step for seen in self._seen if seen.outcome == "scored"})
+
+    def close(self) -> None:
+        """Stop following."""
+        self._client.close()
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        try:
+            for evaluation in self._client.watch_evaluations():
+                self._take(evaluation)
+        except UnderstudyError as error:
+            self._ended = error
+
+    def _take(self, evaluation: Evaluation) -> None:
+        with self._changed:
+            self._seen.append(evaluation)
+            self._changed.notify_all()
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in sorted(evaluation.metrics.items()))
+        what = f"step {evaluation.step} on {evaluation.dataset}: {numbers or evaluation.reason}"
+        self._narrator.say("evaluator", what)

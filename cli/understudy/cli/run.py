@@ -1,0 +1,71 @@
+"""``understudy run``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import click
+from click.core import ParameterSource
+
+from understudy.cli.errors import CommandError, reported
+from understudy.cli.options import settings_makers
+from understudy.cli.serve import run_service
+from understudy.cli.train import ProgressFormat, progress_option, run_training
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.service.settings import ServeSettings
+from understudy.trainer import TFConfigError, TrainSettings
+from understudy.trainer.tf_config import ClusterTask, parse
+
+
+@click.command("run")
+@click.argument("experiment")
+@progress_option
+@settings_makers(
+    evaluator_settings=EvaluatorSettings,
+    serve_settings=ServeSettings,
+    train_settings=TrainSettings,
+    omit=("experiment", "checkpoints"),
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    experiment: str,
+    *,
+    progress: ProgressFormat,
+    evaluator_settings: Callable[..., EvaluatorSettings],
+    serve_settings: Callable[..., ServeSettings],
+    train_settings: Callable[..., TrainSettings],
+) -> None:
+    """Do what TF_CONFIG assigns to this task of a cluster.
+
+    \b
+    understudy run digits --run-dir RUN --steps 10000 --checkpoint-every 500
+
+    The chief and the workers train EXPERIMENT, as `understudy train` does, under the multi_worker strategy unless
+    another is named; the evaluator scores and serves what they publish, as `understudy serve` does. So one image and
+    one command fit every task of a cluster. RUN must be the same folder for all of them.
+    """  # noqa: D301 - click wants the character itself, which keeps the line below it as it is
+    with reported(TFConfigError):
+        task = _own_task()
+    if task.role == "evaluator":
+        run_service(serve_settings(experiment=experiment, checkpoints=None), evaluator_settings())
+    elif task.role == "ps":
+        raise CommandError("task.type is 'ps'; parameter servers are not offered: remove ps from TF_CONFIG's cluster")
+    else:
+        run_training(experiment, train_settings(**_strategy(context, task)), progress)
+
+
+def _own_task() -> ClusterTask:
+    task = parse(os.environ)
+    if task is None:
+        raise TFConfigError(
+            "TF_CONFIG is unset or has no cluster; outside a cluster, use `understudy train` or `serve`"
+        )
+    return task
+
+
+def _strategy(context: click.Context, task: ClusterTask) -> dict[str, str]:
+    """Choose multi_worker where the user chose nothing and there is somebody to train with."""
+    chosen = context.get_parameter_source("strategy") is not ParameterSource.DEFAULT
+    return {} if chosen or len(task.trainers) == 1 else {"strategy": "multi_worker"}
