@@ -130,14 +130,18 @@ class PaperTheatre:
         return read(model_file)[0]
 
     def publish(self, *steps: int, text: str | None = None) -> None:
+        """Publish checkpoints, and put them on the shelf."""
         for step in steps:
-            content = text or f"net {step}"
-
-            def write(folder: Path, content: str = content) -> None:
-                (folder / "model.keras").write_text(content)
-
-            self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None)
+            self.write(step, text)
         self.shelf.refresh()
+
+    def write(self, step: int, text: str | None = None) -> None:
+        """Publish a checkpoint."""
+
+        def write(folder: Path) -> None:
+            (folder / "model.keras").write_text(text or f"net {step}")
+
+        self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None)
 
     def promote(self, step: int) -> None:
         self.manager.promote(step).result(WAIT_SECONDS).release()

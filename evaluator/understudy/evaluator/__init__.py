@@ -2,3 +2,18 @@
 
 Knows neither gRPC nor Prometheus. TensorFlow is imported when an `Evaluator` is started, not before.
 """
+
+from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset, load_npz
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import Observer, SilentObserver
+from understudy.evaluator.settings import EvaluatorSettings
+
+__all__ = [
+    "ArrayDataset",
+    "EvaluationDataset",
+    "Evaluator",
+    "EvaluatorSettings",
+    "Observer",
+    "SilentObserver",
+    "load_npz",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -120,11 +121,11 @@ def load_npz(name: str, file: Path) -> ArrayDataset:
         ConfigurationError: The file is missing, damaged, holds pickled objects, or cannot be a dataset.
     """
     try:
-        with np.load(file, allow_pickle=False) as content:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
     except FileNotFoundError as error:
         raise ConfigurationError(f"dataset {name!r}: there is no file {file}") from error
-    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigurationError(
             f"dataset {name!r}: {file} is not a readable .npz file ({error}); write it with numpy.savez, without "
             "Python objects"

@@ -17,6 +17,8 @@ from understudy.evaluator.records.results import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
 
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
 DATASETS = [
     ArrayDataset(name, {"x": np.full((2, 1), place, np.float32), "y": np.zeros(2)})
     for place, name in enumerate(["validation", "test"])

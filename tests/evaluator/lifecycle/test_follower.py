@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paper_theatre import WAIT_SECONDS, PaperTheatre
+
+from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset
+from understudy.evaluator.lifecycle.backlog import Backlog
+from understudy.evaluator.lifecycle.director import StageDirector
+from understudy.evaluator.lifecycle.follower import Follower
+from understudy.evaluator.lifecycle.pin import PinFile
+from understudy.evaluator.lifecycle.promotion import Ranking, parse_monitor
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.settings import EvaluationPolicy
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, VersionState
+
+SCORED, SKIPPED, FAILED = EvaluationOutcome.SCORED, EvaluationOutcome.SKIPPED, EvaluationOutcome.FAILED
+
+DATASET = ArrayDataset("test", {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.float32)})
+
+
+class Stage:
+    """A follower over a paper theatre, which looks when it is told to; the test plays the examiner."""
+
+    def __init__(
+        self, folder: Path, *, policy: EvaluationPolicy = "every", datasets: tuple[EvaluationDataset, ...] = (DATASET,)
+    ) -> None:
+        self.theatre = theatre = PaperTheatre(folder)
+        state = theatre.run.evaluator
+        self.ledger = Ledger(state / "ledger.sqlite")
+        self.ranking = Ranking(parse_monitor(None, None, [dataset.name for dataset in datasets]))
+        self.recorder = Recorder(
+            ledger=self.ledger,
+            results=ResultFiles(state / "results"),
+            summaries=Summaries(state / "tensorboard"),
+            datasets=datasets,
+            observer=SilentObserver(),
+            listener=lambda record: self.ranking.observe([record]),
+        )
+        self.backlog = Backlog(policy)
+        self.director = StageDirector(
+            policy="latest",
+            shelf=theatre.shelf,
+            quarantine=theatre.quarantine,
+            ranking=self.ranking,
+            manager=theatre.manager,
+            pin_file=PinFile(state),
+            on_settled=lambda: None,
+        )
+        self.follower = Follower(
+            shelf=theatre.shelf,
+            manager=theatre.manager,
+            history=theatre.history,
+            quarantine=theatre.quarantine,
+            recorder=self.recorder,
+            ranking=self.ranking,
+            director=self.director,
+            backlog=self.backlog,
+            poll_interval_seconds=3600,
+        )
+        theatre.manager.start()
+
+    def look(self) -> None:
+        """Look once, and wait for what that put under way."""
+        self.follower._look()
+        promoting = self.director._under_way
+        if promoting is not None:
+            promoting.exception(WAIT_SECONDS)
+
+    def evaluate_next(self, loss: float) -> int:
+        """Score what the backlog gives out."""
+        info = self.backlog.next()
+        assert info is not None
+        self.score(info, loss)
+        self.backlog.finished()
+        return info.step
+
+    def score(self, info: CheckpointInfo, loss: float) -> None:
+        result = EvaluationResult(
+            metrics={"loss": loss}, examples=1, batches=1, step=info.step, waiting_seconds=0, computing_seconds=0
+        )
+        self.recorder.record_score(info.digest, DATASET, result, duration_seconds=0)
+
+    def held(self) -> list[int]:
+        return sorted(int(folder.name) for folder in self.theatre.run.pinned.iterdir())
+
+    def entries(self) -> list[tuple[int, EvaluationOutcome]]:
+        return [(record.step, record.outcome) for record in self.ledger.page()]
+
+    def close(self) -> None:
+        self.follower.close(WAIT_SECONDS)
+        self.theatre.may_load.set()
+        self.theatre.manager.close(WAIT_SECONDS)
+        self.recorder.close()
+
+
+@pytest.fixture
+def make_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    stages: list[Stage] = []
+
+    def make(**options: object) -> Stage:
+        stages.append(Stage(tmp_path, **options))  # type: ignore[arg-type] # passed through
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.close()
+
+
+@pytest.fixture
+def stage(make_stage: Callable[..., Stage]) -> Stage:
+    return make_stage()
+
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+def test_everything_unsettled_is_held_and_given_out_in_step_order(stage: Stage) -> None:
+    stage.theatre.publish(3, 1, 2)
+    stage.look()
+
+    assert stage.held() == [1, 2, 3]
+    assert [stage.evaluate_next(loss=1.0) for _ in range(3)] == [1, 2, 3]
+    stage.look()
+    assert stage.entries() == [(1, SCORED), (2, SCORED), (3, SCORED)]
+
+
+def test_what_is_settled_is_let_go_but_for_the_stage_its_predecessor_and_the_best(stage: Stage) -> None:
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.7), (4, 0.8), (5, 0.9)):
+        stage.theatre.publish(step)
+        stage.look()
+        assert stage.evaluate_next(loss) == step
+    stage.look()
+
+    assert stage.held() == [2, 4, 5]
+    stage.director.pin(3).result(WAIT_SECONDS)
+    stage.look()
+    assert stage.held() == [2, 3, 5]
+
+
+def test_the_latest_policy_passes_over_what_waits_but_not_what_is_being_evaluated(
+    make_stage: Callable[..., Stage],
+) -> None:
+    stage = make_stage(policy="latest")
+    stage.theatre.publish(1)
+    stage.look()
+    being_evaluated = stage.backlog.next()
+    stage.theatre.publish(2, 3)
+    stage.look()
+
+    assert being_evaluated is not None
+    assert stage.entries() == [(2, SKIPPED)]
+    stage.score(being_evaluated, 1.0)
+    stage.backlog.finished()
+    assert stage.evaluate_next(loss=1.0) == 3
+
+
+def test_a_damaged_checkpoint_is_tried_again_later_and_then_given_up(stage: Stage) -> None:
+    stage.theatre.publish(1)
+    stage.look()
+    stage.evaluate_next(loss=1.0)
+    stage.theatre.publish(2)
+    file = stage.theatre.run.checkpoint(2) / "model.keras"
+    file.write_text("torn ")
+    for pause in (0, 0, 1.0, 2.0):
+        stage.theatre.clock.now += pause
+        stage.look()
+
+    assert stage.entries() == [(1, SCORED), (2, FAILED)]
+    assert stage.theatre.observer.outcomes == ["loaded", "failed", "failed", "failed"]
+    assert "SHA-256" in stage.ledger.page()[1].reason
+    assert stage.theatre.status(2).state is VersionState.END
+
+
+def test_a_checkpoint_that_mends_while_in_quarantine_is_evaluated(stage: Stage) -> None:
+    stage.theatre.publish(1)
+    file = stage.theatre.run.checkpoint(1) / "model.keras"
+    content = file.read_text()
+    file.write_text("torn ")
+    stage.look()
+    file.write_text(content)
+    stage.theatre.clock.now += 1
+    stage.look()
+
+    assert stage.evaluate_next(loss=1.0) == 1
+    assert stage.entries() == [(1, SCORED)]
+
+
+def test_a_checkpoint_that_goes_while_in_quarantine_is_recorded_with_both_reasons(stage: Stage) -> None:
+    stage.theatre.publish(1)
+    (stage.theatre.run.checkpoint(1) / "model.keras").write_text("torn ")
+    stage.look()
+    shutil.rmtree(stage.theatre.run.checkpoint(1))
+    stage.look()
+
+    assert stage.entries() == [(1, FAILED)]
+    reason = stage.ledger.page()[0].reason
+    assert "was deleted before it could be evaluated; before that: " in reason
+
+
+def test_without_a_dataset_a_bad_checkpoint_is_recorded_all_the_same(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(datasets=())
+    stage.theatre.publish(1)
+    stage.look()
+    stage.theatre.publish(2, text="othernet 2")
+    stage.look()
+    stage.look()
+
+    assert stage.entries() == [(2, FAILED)]
+    assert stage.held() == [1]
+
+
+def test_a_full_disk_is_not_held_against_the_checkpoint(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.theatre.publish(1)
+
+    def full(info: CheckpointInfo) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(info.step))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.theatre.shelf, "hold", full)
+        with pytest.raises(OSError, match="No space left"):
+            stage.look()
+
+    assert stage.theatre.observer.outcomes == []
+    stage.look()
+    assert stage.evaluate_next(loss=1.0) == 1
+
+
+def test_a_poke_makes_it_look_at_once(stage: Stage) -> None:
+    stage.follower.start()
+    stage.theatre.write(1)
+    stage.follower.poke()
+
+    assert stage.evaluate_next(loss=1.0) == 1
