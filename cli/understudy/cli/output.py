@@ -13,11 +13,11 @@ import click
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Show rows under headings."""
-    if sys.stdout.isatty():
-        _print_rich(headings, rows, title)
-        return
     if title:
         click.echo(title)
+    if sys.stdout.isatty():
+        _print_rich(headings, rows)
+        return
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -34,13 +34,16 @@ def formatted_metrics(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {metrics[name]:.6g}" for name in names)
 
 
-def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(*headings, title=title or None, title_justify="left")
+    table = Table()
+    for heading in headings:
+        table.add_column(Text(heading))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: a bracket in an error begins no markup
     Console().print(table)
 
 
