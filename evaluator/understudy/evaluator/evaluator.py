@@ -85,6 +85,9 @@ class Evaluator:
     def start(self) -> None:
         """Lock the state folder, open the ledger, build the replicas and begin to follow the source.
 
+        TensorFlow cannot change its devices once it has run anything. If something of the user's runs before, such as
+        an experiment, build the strategy first, with the same settings; see `understudy.evaluator.parts`.
+
         Raises:
             ConfigurationError: The settings do not fit together, or the monitored dataset does not exist.
             DeviceError: The devices cannot be had.

@@ -201,7 +201,7 @@ def start_parts(
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
-    """Return what the settings say about devices."""
+    """Return what the settings say about devices, for `understudy.evaluator.compute.devices.build_strategy`."""
     return DeviceSettings(
         devices=settings.devices,
         logical_cpus=settings.logical_cpus,
