@@ -9,10 +9,12 @@ from pathlib import Path
 from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.source import CheckpointSource, RunSource
+from understudy.evaluator.compute.devices import build_strategy
 from understudy.evaluator.datasets import EvaluationDataset, load_npz
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.experiment_datasets import datasets_of
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.parts import device_settings
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.experiments import Experiment, load_experiment
 from understudy.service.settings import ServeSettings
@@ -29,13 +31,17 @@ class Assembled:
 
 
 def assemble(settings: ServeSettings, evaluator_settings: EvaluatorSettings, observer: Observer) -> Assembled:
-    """Load the experiment and the datasets, and build the evaluator. Blocks, and may import TensorFlow.
+    """Lay out the devices, load the experiment and the datasets, and build the evaluator. Blocks.
+
+    The devices come first, because a user's own code may set TensorFlow going, after which they cannot be changed.
 
     Raises:
+        DeviceError: The devices cannot be had.
         ExperimentError: The experiment cannot be loaded.
         ConfigurationError: A dataset cannot be used.
         CheckpointError: The state folder holds something else.
     """
+    build_strategy(device_settings(evaluator_settings))
     experiment = None if settings.experiment is None else load_experiment(settings.experiment)
     state_dir = settings.evaluator_state_dir
     evaluator = Evaluator(
