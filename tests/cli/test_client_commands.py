@@ -131,6 +131,24 @@ def test_nobody_listening_is_said_with_the_remedy(run: Run) -> None:
     assert error.count("\n") == 1
 
 
+def test_a_server_that_is_too_slow_is_said_with_the_remedy(run: Run, script: Script, tmp_path: Path) -> None:
+    script.gate.clear()
+
+    error = refusal(run("predict", saved(tmp_path, image=X), "--timeout-seconds", "0.3"), code=1)
+
+    assert error.endswith("--timeout-seconds says how long to wait)\n")
+
+
+def test_one_settings_file_serves_every_command(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "understudy.toml"
+    file.write_text("run_dir = 'run'\nsteps = 400\ngrpc_port = 0\n[status]\ntimeout_seconds = 5\n")
+    assert run("status", "--config", str(file)).exit_code == 0
+
+    file.write_text("grpc_prot = 0\n")
+    error = refusal(run("status", "--config", str(file)), code=2)
+    assert "unknown key 'grpc_prot' at the top level; did you mean grpc_port?" in " ".join(error.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -56,7 +56,7 @@ class ConnectionSettings:
 @contextmanager
 def connected(settings: ConnectionSettings) -> Iterator[Client]:
     """Give a client, and report what it raises to the user."""
-    from understudy.clients import Client, UnavailableError, UnderstudyError
+    from understudy.clients import Client, DeadlineError, UnavailableError, UnderstudyError
 
     limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
     if settings.timeout_seconds is not None:
@@ -66,11 +66,13 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--target'") from error
     with client, reported(UnderstudyError):
+        asked = f"asked {', '.join(settings.target)}"
         try:
             yield client
         except UnavailableError as error:
-            asked = ", ".join(settings.target)
-            raise CommandError(f"{error} (asked {asked}; --target says whom to ask)") from error
+            raise CommandError(f"{error} ({asked}; --target says whom to ask)") from error
+        except DeadlineError as error:
+            raise CommandError(f"{error} ({asked}; --timeout-seconds says how long to wait)") from error
 
 
 class VersionType(click.ParamType["Version"]):
