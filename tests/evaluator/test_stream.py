@@ -133,7 +133,7 @@ class SlowScorer(Scorer):
     def update(
         self,
         state: ScoreState,
-        batch: Batch,
+        batch: Batch,  # noqa: ARG002
         *,
         between_pieces: Callable[[], None] = lambda: None,  # noqa: ARG002
     ) -> ScoreState:

@@ -74,6 +74,27 @@ def test_a_model_that_was_not_compiled_needs_named_metrics(make_slot: Callable[.
     assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"mae"}
 
 
+def test_a_model_that_makes_its_own_loss_needs_no_targets(make_slot: Callable[..., Slot]) -> None:
+    inputs = keras.Input((4,), name="x")
+    model = keras.Model(inputs, layers.Dense(2)(zoo.AddsLoss()(inputs)))
+    model.compile("sgd")
+    x = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
+    expected = model.evaluate(x, batch_size=5, verbose=0, return_dict=True)
+    result = score(make_slot(model, replicas=2), *(Batch(inputs={"x": x[i : i + 5]}, targets={}) for i in (0, 5)))
+    assert result == pytest.approx(expected, rel=1e-6)
+
+
+def test_named_metrics_reach_the_outputs_of_a_subclassed_model(make_slot: Callable[..., Slot]) -> None:
+    model = zoo.TwoHeads()
+    model(np.zeros((2, 4), np.float32))
+    slot = make_slot(model, replicas=2)
+    x, y, _ = zoo.regression_data(np.random.default_rng(0), 7)
+    batch = Batch(inputs={"inputs": x}, targets={"heads/0": y, "heads/1": y})
+    result = score(slot, batch, metrics=(MetricSpec(name="mae"),))
+    expected = [float(np.abs(head - y).mean()) for head in model(x)["heads"]]
+    assert list(result.values()) == pytest.approx(expected, rel=1e-6)
+
+
 def test_named_metrics_work_beside_a_test_step_of_its_own(make_slot: Callable[..., Slot]) -> None:
     model = zoo.own_test_step()
     slot = make_slot(model, replicas=2)

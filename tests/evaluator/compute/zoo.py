@@ -93,6 +93,30 @@ class Subclassed(keras.Model):  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
+class TwoHeads(keras.Model):  # type: ignore[misc]
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.first = layers.Dense(2)
+        self.second = layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return {"heads": [self.first(inputs), self.second(inputs)]}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Text(keras.Model):  # type: ignore[misc]
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.embedding = layers.Embedding(11, 4, mask_zero=True)
+        self.pooling = layers.GlobalAveragePooling1D()
+        self.head = layers.Dense(1, activation="sigmoid")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002
+        del training
+        return self.head(self.pooling(self.embedding(inputs)))
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
 class OwnTestStep(keras.Model):  # type: ignore[misc]
     """Scores itself in its own way and returns logs of its own."""
 
@@ -248,6 +272,18 @@ def tagger_data(rng: np.random.Generator, rows: int) -> tuple[Any, Any, Any]:
     return rng.integers(0, 11, (rows, length)).astype("i4"), rng.integers(0, 3, (rows, length)), None
 
 
+def text() -> Any:
+    model = Text()
+    model(np.ones((2, 5), np.int32))
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy", "AUC"])
+    return model
+
+
+def text_data(rng: np.random.Generator, rows: int) -> tuple[Any, Any, Any]:
+    tokens = rng.integers(1, 11, (rows, int(rng.integers(1, 9)))).astype("i4")
+    return tokens, rng.integers(0, 2, (rows, 1)).astype("f4"), _weights(rng, rows)
+
+
 def adds_loss() -> Any:
     inputs = keras.Input((4,), name="x")
     model = keras.Model(inputs, layers.Dense(2)(AddsLoss()(inputs)))
@@ -368,6 +404,7 @@ KINDS: dict[str, Kind] = {
     "regression": Kind(build=regression, data=regression_data),
     "metric with a plain variable": Kind(build=plain_variable, data=regression_data),
     "masked sequences": Kind(build=tagger, data=tagger_data),
+    "text of any length": Kind(build=text, data=text_data),
     "adds a loss": Kind(build=adds_loss, data=regression_data, whole="adds losses"),
     "activity regularizer": Kind(build=activity_regularized, data=regression_data, whole="adds losses"),
     "test_step of its own": Kind(build=own_test_step, data=unweighted_regression_data, whole="test_step"),

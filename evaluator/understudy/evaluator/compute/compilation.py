@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.program import ProgramOptions
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import InvalidInputError, NotEvaluableError
@@ -18,11 +19,13 @@ class Compilation:
 
     Args:
         model: A model that is not compiled.
+        interface: Its structures.
         config: The serialized arguments it was compiled with when it was saved; empty if it was not.
     """
 
-    def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, interface: ModelInterface, config: Mapping[str, Any]) -> None:
         self._model = model
+        self._interface = interface
         self._config = config
         kind = type(model)
         self._custom_compile = kind.compile is not keras.Model.compile
@@ -33,8 +36,13 @@ class Compilation:
         self.custom_step = kind.test_step is not keras.Model.test_step
         self.custom_loss = kind.compute_loss is not keras.Model.compute_loss
 
-    def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool) -> ProgramOptions:
+    def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool, adds_losses: bool) -> ProgramOptions:
         """Say how to score with the given metrics, or with the compiled ones if there are none.
+
+        Args:
+            metrics: What the caller named.
+            calls_model: Whether the model must see whole batches.
+            adds_losses: Whether the model adds losses when it is called.
 
         Raises:
             NotEvaluableError: The model was not compiled, and no metric is named.
@@ -49,7 +57,7 @@ class Compilation:
         return ProgramOptions(
             calls_model=calls_model,
             custom_step=runs_own_step,
-            with_loss=not runs_own_step and standard and self._has_loss(),
+            with_loss=not runs_own_step and standard and self._has_loss(adds_losses=adds_losses),
             keeps_logs=not metrics and (self.custom_step or self._custom_metrics),
         )
 
@@ -70,14 +78,13 @@ class Compilation:
 
     def _per_output(self, metrics: Sequence[MetricSpec]) -> Any:
         """Give every output metrics of its own."""
-        outputs = getattr(self._model, "output_names", ())
-        if len(outputs) < 2:  # noqa: PLR2004 - one output, or unknown to Keras
-            return [_metric(spec) for spec in metrics]
-        return [[_metric(spec) for spec in metrics] for _ in outputs]
+        names = self._interface.outputs.names
+        own = {name: [_metric(spec) for spec in metrics] for name in names}
+        return own[names[0]] if len(names) == 1 else self._interface.outputs.unflatten(own)
 
-    def _has_loss(self) -> bool:
+    def _has_loss(self, *, adds_losses: bool) -> bool:
         regularized = any(variable.regularizer is not None for variable in self._model.trainable_variables)
-        return bool(self._config) and (self._config.get("loss") is not None or regularized)
+        return bool(self._config) and (adds_losses or regularized or self._config.get("loss") is not None)
 
 
 def check_metrics(metrics: Sequence[MetricSpec]) -> None:

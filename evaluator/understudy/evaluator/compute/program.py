@@ -125,7 +125,7 @@ class ScoringProgram:
 
     def _create_variables(self, data: ScoringData) -> None:
         """Run one symbolic step, in which losses and metrics see shapes and create their variables."""
-        with keras.StatelessScope(self._regularized()):
+        with keras.StatelessScope(self._regularized(), collect_losses=True):
             self._function(self._step).get_concrete_function(*data.as_arguments())
 
     def _initial_values(self) -> list[Any]:

@@ -53,7 +53,6 @@ class Slot:
         self._device: str = strategy.extended.worker_devices[0]
         with strategy.scope():
             self._model = files.build_model(model_file)
-        self._compilation = Compilation(self._model, files.read_compile_config(model_file))
         with _load_errors(model_file.name):
             self._interface = interface_of(self._model)
             self._pass = self._trace()
@@ -62,6 +61,7 @@ class Slot:
             coupled = rows_depend_on_each_other(
                 self._outputs, specs, replicas=self.replicas, length=self._example_length
             )
+        self._compilation = Compilation(self._model, self._interface, files.read_compile_config(model_file))
         self._couples_rows = coupled and not self._pass.draws_random_numbers
         self._frozen = FrozenState(self._model)
         self._scorers: OrderedDict[str, Scorer] = OrderedDict()
@@ -175,7 +175,7 @@ class Slot:
 
     def _make_scorer(self, metrics: tuple[MetricSpec, ...]) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
-        options = self._compilation.options(metrics, calls_model=whole)
+        options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
         def build(data: ScoringData) -> ScoringProgram:
             with self._building:
