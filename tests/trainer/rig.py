@@ -22,11 +22,13 @@ import tensorflow as tf
 
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE, RESUME_DIR
+from understudy.trainer import TrainResult, TrainSettings, train
 
 EXAMPLES = 100
 BATCH = 24  # shared evenly by 1, 2 and 3 replicas; leaves 4 of the 100 examples
 STEPS_PER_EPOCH = EXAMPLES // BATCH
 TIMEOUT_SECONDS = 60.0
+STEPS = 10
 
 Array = npt.NDArray[Any]
 
@@ -80,15 +82,22 @@ class Noisy(Dense):
 
 
 class Exploding(Noisy):
-    """Its loss is not finite from the 6th step on."""
+    """The 6th step ruins its weights, so that the loss is NaN from the 7th on."""
 
     name = "exploding"
 
     def build_model(self) -> keras.Model:
         model = super().build_model()
-        schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4], [1e-3, 1e30])
-        model.compile(keras.optimizers.SGD(schedule), "sparse_categorical_crossentropy")
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4], [1e-9, 1e38])
+        model.compile(keras.optimizers.SGD(schedule), "sparse_categorical_crossentropy", loss_weights=[1e6])
         return model
+
+
+def run(experiment: Dense, run_dir: Path, *, progress: Any = None, **values: Any) -> TrainResult:
+    """Train in this process: 10 steps in calls of 3, a checkpoint every 5, unless told otherwise."""
+    defaults = {"steps": STEPS, "checkpoint_every": 5, "steps_per_call": 3, "tensorboard": False}
+    settings = TrainSettings(run_dir=run_dir, **{**defaults, **values})
+    return train(experiment, settings, progress=progress, environ={})
 
 
 def weights_of(run_dir: Path, step: int) -> list[Array]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -76,17 +77,19 @@ def test_the_shapes_of_batches_are_known() -> None:
 @pytest.mark.parametrize(
     ("dataset", "values", "message"),
     [
-        (numbers(3), {}, "3 examples, fewer than one global batch of 4"),
-        (numbers(), {"replicas": 3}, "4, which 3 replicas cannot share evenly; choose 3 or 6"),
-        (numbers(), {"replicas": 8}, "choose 8, or"),
-        (numbers().repeat(), {}, "repeats without end"),
-        (numbers().filter(lambda x, _: x > 0), {}, "does not know its length"),
-        (tf.data.Dataset.range(10), {}, r"expected \(x, y\)"),
+        (lambda: numbers(3), {}, "3 examples, fewer than one global batch of 4"),
+        (numbers, {"replicas": 3}, "4, which 3 replicas cannot share evenly; choose 3 or 6"),
+        (numbers, {"replicas": 8}, "choose 8, or"),
+        (lambda: numbers().repeat(), {}, "repeats without end"),
+        (lambda: numbers().filter(lambda x, _: x > 0), {}, "does not know its length"),
+        (lambda: tf.data.Dataset.range(10), {}, r"expected \(x, y\)"),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused(dataset: Any, values: dict[str, Any], message: str) -> None:
+def test_data_that_cannot_be_trained_on_is_refused(
+    dataset: Callable[[], Any], values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
-        plan(dataset, **values)
+        plan(dataset(), **values)
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,15 @@ def task(index: int, ports: list[int]) -> ClusterTask:
     return ClusterTask(role="worker", index=index, cluster={"worker": tuple(f"127.0.0.1:{port}" for port in ports)})
 
 
-def test_tasks_that_come_one_after_the_other_meet() -> None:
-    ports = free_ports(3)
-    threads = [
-        threading.Thread(target=wait_for_peers, args=(task(index, ports),), kwargs={"timeout_seconds": 20.0})
-        for index in (1, 2)
-    ]
-    for thread in threads:
-        thread.start()
-    # The others hear of this one only if it listens while it waits for them.
+def test_a_task_listens_while_it_waits_and_returns_once_its_peer_is_there() -> None:
+    ports = free_ports(2)
+    waiting = threading.Thread(target=wait_for_peers, args=(task(1, ports),), kwargs={"timeout_seconds": 20.0})
+    waiting.start()
+    # This task sees the other one, which is not let go before it sees a server in this one's place.
+    wait_for_peers(task(0, ports), timeout_seconds=20.0)
     with socket.create_server(("127.0.0.1", ports[0])):
-        for thread in threads:
-            thread.join(20.0)
-    assert not any(thread.is_alive() for thread in threads)
+        waiting.join(20.0)
+    assert not waiting.is_alive()
 
 
 def test_a_peer_that_never_comes_is_named() -> None:

@@ -1,0 +1,90 @@
+"""Several workers as processes on this machine, each with one CPU replica."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from trainer.rig import STEPS, Task, assert_bit_equal, cluster, state_of, weights_of
+
+from understudy.checkpoints import RunDir, read_training_status
+from understudy.checkpoints.layout import MODEL_FILE
+
+OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
+PEER_LOST = 4
+
+
+def finish(tasks: list[Task]) -> None:
+    for task in tasks:
+        assert task.end() == 0, task.errors
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished training of the dense model by two workers, the cluster naming nobody else."""
+    run_dir = tmp_path_factory.mktemp("two_workers")
+    with cluster("Dense", run_dir, *OPTIONS, "--communication", "ring") as tasks:
+        finish(tasks)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def chief_and_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted training with BatchNorm and Dropout by a chief and a worker, an evaluator in the cluster."""
+    run_dir = tmp_path_factory.mktemp("chief_and_worker")
+    with cluster("Noisy", run_dir, *OPTIONS, roles=("chief", "worker"), evaluator=True) as tasks:
+        finish(tasks)
+        printed = ["published" in "".join(task.lines) for task in tasks]
+    assert printed == [True, False]
+    return run_dir
+
+
+def test_two_workers_give_the_weights_of_one_device(two_workers: Path, one_device: tuple[Path, list[Any]]) -> None:
+    for one, many in zip(weights_of(one_device[0], STEPS), weights_of(two_workers, STEPS), strict=True):
+        np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
+
+
+def test_every_worker_drops_out_its_own(chief_and_worker: Path) -> None:
+    (seeds,) = [rows for rows in state_of(chief_and_worker, STEPS).values() if rows.shape == (2, 2)]
+    assert seeds[0, 0] != seeds[1, 0]
+    assert seeds[0, 1] == seeds[1, 1] == STEPS
+
+
+def test_the_published_model_holds_the_mean_of_the_workers_statistics(chief_and_worker: Path) -> None:
+    means, variances = (rows for rows in state_of(chief_and_worker, STEPS).values() if rows.shape == (2, 16))
+    model = keras.models.load_model(RunDir(chief_and_worker).checkpoint(STEPS) / MODEL_FILE)
+    (norm,) = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert not np.array_equal(means[0], means[1])
+    np.testing.assert_allclose(norm.moving_mean.numpy(), means.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(norm.moving_variance.numpy(), variances.mean(axis=0), rtol=1e-6)
+
+
+def test_after_a_kill_all_tasks_end_and_a_restart_gives_the_same_bits(chief_and_worker: Path, tmp_path: Path) -> None:
+    # As many steps as never end, so that the kill comes in the midst of them.
+    endless = (*OPTIONS, "--steps", "1000000", "--keep-checkpoints", "1000000")
+    with cluster("Noisy", tmp_path, *endless, roles=("chief", "worker")) as (chief, worker):
+        chief.wait_for("published step 5")
+        killed_at = worker.kill()
+        assert chief.end() == PEER_LOST, chief.errors
+    assert time.monotonic() - killed_at < 30.0
+    assert "another task of the cluster died; start every task again" in chief.errors
+    status = read_training_status(RunDir(tmp_path), now=0.0)
+    assert status is not None
+    assert status.state == "failed"
+    forget_all_but(tmp_path, 5)
+    with cluster("Noisy", tmp_path, *OPTIONS, roles=("chief", "worker")) as tasks:
+        finish(tasks)
+        assert "resuming after step 5" in "".join(tasks[1].lines)
+    assert_bit_equal(state_of(chief_and_worker, STEPS), state_of(tmp_path, STEPS))
+
+
+def forget_all_but(run_dir: Path, step: int) -> None:
+    """Hide the checkpoints that the chief may have published before it noticed."""
+    run = RunDir(run_dir)
+    for later in run.committed_steps():
+        if later != step:
+            run.checkpoint(later).rename(run_dir / f"forgotten-{later}")

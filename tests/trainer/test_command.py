@@ -1,0 +1,52 @@
+"""``understudy train`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from trainer.rig import start_training, weights_of
+
+from understudy.cli.main import main
+
+OPTIONS = ("--steps", "10", "--checkpoint-every", "10", "--no-tensorboard")
+
+
+def test_logical_cpus_train_with_the_default_reduction(tmp_path: Path, one_device: tuple[Path, list[Any]]) -> None:
+    mirrored = ("--strategy", "mirrored", "--logical-cpus", "2", "--progress", "json")
+    task = start_training("Dense", tmp_path, *OPTIONS, *mirrored)
+    assert task.end() == 0, task.errors
+    assert json.loads(task.lines[0])["replicas"] == 2
+    for one, many in zip(weights_of(one_device[0], 10), weights_of(tmp_path, 10), strict=True):
+        np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "tf_config", "status", "message"),
+    [
+        (("--strategy", "multi_worker"), None, 1, "TF_CONFIG is unset or has no cluster"),
+        (("--strategy", "multi_worker"), "{", 1, "TF_CONFIG is not JSON"),
+        (("--strategy", "mirrored", "--cross-device-ops", "nccl"), None, 1, "nccl, which needs GPUs"),
+        (("--global-batch-size", "5000"), None, 1, "1200 examples, fewer than one global batch of 5000"),
+        (("--steps", "0"), None, 2, "--steps"),
+        (("--strategie", "mirrored"), None, 2, "--strategy"),
+    ],
+)
+def test_a_user_error_is_one_line(
+    tmp_path: Path, options: tuple[str, ...], tf_config: str | None, status: int, message: str
+) -> None:
+    result = CliRunner(env={"TF_CONFIG": tf_config}).invoke(
+        main, ["train", "digits", "--run-dir", str(tmp_path), *OPTIONS, *options]
+    )
+    assert result.exit_code == status, result.output
+    assert message in result.stderr.splitlines()[-1]
+
+
+def test_a_loss_that_is_not_finite_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
+    task = start_training("Exploding", tmp_path, *OPTIONS)
+    assert task.end() == 3
+    assert "Error: the loss became nan by step 10" in task.errors

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from trainer.rig import Dense
+
+from understudy.experiments import ExperimentError
+from understudy.trainer import ModelError
+from understudy.trainer.model import build_model, prepare_for_replicas
+
+BATCH_SPEC = (tf.TensorSpec((4, 2), tf.float32), tf.TensorSpec((4, 1), tf.float32))
+
+
+class Building(Dense):
+    """Builds what it is told to."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+
+    def build_model(self) -> Any:
+        return self._build()
+
+
+def tiny(**compiled: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(**{"loss": "mse", "optimizer": "sgd", **compiled})
+    return model
+
+
+def unbuilt() -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: "a model", "returned a str; expected a keras.Model"),
+        (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), "not compiled"),
+        (unbuilt, "without variables"),
+        (lambda: tiny(run_eagerly=True), "run_eagerly"),
+    ],
+)
+def test_a_model_that_the_loop_cannot_train_is_refused(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_model(Building(build), seed=0)
+
+
+def test_what_the_users_code_raises_is_passed_on() -> None:
+    with pytest.raises(ExperimentError, match=r"dense: build_model\(\) raised ZeroDivisionError"):
+        build_model(Building(lambda: 1 // 0), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: tiny(loss=keras.losses.MeanSquaredError("mean_with_sample_weight")), "divided by the sum"),
+        (lambda: tiny(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)), "gradient_accumulation_steps"),
+        (
+            lambda: tiny(optimizer=keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)),
+            "ema_overwrite_frequency",
+        ),
+    ],
+)
+def test_what_several_replicas_would_get_wrong_is_refused(
+    logical_cpus: tuple[str, ...], build: Callable[[], Any], message: str
+) -> None:
+    strategy = tf.distribute.MirroredStrategy(list(logical_cpus[:2]))
+    with strategy.scope():
+        model = build_model(Building(build), seed=0)
+    with pytest.raises(ModelError, match=message):
+        prepare_for_replicas(model, strategy, BATCH_SPEC)
