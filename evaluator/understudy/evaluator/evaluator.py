@@ -189,7 +189,7 @@ class Evaluator:
             raise VersionNotFoundError(f"there is no dataset {dataset!r}; there are {list(self._datasets)}")
         step = self._resolve(version)
         known = parts.shelf.find(step)
-        score = parts.recorder.score(step, known.digest, data) if known else None
+        score = parts.records.recorder.score(step, known.digest, data) if known else None
         if score is not None:
             done: Future[EvaluationRecord] = Future()
             done.set_result(score)
@@ -248,7 +248,7 @@ class Evaluator:
     @property
     def ledger(self) -> Ledger:
         """The record of every evaluation. Open from `start` to `close`."""
-        return self._parts.ledger
+        return self._parts.records.ledger
 
     @property
     def serving_step(self) -> int | None:
@@ -264,7 +264,7 @@ class Evaluator:
     @property
     def best_step(self) -> int | None:
         """The step with the best value of the monitored metric, or None before the first result."""
-        return self._parts.ranking.best()
+        return self._parts.records.ranking.best()
 
     @property
     def pinned_step(self) -> int | None:

@@ -37,7 +37,10 @@ class Observer(Protocol):
         """The queue now holds this many rows."""
 
     def rejected(self, reason: str) -> None:
-        """A request was refused or dropped: ``queue_full``, ``deadline``, ``cancelled``, ``invalid`` or ``draining``."""
+        """A request was refused or dropped.
+
+        The reason is ``queue_full``, ``deadline``, ``cancelled``, ``invalid`` or ``draining``.
+        """
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""

@@ -22,7 +22,7 @@ from understudy.evaluator.lifecycle.loaded_work import LoadedWork
 from understudy.evaluator.lifecycle.loads import LoadHistory
 from understudy.evaluator.lifecycle.manager import ServableManager
 from understudy.evaluator.lifecycle.pin import PinFile
-from understudy.evaluator.lifecycle.promotion import Ranking, parse_monitor
+from understudy.evaluator.lifecycle.promotion import Monitor, Ranking, parse_monitor
 from understudy.evaluator.lifecycle.quarantine import Quarantine
 from understudy.evaluator.lifecycle.scoring import DatasetScorer
 from understudy.evaluator.lifecycle.shelf import Shelf
@@ -52,19 +52,25 @@ class Parts:
 
     replicas: int
     devices: tuple[str, ...]
+    records: Records
     engine: Engine
     shelf: Shelf
     history: LoadHistory
     manager: ServableManager
-    ledger: Ledger
-    recorder: Recorder
-    ranking: Ranking
     director: StageDirector
-    follower: Follower
     scorer: DatasetScorer
     openings: LoadedWork[EvaluationStream]
     scorings: LoadedWork[EvaluationRecord]
     streams: weakref.WeakSet[EvaluationStream]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What was found out so far."""
+
+    ledger: Ledger
+    recorder: Recorder
+    ranking: Ranking
 
 
 def start_parts(
@@ -94,30 +100,10 @@ def start_parts(
         LedgerError: The ledger cannot be read.
         understudy.checkpoints.errors.LockHeldError: Another evaluator uses the state folder.
     """
-    names = [dataset.name for dataset in datasets]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"the datasets are called {names}; give each a name of its own")
-    ranking = Ranking(parse_monitor(settings.monitor, settings.monitor_mode, names))
+    monitor = _monitor(settings, datasets)
     strategy = build_strategy(device_settings(settings))
-
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
-    lock = DirectoryLock(settings.state_dir)
-    lock.acquire()
-    stack.callback(lock.release)
-    ledger = Ledger(settings.state_dir / LEDGER_FILE)
-    stack.callback(ledger.close)
-    recorder = Recorder(
-        ledger=ledger,
-        results=ResultFiles(settings.state_dir / RESULTS_DIR),
-        summaries=Summaries(settings.state_dir / SUMMARIES_DIR),
-        datasets=datasets,
-        observer=observer,
-        listener=lambda record: ranking.observe([record]),
-    )
-    stack.callback(recorder.close)
-    recorder.recover()
-    for name in names:
-        ranking.observe(ledger.scored(name))
+    _lock(settings, stack)
+    records = _open_records(settings, monitor, datasets, observer, stack)
 
     quarantine = _new_quarantine(settings)
     shelf = Shelf(source, settings.state_dir / PINNED_DIR)
@@ -132,72 +118,110 @@ def start_parts(
     openings: LoadedWork[EvaluationStream] = LoadedWork(
         manager, threads=_OPENING_THREADS, name="understudy-open", discard=EvaluationStream.close
     )
-    stack.callback(openings.close)
     scorings: LoadedWork[EvaluationRecord] = LoadedWork(manager, threads=_SCORING_THREADS, name="understudy-score")
-    stack.callback(scorings.close)
-    stack.callback(lambda: manager.close(remaining_seconds()))
     streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
-    stack.callback(_close_all, streams)
     engine = Engine(_engine_settings(settings), observer)
-    stack.callback(lambda: engine.close(remaining_seconds()))
-    stack.callback(openings.stop)
-    stack.callback(scorings.stop)
+    for close in (
+        openings.close,
+        scorings.close,
+        lambda: manager.close(remaining_seconds()),
+        lambda: _close_all(streams),
+        lambda: engine.close(remaining_seconds()),
+        openings.stop,
+        scorings.stop,
+    ):
+        stack.callback(close)
 
-    backlog = Backlog(settings.policy)
+    scorer = DatasetScorer(engine=engine, recorder=records.recorder, batch_rows=settings.evaluation_batch_rows)
     poke = _Poke()
     director = StageDirector(
         policy=settings.serve,
         shelf=shelf,
         quarantine=quarantine,
-        ranking=ranking,
+        ranking=records.ranking,
         manager=manager,
         pin_file=PinFile(settings.state_dir),
         on_settled=poke,
     )
-    scorer = DatasetScorer(engine=engine, recorder=recorder, batch_rows=settings.evaluation_batch_rows)
+    backlog = Backlog(settings.policy)
     examiner = Examiner(
         backlog=backlog,
         manager=manager,
-        recorder=recorder,
+        recorder=records.recorder,
         scoring=scorer,
         quarantine=quarantine,
         failures=_new_quarantine(settings),
         on_progress=poke,
     )
-    follower = Follower(
+    poke.follower = Follower(
         shelf=shelf,
         manager=manager,
         history=history,
         quarantine=quarantine,
-        recorder=recorder,
-        ranking=ranking,
+        recorder=records.recorder,
+        ranking=records.ranking,
         director=director,
         backlog=backlog,
         poll_interval_seconds=settings.poll_interval_seconds,
     )
-    poke.follower = follower
     manager.start()
-    stack.callback(lambda: examiner.close(remaining_seconds()))
-    examiner.start()
-    stack.callback(lambda: follower.close(remaining_seconds()))
-    follower.start()
+    for thread in (examiner, poke.follower):
+        stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
+        thread.start()
     return Parts(
         replicas=int(strategy.num_replicas_in_sync),
         devices=tuple(name.rpartition("device:")[2] for name in strategy.extended.worker_devices),
+        records=records,
         engine=engine,
         shelf=shelf,
         history=history,
         manager=manager,
-        ledger=ledger,
-        recorder=recorder,
-        ranking=ranking,
         director=director,
-        follower=follower,
         scorer=scorer,
         openings=openings,
         scorings=scorings,
         streams=streams,
     )
+
+
+def _monitor(settings: EvaluatorSettings, datasets: Sequence[EvaluationDataset]) -> Monitor | None:
+    names = [dataset.name for dataset in datasets]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"the datasets are called {names}; give each a name of its own")
+    return parse_monitor(settings.monitor, settings.monitor_mode, names)
+
+
+def _lock(settings: EvaluatorSettings, stack: ExitStack) -> None:
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock(settings.state_dir)
+    lock.acquire()
+    stack.callback(lock.release)
+
+
+def _open_records(
+    settings: EvaluatorSettings,
+    monitor: Monitor | None,
+    datasets: Sequence[EvaluationDataset],
+    observer: Observer,
+    stack: ExitStack,
+) -> Records:
+    """Open the ledger and what is derived from it, and learn from it what is best."""
+    ranking = Ranking(monitor)
+    ledger = Ledger(settings.state_dir / LEDGER_FILE)
+    stack.callback(ledger.close)
+    recorder = Recorder(
+        ledger=ledger,
+        results=ResultFiles(settings.state_dir / RESULTS_DIR),
+        summaries=Summaries(settings.state_dir / SUMMARIES_DIR),
+        datasets=datasets,
+        observer=observer,
+        listener=lambda record: ranking.observe([record]),
+    )
+    stack.callback(recorder.close)
+    recorder.recover()
+    if monitor is not None:
+        ranking.observe(ledger.scored(monitor.dataset))
+    return Records(ledger=ledger, recorder=recorder, ranking=ranking)
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:

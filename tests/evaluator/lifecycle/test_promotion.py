@@ -57,6 +57,12 @@ def test_other_datasets_and_metrics_do_not_count() -> None:
     assert ranking(scored(1, 0.1, dataset="other"), scored(2, 0.1, metric="mae"), scored(3, 9.0)).best() == 3
 
 
+def test_a_score_without_the_monitored_metric_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ranking(scored(1, 0.1, metric="mae"))
+
+    assert "monitored metric missing" in caplog.text
+
+
 def test_the_best_is_sought_among_those_that_can_be_loaded() -> None:
     assert ranking(scored(1, 0.1), scored(2, 0.5)).best(among={2, 3}) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Collection, Iterable, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from understudy.evaluator.errors import ConfigurationError
 from understudy.evaluator.settings import MonitorMode, ServingPolicy
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+_log = logging.getLogger(__name__)
 
 LOSS = "loss"
 
@@ -24,14 +27,19 @@ class Monitor:
 
     def value_of(self, record: EvaluationRecord) -> float | None:
         """Return the monitored value of a record, or None if it has none or one that cannot be compared."""
-        if record.outcome is not EvaluationOutcome.SCORED or record.dataset != self.dataset:
-            return None
-        value = record.metrics.get(self.metric)
+        value = record.metrics.get(self.metric) if self._concerns(record) else None
         return None if value is None or not math.isfinite(value) else value
+
+    def misses(self, record: EvaluationRecord) -> bool:
+        """Return whether a score on the monitored dataset lacks the monitored metric."""
+        return self._concerns(record) and self.metric not in record.metrics
 
     def is_better(self, value: float, than: float) -> bool:
         """Return whether a value beats another; an equal one does not."""
         return value < than if self.mode == "min" else value > than
+
+    def _concerns(self, record: EvaluationRecord) -> bool:
+        return record.outcome is EvaluationOutcome.SCORED and record.dataset == self.dataset
 
 
 def parse_monitor(text: str | None, mode: MonitorMode | None, datasets: Sequence[str]) -> Monitor | None:
@@ -65,9 +73,13 @@ class Ranking:
         if self._monitor is None:
             return
         for record in records:
+            if self._monitor.misses(record):
+                _log.warning(
+                    "monitored metric missing", extra={"metric": self._monitor.metric, "found": sorted(record.metrics)}
+                )
             value = self._monitor.value_of(record)
-            with self._lock:
-                if value is not None:
+            if value is not None:
+                with self._lock:
                     self._values[record.step] = value
 
     def best(self, among: Collection[int] | None = None) -> int | None:
