@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from understudy.clients import Client
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")  # whoever starts TensorFlow in this process lays out its devices
 
 
 def test_a_dataset_of_tensors_is_scored(client: Client) -> None:
