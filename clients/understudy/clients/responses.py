@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final, cast
 
@@ -24,18 +25,25 @@ from understudy.clients.types import (
     VersionStatus,
 )
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
-from understudy.wire import WireError, decode_all, dtype_name
+from understudy.wire import decode_all, dtype_name
 
 _STATE_PREFIX: Final = "VERSION_STATE_"
 _OUTCOME_PREFIX: Final = "EVALUATION_OUTCOME_"
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Report a tensor that is none, or an enum's value that a newer server may have added."""
+    try:
+        yield
+    except ValueError as error:
+        raise InternalError(f"the server sent what this client cannot read: {error}") from error
+
+
+@_readable()
 def prediction(response: prediction_pb2.PredictResponse) -> PredictResult:
     """Read a Predict response."""
-    try:
-        return PredictResult(outputs=decode_all(response.outputs), step=response.step)
-    except WireError as error:
-        raise InternalError(f"the server sent what is no tensor: {error}") from error
+    return PredictResult(outputs=decode_all(response.outputs), step=response.step)
 
 
 def streamed_prediction(response: prediction_pb2.PredictStreamResponse) -> PredictResult | UnderstudyError:
@@ -58,6 +66,7 @@ def score(response: evaluation_pb2.EvaluateResponse) -> EvaluateResult:
     )
 
 
+@_readable()
 def evaluation(record: evaluation_pb2.EvaluationRecord) -> Evaluation:
     """Read an entry of the ledger."""
     outcome = evaluation_pb2.EvaluationOutcome.Name(record.outcome).removeprefix(_OUTCOME_PREFIX).lower()
@@ -84,6 +93,7 @@ def dataset_event(event: evaluation_pb2.EvaluateDatasetResponse) -> Progress | E
     return Progress(examples=progress.examples, total_examples=progress.total_examples or None)
 
 
+@_readable()
 def metadata(response: model_pb2.GetModelMetadataResponse) -> ModelMetadata:
     """Read a GetModelMetadata response."""
     return ModelMetadata(
@@ -98,6 +108,7 @@ def metadata(response: model_pb2.GetModelMetadataResponse) -> ModelMetadata:
     )
 
 
+@_readable()
 def status(response: model_pb2.GetModelStatusResponse) -> ModelStatus:
     """Read a GetModelStatus response."""
     return ModelStatus(

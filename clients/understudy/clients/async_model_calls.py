@@ -1,0 +1,136 @@
+"""The asyncio calls that ask about the model and decide what is served."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from grpc import aio
+
+from understudy.clients import requests, responses
+from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, channel_options, channel_target
+from understudy.clients.errors import translated
+from understudy.clients.types import (
+    Checkpoint,
+    Evaluation,
+    EvaluationOutcome,
+    ModelMetadata,
+    ModelStatus,
+    Promotion,
+    Version,
+)
+from understudy.v1 import (
+    evaluation_pb2_grpc,
+    metrics_pb2,
+    metrics_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    prediction_pb2_grpc,
+)
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class AsyncModelCalls:
+    """The connection, and every call with one answer that is about the model; see `AsyncClient`."""
+
+    def __init__(
+        self,
+        targets: str | Sequence[str],
+        *,
+        timeout_seconds: float = 30.0,
+        stream_timeout_seconds: float = 3600.0,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._stream_timeout_seconds = stream_timeout_seconds
+        self._lone_input = requests.LoneInput()
+        self._channel = aio.insecure_channel(channel_target(targets), options=channel_options(max_message_bytes))
+        self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
+        self._evaluations = evaluation_pb2_grpc.EvaluationServiceStub(self._channel)
+        self._models = model_pb2_grpc.ModelServiceStub(self._channel)
+        self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def metadata(self, *, version: Version | None = None, timeout_seconds: float | None = None) -> ModelMetadata:
+        """Describe the inputs and outputs of a version, and what it runs on."""
+        response = await self._ask(self._models.GetModelMetadata, requests.metadata(version), timeout_seconds)
+        return responses.metadata(response)
+
+    async def status(self, *, timeout_seconds: float | None = None) -> ModelStatus:
+        """Tell the state of every version."""
+        request = model_pb2.GetModelStatusRequest()
+        return responses.status(await self._ask(self._models.GetModelStatus, request, timeout_seconds))
+
+    async def checkpoints(self, *, timeout_seconds: float | None = None) -> tuple[Checkpoint, ...]:
+        """List the checkpoints the server sees, in the order of their steps."""
+        request = model_pb2.ListCheckpointsRequest()
+        return responses.checkpoints(await self._ask(self._models.ListCheckpoints, request, timeout_seconds))
+
+    async def list_evaluations(
+        self,
+        *,
+        dataset: str | None = None,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        outcome: EvaluationOutcome | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[Evaluation]:
+        """Yield the entries of the server's ledger, oldest first, asking for pages as they are needed."""
+        token, more = "", True
+        while more:
+            request = requests.list_evaluations(
+                page_token=token, dataset=dataset, min_step=min_step, max_step=max_step, outcome=outcome
+            )
+            page = await self._ask(self._evaluations.ListEvaluations, request, timeout_seconds)
+            for record in page.evaluations:
+                yield responses.evaluation(record)
+            token = page.next_page_token
+            more = bool(token)
+
+    async def promote(self, version: Version, *, timeout_seconds: float | None = None) -> Promotion:
+        """Serve this version, loading it if need be, until `unpin`."""
+        return await self._promoted(requests.pin(version), timeout_seconds)
+
+    async def unpin(self, *, timeout_seconds: float | None = None) -> Promotion:
+        """Follow the serving policy again."""
+        return await self._promoted(model_pb2.PromoteRequest(unpin=True), timeout_seconds)
+
+    async def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
+        """Serve and pin the version that was on stage before the present one."""
+        return await self._promoted(model_pb2.PromoteRequest(roll_back=True), timeout_seconds)
+
+    async def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:
+        return responses.promotion(await self._ask(self._models.Promote, request, timeout_seconds))
+
+    async def metrics(self, *, timeout_seconds: float | None = None) -> str:
+        """Return the server's metrics as Prometheus text."""
+        response = await self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), timeout_seconds)
+        return response.exposition.decode()
+
+    async def is_serving(self, service: str = "", *, timeout_seconds: float | None = None) -> bool:
+        """Ask ``grpc.health.v1`` whether the server, or one service of it, serves."""
+        from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        response = await self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout_seconds)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _ask(
+        self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request, timeout_seconds: float | None
+    ) -> Response:
+        with translated():
+            return await method(request, timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds)

@@ -1,0 +1,28 @@
+"""Answers that a client cannot read are the server's fault, and typed as such."""
+
+from __future__ import annotations
+
+import pytest
+
+from understudy.clients import InternalError, responses
+from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
+
+CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[2], content=b"\0")
+
+
+def test_a_tensor_that_is_cut_short_is_named() -> None:
+    with pytest.raises(InternalError, match=r"cannot read: y: float32 of shape \[2\] needs 8 bytes"):
+        responses.prediction(prediction_pb2.PredictResponse(outputs={"y": CUT_SHORT}))
+
+
+def test_what_a_newer_server_may_say_is_an_error_with_a_type() -> None:
+    record = evaluation_pb2.EvaluationRecord.FromString(b"\x28\x63")  # outcome: 99
+    state = model_pb2.GetModelStatusResponse.FromString(b"\x12\x02\x10\x63")  # versions { state: 99 }
+    dtype = model_pb2.GetModelMetadataResponse.FromString(b"\x1a\x02\x10\x63")  # inputs { dtype: 99 }
+
+    with pytest.raises(InternalError, match="cannot read"):
+        responses.evaluation(record)
+    with pytest.raises(InternalError, match="cannot read"):
+        responses.status(state)
+    with pytest.raises(InternalError, match="data type number 99 is unknown"):
+        responses.metadata(dtype)
