@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,6 +257,26 @@ def test_a_dataset_is_scored_on_request_and_only_once(run: RealRun) -> None:
         assert again.done()
         assert again.result() == record
         assert evaluator.best_step == 2
+
+
+def test_a_scoring_that_is_cancelled_stops_and_frees_its_slot(run: RealRun) -> None:
+    run.publish(1, 2, 5)
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int | None) -> None:
+        assert done <= (total or 0)
+        begun.set()
+        may_go_on.wait(WAIT_SECONDS)
+
+    with run.running(datasets=[dataset(rows=200)], policy="latest", evaluation_batch_rows=16) as evaluator:
+        records = wait_for_records(evaluator, 3)
+        scoring = evaluator.score_dataset("test", version=1, progress=progress)
+        assert begun.wait(WAIT_SECONDS)
+        assert scoring.cancel()
+        may_go_on.set()
+
+        evaluator.open_stream(version=2).result(WAIT_SECONDS).close()
+        assert evaluator.ledger.page() == records
 
 
 def test_a_pin_lasts_over_a_restart_until_it_is_taken_back(run: RealRun) -> None:
