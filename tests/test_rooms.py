@@ -36,7 +36,6 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """Libraries that a room is kept free of."""
 
-PACKAGES_OF_PROTO = ("v1", "wire")
 CLIENT_COMMANDS = ("predict", "evaluate", "status", "watch", "promote", "health")
 
 
@@ -60,7 +59,7 @@ def room_of(module: str) -> str | None:
     if top != "understudy":
         return None
     package = rest.partition(".")[0]
-    return "proto" if package in PACKAGES_OF_PROTO else package
+    return next((room for room in MAY_IMPORT if (ROOT / room / "understudy" / package).is_dir()), package)
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
