@@ -30,7 +30,7 @@ def compiled_model() -> keras.Model:
         [
             keras.Input((8, 8, 1), name="image"),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
             keras.layers.Dropout(0.3),

@@ -1,0 +1,68 @@
+"""The demo, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from understudy.clients import Client
+
+_SECONDS = 240
+
+
+def _demo(*arguments: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+    completed = subprocess.run(
+        [sys.executable, "-m", "understudy.cli", "demo", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
+
+
+@pytest.fixture
+def kept() -> Iterator[list[psutil.Process]]:
+    """Processes to end with the test."""
+    processes: list[psutil.Process] = []
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+@pytest.mark.timeout(_SECONDS)
+def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(kept: list[psutil.Process]) -> None:
+    story = _demo("--keep")
+    pid = re.search(r"kill (\d+)", story)
+    target = re.search(r"status --target (\S+)", story)
+    assert pid
+    assert target
+    service = psutil.Process(int(pid[1]))
+    kept.append(service)
+
+    assert "10 checkpoints were scored while predictions flowed" in story
+    assert "0 failed" in story
+    with Client(target[1]) as client:
+        assert client.status().serving_step == 1000
+    service.send_signal(signal.SIGTERM)
+    psutil.wait_procs([service], timeout=30)
+    assert not service.is_running()
+    kept.clear()
+
+
+@pytest.mark.timeout(_SECONDS)
+def test_the_demo_serves_what_a_plain_keras_script_writes() -> None:
+    story = _demo("--script")
+    assert "12 checkpoints were scored while predictions flowed" in story
+    assert "0 failed" in story
