@@ -267,6 +267,14 @@ def tagger() -> Any:
     return model
 
 
+def recurrent() -> Any:
+    inputs = keras.Input((None,), dtype="int32", name="tokens")
+    embedded = layers.Embedding(11, 4, mask_zero=True)(inputs)
+    model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(layers.GRU(3)(embedded)))
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
 def tagger_data(rng: np.random.Generator, rows: int) -> tuple[Any, Any, Any]:
     length = int(rng.integers(3, 9))
     return rng.integers(0, 11, (rows, length)).astype("i4"), rng.integers(0, 3, (rows, length)), None
@@ -286,8 +294,10 @@ def text_data(rng: np.random.Generator, rows: int) -> tuple[Any, Any, Any]:
 
 def adds_loss() -> Any:
     inputs = keras.Input((4,), name="x")
-    model = keras.Model(inputs, layers.Dense(2)(AddsLoss()(inputs)))
+    hidden = layers.Dropout(0.3)(layers.BatchNormalization()(AddsLoss()(inputs)))
+    model = keras.Model(inputs, layers.Dense(2, kernel_regularizer="l2")(hidden))
     model.compile("sgd", "mse", metrics=["mae"])
+    _shake(model)
     return model
 
 
@@ -404,6 +414,7 @@ KINDS: dict[str, Kind] = {
     "regression": Kind(build=regression, data=regression_data),
     "metric with a plain variable": Kind(build=plain_variable, data=regression_data),
     "masked sequences": Kind(build=tagger, data=tagger_data),
+    "recurrent": Kind(build=recurrent, data=text_data),
     "text of any length": Kind(build=text, data=text_data),
     "adds a loss": Kind(build=adds_loss, data=regression_data, whole="adds losses"),
     "activity regularizer": Kind(build=activity_regularized, data=regression_data, whole="adds losses"),
