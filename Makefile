@@ -25,7 +25,7 @@ help: ## Show what can be made
 .PHONY: setup
 setup: $(VENV)/.installed ## Install everything into .venv (the others do this by themselves)
 
-$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/v1/*.proto)
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/*/*.proto)
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python 3.11, 3.12 or 3.13 was found on PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version); this takes a minute or two the first time."
