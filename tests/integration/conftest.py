@@ -19,6 +19,12 @@ STEPS = (10, 20, 30)
 Run = Callable[..., RunningService]
 
 
+@pytest.fixture(autouse=True)
+def laid_out_devices(logical_cpus: tuple[str, ...]) -> None:
+    """Lay out the devices before a test builds a model, for they cannot be changed later."""
+    del logical_cpus
+
+
 @pytest.fixture(scope="session")
 def replicas(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
     return logical_cpus[:REPLICAS]

@@ -48,6 +48,7 @@ class RunningService:
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event
     thread: threading.Thread
+    failures: list[Exception]
     clients: list[Client] = field(default_factory=list)
 
     def wait_ready(self) -> int:
@@ -71,6 +72,7 @@ class RunningService:
         """Wait until the service has ended."""
         self.thread.join(WAIT_SECONDS)
         assert not self.thread.is_alive()
+        assert self.failures == []
 
     def answers(self, path: str) -> int:
         """Return the HTTP port's status for a path."""
@@ -105,7 +107,7 @@ def running_service(
 def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> RunningService:
     lines: queue.Queue[str] = queue.Queue()
     started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -115,10 +117,9 @@ def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ru
     def run() -> None:
         try:
             asyncio.run(main())
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - raised again where the service is waited for
             failures.append(error)
             lines.put(f"failed: {error!r}")
-            raise
 
     thread = threading.Thread(target=run, name="service-under-test")
     thread.start()
@@ -128,4 +129,6 @@ def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ru
     if match is None:
         thread.join()
         raise failures[0]
-    return RunningService(grpc=match[2], http=match[3], lines=lines, loop=loop, stop=stop, thread=thread)
+    return RunningService(
+        grpc=match[2], http=match[3], lines=lines, loop=loop, stop=stop, thread=thread, failures=failures
+    )

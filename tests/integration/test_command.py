@@ -18,15 +18,18 @@ import grpc
 import keras
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
 from integration.in_process import until
 
+from understudy.cli.main import main
 from understudy.clients import Client
 from understudy.v1 import prediction_pb2_grpc
 
 START_SECONDS = 90.0
 END_SECONDS = 40.0
+FREE_PORTS = ("--grpc-port=0", "--http-port=0")
 
 Start = Callable[..., "ServeProcess"]
 
@@ -75,7 +78,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     processes = []
 
     def start(*arguments: str | Path) -> ServeProcess:
-        process = ServeProcess(*arguments, "--grpc-port", "0", "--http-port", "0", state_home=tmp_path / "state")
+        process = ServeProcess(*arguments, *FREE_PORTS, state_home=tmp_path / "state")
         processes.append(process)
         return process
 
@@ -168,15 +171,40 @@ def test_a_port_in_use_ends_it_with_one_line_that_names_the_flag(tmp_path: Path,
         (["--run-dir", "r", "--slots", "1"], "--slots"),
     ],
 )
-def test_a_wrong_flag_ends_it_with_a_sentence(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_a_wrong_flag_ends_it_with_a_sentence(arguments: list[str], words: str) -> None:
+    ended = CliRunner().invoke(main, ["serve", *arguments])
+    assert ended.exit_code == 2
+    assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--experiment", "no_such_module:thing"], "no_such_module"),
+        (["--eval-data", "test=missing.npz"], "missing.npz"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_said_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "understudy.cli", "serve", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "understudy.cli",
+            "serve",
+            "--run-dir",
+            "run",
+            "--grpc-port=0",
+            "--http-port=0",
+            *arguments,
+        ],
         cwd=tmp_path,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
         check=False,
     )
-    assert ended.returncode == 2
-    assert words in ended.stderr
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert words in line
     assert "Traceback" not in ended.stderr

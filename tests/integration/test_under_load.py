@@ -21,6 +21,7 @@ from understudy.clients import (
     UnavailableError,
     UnderstudyError,
 )
+from understudy.evaluator.errors import DeviceError
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 from understudy.wire import encode
 
@@ -118,6 +119,11 @@ async def test_a_full_queue_says_when_to_try_again(loaded: RunningService) -> No
         assert caught.value.retry_after_seconds > 0
         assert (await waiting).step == 10
     assert loaded.metric("understudy_rejected_total", reason="queue_full") == 1
+
+
+def test_devices_that_do_not_exist_keep_the_service_from_starting(run_service: Run) -> None:
+    with pytest.raises(DeviceError, match="GPU:7"):
+        run_service(evaluator={"devices": ("GPU:7",)})
 
 
 async def test_before_the_first_checkpoint_the_service_is_unavailable(run_service: Run, chief: Chief) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import uuid
+import secrets
 from contextvars import ContextVar
 
 HEADER = "x-request-id"
 """The name of the metadata key that carries the id, both ways."""
 
+_PROCESS = secrets.token_hex(8)
+_NUMBERS = itertools.count(1)
 _ACCEPTABLE = re.compile(r"[!-~]{1,128}")
 
 current: ContextVar[str] = ContextVar("request_id", default="")
@@ -16,7 +19,7 @@ current: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def accept(candidate: str | bytes | None) -> str:
-    """Return the caller's id if it is 1 to 128 printable ASCII characters, else a new one."""
+    """Return the caller's id if it is 1 to 128 printable ASCII characters, else a new one of 32 hexadecimal digits."""
     if isinstance(candidate, str) and _ACCEPTABLE.fullmatch(candidate):
         return candidate
-    return uuid.uuid4().hex
+    return f"{_PROCESS}{next(_NUMBERS):016x}"

@@ -33,29 +33,27 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         if request.service not in self._services:
             known = ", ".join(sorted(self._services - {""}))
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here; there are {known}")
-        return health_pb2.HealthCheckResponse(status=self._status(request.service))
+        return health_pb2.HealthCheckResponse(status=self._status(request.service, self._readiness.state))
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains.
-
-        It ends well even then: an error would make gRPC drop a last status that the caller has not read yet.
-        """
+        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains."""
         del context
         last = None
         while True:
             changed = self._readiness.changed.listen()
-            status = self._status(request.service)
+            state = self._readiness.state
+            status = self._status(request.service, state)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
                 last = status
-            if self._readiness.state is ReadinessState.DRAINING:
+            if state is ReadinessState.DRAINING:
                 return
             await changed.wait()
 
-    def _status(self, service: str) -> int:
+    def _status(self, service: str, state: ReadinessState) -> int:
         if service not in self._services:
             return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-        ready = self._readiness.state is ReadinessState.READY
+        ready = state is ReadinessState.READY
         return int(health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING)
