@@ -12,9 +12,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 LOGICAL_CPUS = 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def logical_cpus() -> tuple[str, ...]:
-    """Split this machine's CPU into four devices, which stand for four GPUs, once for the whole process."""
+    """Split this machine's CPU into four devices, which stand for four GPUs, before any test uses TensorFlow."""
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from understudy.evaluator.origin import Origin
 from understudy.service.errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -113,11 +114,12 @@ class ServeSettings:
             raise SettingsError(f"{name} is {value}; give {expected}")
 
     @property
-    def source_dir(self) -> Path:
-        """The folder whose checkpoints are served."""
+    def origin(self) -> Origin:
+        """Where checkpoints and the data to score them on come from."""
         folder = self.run_dir or self.checkpoints
         assert folder is not None  # noqa: S101 - __post_init__ saw to it
-        return folder
+        is_run = self.run_dir is not None
+        return Origin(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
 
     @property
     def evaluator_state_dir(self) -> Path:
@@ -127,7 +129,7 @@ class ServeSettings:
         if self.run_dir is not None:
             return self.run_dir / "evaluator"
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        folder = self.source_dir.resolve()
+        folder = self.origin.folder.resolve()
         return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
     @property

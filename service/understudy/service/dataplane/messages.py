@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import (
     Batch,
@@ -17,6 +16,7 @@ from understudy.evaluator.types import (
     EvaluationResult,
     MetricSpec,
     Prediction,
+    TensorSpec,
     Version,
     VersionLabel,
     VersionState,

@@ -1,10 +1,9 @@
-"""Builds the evaluator that the settings describe."""
+"""Builds an evaluator from what a command line says: folders, an experiment by name, files of data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.layout import RunDir
@@ -14,23 +13,23 @@ from understudy.evaluator.datasets import EvaluationDataset, load_npz
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.experiment_datasets import datasets_of
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.origin import Origin
 from understudy.evaluator.parts import device_settings
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.experiments import Experiment, load_experiment
-from understudy.service.settings import ServeSettings
 
 DEFAULT_MODEL_NAME = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembled:
-    """An evaluator that has not been started, and the name its model is served under."""
+class Opened:
+    """An evaluator that has not been started, and what its model is called unless the operator says otherwise."""
 
     evaluator: Evaluator
     model_name: str
 
 
-def assemble(settings: ServeSettings, evaluator_settings: EvaluatorSettings, observer: Observer) -> Assembled:
+def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observer) -> Opened:
     """Lay out the devices, load the experiment and the datasets, and build the evaluator. Blocks.
 
     The devices come first, because a user's own code may set TensorFlow going, after which they cannot be changed.
@@ -41,25 +40,20 @@ def assemble(settings: ServeSettings, evaluator_settings: EvaluatorSettings, obs
         ConfigurationError: A dataset cannot be used.
         CheckpointError: The state folder holds something else.
     """
-    build_strategy(device_settings(evaluator_settings))
-    experiment = None if settings.experiment is None else load_experiment(settings.experiment)
-    state_dir = settings.evaluator_state_dir
+    build_strategy(device_settings(settings))
+    experiment = None if origin.experiment is None else load_experiment(origin.experiment)
     evaluator = Evaluator(
-        replace(evaluator_settings, state_dir=state_dir),
-        source=_source(settings, state_dir),
-        datasets=_datasets(settings, experiment),
-        observer=observer,
+        settings, source=_source(origin, settings), datasets=_datasets(origin, experiment), observer=observer
     )
-    named = DEFAULT_MODEL_NAME if experiment is None else experiment.name
-    return Assembled(evaluator=evaluator, model_name=settings.model_name or named)
+    return Opened(evaluator=evaluator, model_name=DEFAULT_MODEL_NAME if experiment is None else experiment.name)
 
 
-def _source(settings: ServeSettings, state_dir: Path) -> CheckpointSource:
-    if settings.run_dir is not None:
-        return RunSource(RunDir(settings.run_dir))
-    return FolderSource(settings.source_dir, state_dir / "staging")
+def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
+    if origin.is_run:
+        return RunSource(RunDir(origin.folder))
+    return FolderSource(origin.folder, settings.state_dir / "staging")
 
 
-def _datasets(settings: ServeSettings, experiment: Experiment | None) -> Sequence[EvaluationDataset]:
-    files = [load_npz(name, file) for name, file in settings.eval_data.items()]
+def _datasets(origin: Origin, experiment: Experiment | None) -> Sequence[EvaluationDataset]:
+    files = [load_npz(name, file) for name, file in origin.eval_data.items()]
     return files if experiment is None else [*datasets_of(experiment), *files]
