@@ -10,11 +10,11 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import structlog
 
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.opening import Opened, open_evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
 from understudy.service.bell import Bell
@@ -29,6 +29,9 @@ from understudy.service.metrics.registry import new_registry
 from understudy.service.observer import ServiceObserver
 from understudy.service.readiness import Readiness
 from understudy.service.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from understudy.evaluator.opening import Opened
 
 BLOCKING_THREADS = 8
 """How many calls that block (the ledger, a scrape) may run at once."""
@@ -114,6 +117,8 @@ class Service:
         return rpc, rpc.bind(settings.host, settings.grpc_port)
 
     async def _start_evaluator(self, stack: AsyncExitStack) -> Opened:
+        from understudy.evaluator.opening import open_evaluator  # imports TensorFlow: a port in use is told before
+
         observer = ServiceObserver(self._registry, on_record=self._recorded.ring_from_thread)
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
