@@ -51,11 +51,16 @@ check: $(VENV)/.installed ## Format, lint, types and the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/python tools/reference.py --check
 
 .PHONY: format
 format: $(VENV)/.installed ## Format the code and mend what can be mended by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+.PHONY: reference
+reference: $(VENV)/.installed ## Write the README's tables of metrics and settings from the code
+	$(BIN)/python tools/reference.py
 
 .PHONY: hooks
 hooks: $(VENV)/.installed ## Run the checks before every commit

@@ -1,0 +1,157 @@
+"""Writes the README's tables of metrics and settings from the code, so that they cannot grow apart.
+
+python tools/reference.py            write them
+python tools/reference.py --check    end with 1 if they are not what the code says
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.metrics.engine import MetricsObserver
+from understudy.service.metrics.gauges import EvaluatorCollector
+from understudy.service.metrics.rpc import RpcMethod, RpcMetrics
+from understudy.service.settings import ServeSettings
+from understudy.trainer.settings import TrainSettings
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+class _IdleEvaluator:
+    """What the collector of gauges asks, of an evaluator that has one device and nothing on stage."""
+
+    replicas = 1
+    serving_step = latest_step = best_step = None
+
+    def checkpoint_age_seconds(self) -> None:
+        """There is none."""
+
+    def device_memory(self) -> dict[tuple[str, str], int]:
+        """Name one device."""
+        return {("GPU:0", "current"): 0}
+
+
+def metrics_table() -> str:
+    """Return a Markdown table of every metric."""
+    lines = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+    for metric in _every_metric():
+        labels = sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        shown = ", ".join(f"`{label}`" for label in labels)
+        lines.append(f"| `{name}` | {metric.type} | {shown} | {metric.documentation} |")
+    return "\n".join(lines)
+
+
+def _every_metric() -> list[Metric]:
+    """Collect the metrics of a service that has seen one evaluation and knows one method."""
+    registry = CollectorRegistry()
+    observer = MetricsObserver(registry)
+    RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
+    registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
+    observer.evaluation_recorded(
+        EvaluationRecord(
+            sequence=1,
+            step=1,
+            checkpoint_digest="",
+            dataset="test",
+            outcome=EvaluationOutcome.SCORED,
+            metrics={"loss": 0.0},
+        )
+    )
+    return sorted(registry.collect(), key=lambda metric: metric.name)
+
+
+def settings_table() -> str:
+    """Return Markdown tables of the settings of ``serve`` and ``train``; ``run`` has both."""
+    return "\n\n".join(
+        [
+            "`understudy serve`\n\n" + _table(ServeSettings, EvaluatorSettings),
+            "`understudy train`\n\n" + _table(TrainSettings),
+            "`understudy run` takes all of them.",
+        ],
+    )
+
+
+def _table(*settings_types: type[Any]) -> str:
+    leaves: dict[str, tuple[dataclasses.Field[Any], Any]] = {}
+    for settings_type in settings_types:
+        for field, annotation in _leaves(settings_type):
+            leaves.setdefault(field.name, (field, annotation))
+    return "\n".join(["| flag | default | what |", "|---|---|---|", *(_row(*leaf) for leaf in leaves.values())])
+
+
+def _row(field: dataclasses.Field[Any], annotation: Any) -> str:
+    flag = "--" + field.name.replace("_", "-")
+    text = field.metadata["help"].replace("|", "\\|")
+    choices = field.metadata.get("choices") or _literals(annotation)
+    known = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+    return f"| `{flag}` | {_default(field)} | {text}{known} |"
+
+
+def _leaves(settings_type: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    annotations = get_type_hints(settings_type)
+    for field in dataclasses.fields(settings_type):
+        annotation = annotations[field.name]
+        if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+            yield from _leaves(annotation)
+        else:
+            yield field, annotation
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return "required"
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return "" if value in (None, (), {}) else f"`{value}`"
+
+
+def with_section(text: str, name: str, content: str) -> str:
+    """Return ``text`` with the part between the markers of ``name`` replaced.
+
+    Raises:
+        ValueError: The markers are not there.
+    """
+    pattern = re.compile(rf"(<!-- BEGIN {name} [^>]*-->\n).*?(<!-- END {name} -->)", re.DOTALL)
+    replaced, count = pattern.subn(lambda match: f"{match[1]}{content}\n{match[2]}", text)
+    if count != 1:
+        raise ValueError(f"{README.name} has {count} sections marked BEGIN {name}; expected one")
+    return replaced
+
+
+def up_to_date(text: str) -> str:
+    """Return the README's text with both tables as the code says."""
+    return with_section(with_section(text, "METRICS", metrics_table()), "SETTINGS", settings_table())
+
+
+def main() -> int:
+    """Write or check the README."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    text = README.read_text(encoding="utf-8")
+    wanted = up_to_date(text)
+    if check and text != wanted:
+        print("README.md does not say what the code says; run `make reference`", file=sys.stderr)
+        return 1
+    if not check:
+        README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
