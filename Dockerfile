@@ -19,6 +19,8 @@ RUN python -m venv /opt/understudy \
     && /opt/understudy/bin/pip install --no-cache-dir --disable-pip-version-check pip==26.3 \
     && /opt/understudy/bin/pip install --no-cache-dir --constraint constraints.txt --build-constraint constraints.txt \
         ".[server-base,examples]" "${TENSORFLOW}>=2.21,<2.22" \
+    && /opt/understudy/bin/pip install --no-cache-dir --no-deps --constraint constraints.txt \
+        "tensorflow-serving-api>=2.21,<2.22" \
     && rm -rf /opt/understudy/lib/python3*/site-packages/tensorflow/include \
     && /opt/understudy/bin/pip uninstall --yes pip setuptools wheel \
     && find /opt/understudy -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,6 +32,7 @@ _EXTRA_OF: Final = {
     "structlog": "server",
     "tensorboard": "server",
     "tensorflow": "server",
+    "tensorflow_serving": "server",
     "uvicorn": "server",
     "sklearn": "examples",
 }

@@ -22,6 +22,7 @@ class Observer(Protocol):
         queue_seconds: Sequence[float],
         fill_seconds: float,
         compute_seconds: float,
+        step: int | None = None,
     ) -> None:
         """A batch left the device.
 
@@ -31,7 +32,11 @@ class Observer(Protocol):
             queue_seconds: How long each of its requests had waited before the batch was closed.
             fill_seconds: How long the batch was held open for more requests.
             compute_seconds: From the call of the function to the outputs being in host memory.
+            step: The step of the checkpoint that computed a Predict batch; None for Evaluate.
         """
+
+    def request_failed(self, *, step: int, seconds: float) -> None:
+        """The computation of a Predict request failed at this step, as long after its arrival as this."""
 
     def queue_changed(self, rows: int) -> None:
         """The queue now holds this many rows."""
@@ -60,7 +65,11 @@ class SilentObserver:
         queue_seconds: Sequence[float],
         fill_seconds: float,
         compute_seconds: float,
+        step: int | None = None,
     ) -> None:
+        """See `Observer`."""
+
+    def request_failed(self, *, step: int, seconds: float) -> None:
         """See `Observer`."""
 
     def queue_changed(self, rows: int) -> None:

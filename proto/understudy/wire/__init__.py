@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from understudy.wire.codec import decode, decode_all, encode, encode_all
-from understudy.wire.dtypes import WireError, data_type, dtype_name
+from understudy.wire.codec import decode, decode_all, encode, encode_all, from_content, from_elements, strings
+from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype
 
-__all__ = ["WireError", "data_type", "decode", "decode_all", "dtype_name", "encode", "encode_all"]
+__all__ = [
+    "WireError",
+    "data_type",
+    "decode",
+    "decode_all",
+    "dtype_name",
+    "encode",
+    "encode_all",
+    "fixed_size_dtype",
+    "from_content",
+    "from_elements",
+    "strings",
+]

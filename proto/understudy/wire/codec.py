@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,16 +58,66 @@ def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[An
         dtype = dtype_name(tensor.dtype)
     except WireError as error:
         raise WireError(f"{name}: {error}") from None
-    shape = tuple(tensor.shape)
-    if any(length < 0 for length in shape):
-        raise WireError(f"{name}: shape {list(shape)} has a negative length; every length must be at least 0")
-    flat = _decode_strings(tensor, shape, name) if dtype == STRING else _decode_content(tensor, dtype, shape, name)
-    try:
-        array = flat.reshape(shape)
-    except ValueError as error:
-        raise WireError(f"{name}: shape {list(shape)} is impossible: {error}") from None
-    array.flags.writeable = False
-    return array
+    if dtype == STRING:
+        if tensor.content:
+            raise WireError(f"{name}: a string tensor's values belong in strings, but {len(tensor.content)} bytes came")
+        return from_elements(strings(tensor.strings), tensor.shape, noun="strings", name=name)
+    if tensor.strings:
+        raise WireError(f"{name}: {dtype} values belong in content, but strings came")
+    return from_content(tensor.content, dtype, tensor.shape, name=name)
+
+
+def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str = "tensor") -> npt.NDArray[Any]:
+    """Return the read-only array that bytes hold, without copying them.
+
+    Args:
+        content: The elements in row-major order, little-endian, without padding; one byte each for bool.
+        dtype: The name of a dtype other than ``string``.
+        shape: The length of every axis.
+        name: What to call the tensor in errors.
+
+    Raises:
+        WireError: The shape is impossible, or the content does not fill it, or holds a bool that is neither 0 nor 1.
+    """
+    _check_lengths(shape, name)
+    element = fixed_size_dtype(dtype)
+    expected = math.prod(shape) * element.itemsize
+    if len(content) != expected:
+        raise WireError(
+            f"{name}: {dtype} of shape {list(shape)} needs {expected} bytes of content, but {len(content)} came"
+        )
+    flat = np.frombuffer(content, dtype=element)
+    if dtype == "bool" and flat.view(np.uint8).max(initial=0) > 1:
+        raise WireError(f"{name}: a bool is one byte, 0 or 1, but byte {flat.view(np.uint8).max()} came")
+    return _shaped(flat, shape, name)
+
+
+def from_elements(
+    flat: npt.NDArray[Any], shape: Sequence[int], *, noun: str = "elements", name: str = "tensor"
+) -> npt.NDArray[Any]:
+    """Return elements ``[n]`` in row-major order as a read-only array of a shape, without copying them.
+
+    Args:
+        flat: The elements.
+        shape: The length of every axis.
+        noun: What to call the elements in errors.
+        name: What to call the tensor in errors.
+
+    Raises:
+        WireError: The shape is impossible, or has another number of elements.
+    """
+    _check_lengths(shape, name)
+    expected = math.prod(shape)
+    if len(flat) != expected:
+        raise WireError(f"{name}: shape {list(shape)} needs {expected} {noun}, but {len(flat)} came")
+    return _shaped(flat, shape, name)
+
+
+def strings(values: Sequence[bytes]) -> npt.NDArray[Any]:
+    """Return byte strings as an array ``[n]`` of dtype object."""
+    flat = np.empty(len(values), dtype=object)
+    flat[:] = values
+    return flat
 
 
 def encode_all(arrays: Mapping[str, npt.ArrayLike]) -> dict[str, tensor_pb2.Tensor]:
@@ -99,28 +149,15 @@ def _as_bytes(value: object, name: str) -> bytes:
     raise WireError(f"{name}: an array of objects may hold str and bytes only, but holds {type(value).__name__}")
 
 
-def _decode_strings(tensor: tensor_pb2.Tensor, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
-    if tensor.content:
-        raise WireError(f"{name}: a string tensor's values belong in strings, but {len(tensor.content)} bytes came")
-    expected = math.prod(shape)
-    if len(tensor.strings) != expected:
-        raise WireError(f"{name}: shape {list(shape)} needs {expected} strings, but {len(tensor.strings)} came")
-    flat = np.empty(expected, dtype=object)
-    flat[:] = tensor.strings
-    return flat
+def _check_lengths(shape: Sequence[int], name: str) -> None:
+    if any(length < 0 for length in shape):
+        raise WireError(f"{name}: shape {list(shape)} has a negative length; every length must be at least 0")
 
 
-def _decode_content(tensor: tensor_pb2.Tensor, dtype_text: str, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
-    if tensor.strings:
-        raise WireError(f"{name}: {dtype_text} values belong in content, but strings came")
-    dtype = fixed_size_dtype(dtype_text)
-    content = tensor.content
-    expected = math.prod(shape) * dtype.itemsize
-    if len(content) != expected:
-        raise WireError(
-            f"{name}: {dtype_text} of shape {list(shape)} needs {expected} bytes of content, but {len(content)} came"
-        )
-    flat = np.frombuffer(content, dtype=dtype)
-    if dtype_text == "bool" and flat.view(np.uint8).max(initial=0) > 1:
-        raise WireError(f"{name}: a bool is one byte, 0 or 1, but byte {flat.view(np.uint8).max()} came")
-    return flat
+def _shaped(flat: npt.NDArray[Any], shape: Sequence[int], name: str) -> npt.NDArray[Any]:
+    try:
+        array = flat.reshape(tuple(shape))
+    except ValueError as error:
+        raise WireError(f"{name}: shape {list(shape)} is impossible: {error}") from None
+    array.flags.writeable = False
+    return array

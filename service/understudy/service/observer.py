@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry
 
+from understudy.evaluator.observer import Operation
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.metrics.engine import MetricsObserver
+from understudy.service.statistics import InferenceStatistics
 
 _RECALL_PAGE = 1000
 
 
 class ServiceObserver(MetricsObserver):
-    """Keeps the metrics, and passes on that there is something new in the ledger. Thread-safe.
+    """Keeps metrics and statistics, and passes on that there is something new in the ledger. Thread-safe.
 
     Args:
         registry: Where to register the metrics.
+        statistics: What to keep the statistics of every version in.
         on_record: Called on a thread of the evaluator after each entry.
     """
 
-    def __init__(self, registry: CollectorRegistry, *, on_record: Callable[[], None]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, *, statistics: InferenceStatistics, on_record: Callable[[], None]
+    ) -> None:
         super().__init__(registry)
+        self._statistics = statistics
         self._on_record = on_record
+
+    def batch_computed(
+        self,
+        operation: Operation,
+        *,
+        rows: int,
+        queue_seconds: Sequence[float],
+        fill_seconds: float,
+        compute_seconds: float,
+        step: int | None = None,
+    ) -> None:
+        """A batch left the device."""
+        super().batch_computed(
+            operation,
+            rows=rows,
+            queue_seconds=queue_seconds,
+            fill_seconds=fill_seconds,
+            compute_seconds=compute_seconds,
+        )
+        if step is not None:
+            self._statistics.batch_computed(
+                step, rows=rows, queue_seconds=queue_seconds, compute_seconds=compute_seconds
+            )
+
+    def request_failed(self, *, step: int, seconds: float) -> None:
+        """The computation of a Predict request failed."""
+        self._statistics.request_failed(step, seconds=seconds)
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""

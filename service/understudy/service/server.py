@@ -21,14 +21,17 @@ from understudy.service.bell import Bell
 from understudy.service.dataplane.evaluation import EvaluationPlane
 from understudy.service.dataplane.metrics import MetricsPlane
 from understudy.service.dataplane.model import ModelPlane
+from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
+from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.grpcio.server import GrpcServer
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.registry import new_registry
 from understudy.service.observer import ServiceObserver
 from understudy.service.readiness import Readiness
 from understudy.service.settings import ServeSettings
+from understudy.service.statistics import InferenceStatistics
 
 if TYPE_CHECKING:
     from understudy.evaluator.opening import Opened
@@ -93,6 +96,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._readiness = Readiness()
         self._recorded = Bell()
+        self._statistics = InferenceStatistics()
         self._registry = new_registry()
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
 
@@ -119,7 +123,9 @@ class Service:
     async def _start_evaluator(self, stack: AsyncExitStack) -> Opened:
         from understudy.evaluator.opening import open_evaluator  # imports TensorFlow: a port in use is told before
 
-        observer = ServiceObserver(self._registry, on_record=self._recorded.ring_from_thread)
+        observer = ServiceObserver(
+            self._registry, statistics=self._statistics, on_record=self._recorded.ring_from_thread
+        )
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
         opened = await self._loop.run_in_executor(
@@ -140,9 +146,12 @@ class Service:
         stack.push_async_callback(server.stop)
 
     def _plane(self, opened: Opened) -> DataPlane:
-        evaluator = opened.evaluator
+        from understudy.service.dataplane.tfserving.plane import TfServingPlane  # imports TensorFlow
+
+        settings, evaluator = self._settings, opened.evaluator
+        model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
         return DataPlane(
-            prediction=PredictionPlane(evaluator, stream_depth=self._settings.stream_depth),
+            prediction=PredictionPlane(evaluator, stream_depth=settings.stream_depth),
             evaluation=EvaluationPlane(
                 evaluator,
                 recorded=self._recorded,
@@ -150,10 +159,16 @@ class Service:
                 executor=self._executor,
                 idle_seconds=self._evaluator_settings.stream_idle_timeout_seconds,
             ),
-            model=ModelPlane(
-                evaluator, model_name=self._settings.model_name or opened.model_name, executor=self._executor
-            ),
+            model=ModelPlane(evaluator, model_name=model.name, executor=self._executor),
             metrics=MetricsPlane(self._registry, executor=self._executor),
+            inference=InferencePlane(
+                model,
+                settings=self._evaluator_settings,
+                statistics=self._statistics,
+                readiness=self._readiness,
+                stream_depth=settings.stream_depth,
+            ),
+            tf_serving=TfServingPlane(model, max_tensor_bytes=settings.max_message_bytes),
         )
 
     def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int) -> None:

@@ -62,6 +62,7 @@ class Runner:
             queue_seconds=[began - request.arrived for request in batch],
             fill_seconds=fill_seconds,
             compute_seconds=time.monotonic() - began,
+            step=handle.step,
         )
         start = 0
         for request in batch:
@@ -72,6 +73,7 @@ class Runner:
     def _fail(self, handle: BorrowedHandle, batch: Sequence[PredictRequest], error: Exception) -> None:
         """Run the requests of a batch that failed one by one, so that one caller's values cannot fail another's."""
         if len(batch) == 1:
+            self._observer.request_failed(step=handle.step, seconds=time.monotonic() - batch[0].arrived)
             batch[0].future.set_exception(error)
             return
         for request in batch:

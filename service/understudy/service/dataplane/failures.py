@@ -10,6 +10,7 @@ import structlog
 
 from understudy.evaluator import errors
 from understudy.service.dataplane.codes import Code
+from understudy.service.dataplane.errors import UnknownModelError, UnsupportedError
 from understudy.wire import WireError
 
 _log = structlog.get_logger(__name__)
@@ -17,6 +18,8 @@ _log = structlog.get_logger(__name__)
 STATUS_CODES: Mapping[type[Exception], Code] = {
     errors.InvalidInputError: Code.INVALID_ARGUMENT,
     WireError: Code.INVALID_ARGUMENT,
+    UnknownModelError: Code.NOT_FOUND,
+    UnsupportedError: Code.UNIMPLEMENTED,
     errors.VersionNotFoundError: Code.NOT_FOUND,
     errors.NotReadyError: Code.UNAVAILABLE,
     errors.DrainingError: Code.UNAVAILABLE,

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
+from understudy.oip import inference_pb2, inference_pb2_grpc
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.errors import PortInUseError
 from understudy.service.grpcio.health import HealthServicer
@@ -16,6 +17,7 @@ from understudy.service.grpcio.interceptors.decoding import DecodingInterceptor
 from understudy.service.grpcio.interceptors.errors import ErrorInterceptor
 from understudy.service.grpcio.interceptors.metrics import MetricsInterceptor
 from understudy.service.grpcio.interceptors.request_ids import RequestIdInterceptor
+from understudy.service.grpcio.oip import InferenceServicer
 from understudy.service.grpcio.servicers import (
     EvaluationServicer,
     MetricsServicer,
@@ -41,11 +43,13 @@ OWN_SERVICES: tuple[ServiceDescriptor, ...] = (
     model_pb2.DESCRIPTOR.services_by_name["ModelService"],
     metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"],
 )
-"""The services of understudy.v1, whose health is told."""
+"""The services of understudy.v1."""
+
+_INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 _HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
-OBSERVED_SERVICES = (*OWN_SERVICES, _HEALTH, reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
-"""Every service on the port, whose calls are counted."""
+OBSERVED_SERVICES = (*OWN_SERVICES, _INFERENCE, _HEALTH, reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
+"""Every service on the port, whose calls are counted, but for TensorFlow Serving's, whose messages load TensorFlow."""
 
 MIN_PING_SECONDS = 10
 """How often a client may ask whether a quiet connection stands. gRPC's own 300 s would cut off watchers that do."""
@@ -62,10 +66,10 @@ class GrpcServer:
 
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
         self._readiness = readiness
-        methods = [method for service in OBSERVED_SERVICES for method in methods_of(service)]
+        self._metrics = RpcMetrics(registry, methods_of(*OBSERVED_SERVICES))
         self._server = grpc.aio.server(
             interceptors=(
-                MetricsInterceptor(RpcMetrics(registry, methods)),
+                MetricsInterceptor(self._metrics),
                 RequestIdInterceptor(),
                 AccessLogInterceptor(),
                 ErrorInterceptor(),
@@ -96,11 +100,16 @@ class GrpcServer:
 
     async def start(self, plane: DataPlane) -> None:
         """Begin to answer."""
+        from understudy.service.grpcio import tfserving  # imports TensorFlow: a port in use is told before
+
+        self._metrics.add(methods_of(*tfserving.SERVICES))
         prediction_pb2_grpc.add_PredictionServiceServicer_to_server(PredictionServicer(plane.prediction), self._server)
         evaluation_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(plane.evaluation), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(plane.model), self._server)
         metrics_pb2_grpc.add_MetricsServiceServicer_to_server(MetricsServicer(plane.metrics), self._server)
-        names = [service.full_name for service in OWN_SERVICES]
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceServicer(plane.inference), self._server)
+        tfserving.add_to_server(plane.tf_serving, self._server)
+        names = [service.full_name for service in (*OWN_SERVICES, _INFERENCE, *tfserving.SERVICES)]
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._readiness, names), self._server)
         reflection.enable_server_reflection([*names, _HEALTH.full_name, reflection.SERVICE_NAME], self._server)
         await self._server.start()

@@ -80,14 +80,19 @@ class MetricsObserver:
         queue_seconds: Sequence[float],
         fill_seconds: float,
         compute_seconds: float,
+        step: int | None = None,
     ) -> None:
         """A batch left the device."""
+        del step
         for seconds in queue_seconds:
             self._queue_seconds.observe(seconds)
         self._fill_seconds.observe(fill_seconds)
         self._compute_seconds.observe(compute_seconds)
         self._batch_rows.observe(rows)
         self._examples[operation].inc(rows)
+
+    def request_failed(self, *, step: int, seconds: float) -> None:
+        """The computation of a request failed; ``grpc_server_handled_total`` counts it."""
 
     def queue_changed(self, rows: int) -> None:
         """The queue now holds this many rows."""

@@ -36,17 +36,18 @@ class RpcMethod:
         return f"/{self.service}/{self.name}"
 
 
-def methods_of(service: ServiceDescriptor) -> Iterator[RpcMethod]:
-    """Yield every method of a service."""
+def methods_of(*services: ServiceDescriptor) -> Iterator[RpcMethod]:
+    """Yield every method of services."""
     types: dict[tuple[bool, bool], RpcType] = {
         (False, False): "unary",
         (True, False): "client_stream",
         (False, True): "server_stream",
         (True, True): "bidi_stream",
     }
-    for method in service.methods:
-        rpc_type = types[method.client_streaming, method.server_streaming]
-        yield RpcMethod(service=service.full_name, name=method.name, rpc_type=rpc_type)
+    for service in services:
+        for method in service.methods:
+            rpc_type = types[method.client_streaming, method.server_streaming]
+            yield RpcMethod(service=service.full_name, name=method.name, rpc_type=rpc_type)
 
 
 class MethodMetrics:
@@ -90,7 +91,12 @@ class RpcMetrics:
             buckets=HANDLING_BUCKETS_SECONDS,
             registry=registry,
         )
-        self._methods = {method.path: self._bind(method) for method in methods}
+        self._methods: dict[str, MethodMetrics] = {}
+        self.add(methods)
+
+    def add(self, methods: Iterable[RpcMethod]) -> None:
+        """Show every series of more methods. Call it before they are."""
+        self._methods |= {method.path: self._bind(method) for method in methods}
 
     def of(self, path: str) -> MethodMetrics:
         """Return the series of a method by its path, such as ``/package.Service/Method``.

@@ -1,0 +1,15 @@
+"""What the data plane itself refuses.
+
+UnknownModelError                 the request names a model that is not served here
+UnsupportedError                  the protocol has a call or a setting that this server does not
+"""
+
+from __future__ import annotations
+
+
+class UnknownModelError(Exception):
+    """The request names a model that is not served here. The text names the one that is."""
+
+
+class UnsupportedError(Exception):
+    """The protocol has a call or a setting that this server does not. The text says what to do instead."""

@@ -1,0 +1,148 @@
+"""The gRPC messages of an inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.types import Array, Prediction
+from understudy.oip import inference_pb2
+from understudy.service.dataplane.failures import Failure
+from understudy.service.dataplane.oip.datatypes import CONTENTS_FIELDS, DATATYPES
+from understudy.service.dataplane.oip.inference import (
+    Inference,
+    Parameters,
+    add_input,
+    check_parameters,
+    check_tensor_parameters,
+)
+from understudy.service.dataplane.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
+from understudy.service.dataplane.served_model import wanted_outputs
+from understudy.wire import WireError
+
+_FINAL_WANTED = "triton_enable_empty_final_response"
+_FINAL = "triton_final_response"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyForm:
+    """What the answer to a request needs to know of it.
+
+    Attributes:
+        model_name: The model's name.
+        id: What the caller calls the request.
+        outputs: The names of the outputs wanted; empty for all.
+        typed: Whether the caller sent typed contents, and so expects them.
+        says_final: Whether the caller wants to be told that a response is a request's last one, as each is.
+    """
+
+    model_name: str
+    id: str
+    outputs: tuple[str, ...]
+    typed: bool
+    says_final: bool
+
+
+def reply_form(request: inference_pb2.ModelInferRequest) -> ReplyForm:
+    """Return what the answer needs to know."""
+    return ReplyForm(
+        model_name=request.model_name,
+        id=request.id,
+        outputs=tuple(output.name for output in request.outputs),
+        typed=not request.raw_input_contents,
+        says_final=request.parameters[_FINAL_WANTED].bool_param if _FINAL_WANTED in request.parameters else False,
+    )
+
+
+def inference_of(request: inference_pb2.ModelInferRequest) -> Inference:
+    """Return the request to infer that a message is.
+
+    Raises:
+        WireError: A tensor is malformed.
+        InvalidInputError: A parameter is, or an input came twice.
+        UnsupportedError: It asks for what this server does not do.
+    """
+    for output in request.outputs:
+        check_tensor_parameters(output.name, parameters_of(output.parameters))
+    return Inference(
+        model_name=request.model_name,
+        model_version=request.model_version,
+        id=request.id,
+        parameters=check_parameters(parameters_of(request.parameters)),
+        inputs=_inputs_of(request),
+        outputs=tuple(output.name for output in request.outputs),
+    )
+
+
+def response_of(form: ReplyForm, prediction: Prediction) -> inference_pb2.ModelInferResponse:
+    """Return the message of an answer: typed contents for whoever sent them, where every output has such.
+
+    Raises:
+        InvalidInputError: An output that was asked for does not exist.
+    """
+    response = inference_pb2.ModelInferResponse(
+        model_name=form.model_name, model_version=str(prediction.step), id=form.id
+    )
+    outputs = wanted_outputs(prediction, form.outputs)
+    datatypes = {name: datatype_of(array) for name, array in outputs.items()}
+    typed = form.typed and all(datatype in CONTENTS_FIELDS for datatype in datatypes.values())
+    for name, array in outputs.items():
+        tensor = response.outputs.add(name=name, datatype=datatypes[name], shape=array.shape)
+        if typed:
+            tensor.contents.CopyFrom(encode_typed(array, datatypes[name]))
+        else:
+            response.raw_output_contents.append(encode_raw(array))
+    if form.says_final:
+        response.parameters[_FINAL].bool_param = True
+    return response
+
+
+def stream_response_of(form: ReplyForm, prediction: Prediction) -> inference_pb2.ModelStreamInferResponse:
+    """Return the message of an answer on a stream; raise what `response_of` raises."""
+    return inference_pb2.ModelStreamInferResponse(infer_response=response_of(form, prediction))
+
+
+def stream_error_of(form: ReplyForm, failure: Failure) -> inference_pb2.ModelStreamInferResponse:
+    """Return the message that tells a failure on a stream, under the request's id."""
+    response = inference_pb2.ModelInferResponse(model_name=form.model_name, id=form.id)
+    if form.says_final:
+        response.parameters[_FINAL].bool_param = True
+    return inference_pb2.ModelStreamInferResponse(error_message=failure.message, infer_response=response)
+
+
+def parameters_of(parameters: Mapping[str, inference_pb2.InferParameter]) -> Parameters:
+    """Return parameters as Python's own values; one without a value is left out."""
+    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+    return {name: getattr(value, choice) for name, (value, choice) in chosen.items() if choice is not None}
+
+
+def datatype_of(array: Array) -> str:
+    """Return the protocol's name of an array's element type."""
+    return DATATYPES["string" if array.dtype.kind == "O" else array.dtype.name]
+
+
+def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInputError(
+            f"{len(raw)} raw contents came for {len(request.inputs)} inputs; send one for each, or none and typed "
+            "contents in each input"
+        )
+    inputs: dict[str, Array] = {}
+    for index, tensor in enumerate(request.inputs):
+        check_tensor_parameters(tensor.name, parameters_of(tensor.parameters))
+        array = _raw_input(tensor, raw[index]) if raw else _typed_input(tensor)
+        add_input(inputs, tensor.name, array)
+    return inputs
+
+
+def _raw_input(tensor: inference_pb2.ModelInferRequest.InferInputTensor, content: bytes) -> Array:
+    name = f"input {tensor.name!r}"
+    if tensor.contents.ByteSize():
+        raise WireError(f"{name}: both raw and typed contents came; send one of them")
+    return decode_raw(content, tensor.datatype, tensor.shape, name=name)
+
+
+def _typed_input(tensor: inference_pb2.ModelInferRequest.InferInputTensor) -> Array:
+    return decode_typed(tensor.contents, tensor.datatype, tensor.shape, name=f"input {tensor.name!r}")

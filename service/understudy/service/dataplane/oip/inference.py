@@ -1,0 +1,92 @@
+"""One request to infer and its answer, whichever form of the protocol they came in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.types import Array, Arrays
+from understudy.service.dataplane.errors import UnsupportedError
+
+Parameter = bool | int | float | str
+Parameters = Mapping[str, Parameter]
+
+_MICROSECONDS = 1e6
+
+_UNSUPPORTED: Mapping[str, str] = {
+    "sequence_id": "sequences are not supported; every request stands for itself: leave sequence_id out",
+    "shared_memory_region": "shared memory is not supported; send and take tensors in the message",
+    "classification": "classification is not supported; take the output as it is and sort it",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inference:
+    """A request to infer.
+
+    Attributes:
+        model_name: The model's name.
+        model_version: A step or a label as text; empty for the version on stage.
+        id: What the caller calls the request.
+        parameters: Settings of the request, already checked.
+        inputs: Every input by name, ``[rows, ...]``.
+        outputs: The names of the outputs wanted, in order; empty for all.
+    """
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    inputs: Arrays
+    outputs: tuple[str, ...] = ()
+
+    def deadline(self, callers: float | None) -> float | None:
+        """Return when the answer is no longer wanted: the caller's deadline, or the request's own if it is earlier.
+
+        Both are on `time.monotonic`'s clock, in seconds; None is never.
+        """
+        timeout = _whole_number(self.parameters, "timeout", "microseconds")
+        if not timeout:
+            return callers
+        own = time.monotonic() + timeout / _MICROSECONDS
+        return own if callers is None else min(own, callers)
+
+
+def check_parameters(parameters: Parameters) -> Parameters:
+    """Return a request's parameters; those that are unknown are passed over.
+
+    Raises:
+        UnsupportedError: One asks for what this server does not do.
+        InvalidInputError: The timeout or the priority is no whole number from 0 up.
+    """
+    _refuse_unsupported("the request", parameters)
+    _whole_number(parameters, "timeout", "microseconds")
+    _whole_number(parameters, "priority", "a level")
+    return parameters
+
+
+def check_tensor_parameters(name: str, parameters: Parameters) -> None:
+    """Raise UnsupportedError if a tensor's parameter asks for what this server does not do."""
+    _refuse_unsupported(f"tensor {name!r}", parameters)
+
+
+def add_input(inputs: dict[str, Array], name: str, array: Array) -> None:
+    """Add an input; raise InvalidInputError if there is one of its name."""
+    if name in inputs:
+        raise InvalidInputError(f"input {name!r} came twice; send each once")
+    inputs[name] = array
+
+
+def _refuse_unsupported(what: str, parameters: Parameters) -> None:
+    for name, remedy in _UNSUPPORTED.items():
+        if parameters.get(name):
+            raise UnsupportedError(f"{what} has the parameter {name!r}; {remedy}")
+
+
+def _whole_number(parameters: Parameters, name: str, unit: str) -> int:
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInputError(f"parameter {name!r} is {value!r}; give {unit} as a whole number from 0 up")
+    return value

@@ -1,0 +1,113 @@
+"""Predictions of a stream of requests: several under way at once, answered in order, each failing for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+from understudy.evaluator.types import Prediction
+from understudy.service.dataplane.failures import Failure, failure_of
+from understudy.service.dataplane.futures import abandon
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_Note = TypeVar("_Note")
+_Begun = asyncio.Future[Prediction] | Failure
+
+
+class StreamProtocol(Generic[_Request, _Note, _Response]):
+    """How a protocol's messages are turned into predictions and back.
+
+    Args:
+        note: Returns what the answer to a request needs to know of it, so that the request itself can be let go.
+        begin: Begins a prediction; what it raises is the request's failure.
+        answer: Makes the response; what it raises is the request's failure too.
+        fail: Makes the response that tells a failure; never raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        note: Callable[[_Request], _Note],
+        begin: Callable[[_Request], asyncio.Future[Prediction]],
+        answer: Callable[[_Note, Prediction], _Response],
+        fail: Callable[[_Note, Failure], _Response],
+    ) -> None:
+        self.note = note
+        self._begin = begin
+        self._answer = answer
+        self._fail = fail
+
+    def begin(self, request: _Request) -> _Begun:
+        """Begin a prediction, or say why not."""
+        try:
+            return self._begin(request)
+        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+            return failure_of(error)
+
+    async def response(self, note: _Note, begun: _Begun) -> _Response:
+        """Wait for a prediction, and return the response to it or to its failure."""
+        if isinstance(begun, Failure):
+            return self._fail(note, begun)
+        try:
+            return self._answer(note, await begun)
+        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+            return self._fail(note, failure_of(error))
+
+
+async def predict_in_order(
+    requests: AsyncIterator[_Request], protocol: StreamProtocol[_Request, _Note, _Response], *, depth: int
+) -> AsyncGenerator[_Response, None]:
+    """Answer every request in order, reading on while at most ``depth`` are unanswered."""
+    pipeline: _Pipeline[_Note] = _Pipeline(depth)
+
+    async def read() -> None:
+        try:
+            await pipeline.wait_for_room()
+            async for request in requests:
+                pipeline.add(protocol.note(request), protocol.begin(request))
+                await pipeline.wait_for_room()
+        finally:
+            pipeline.end()
+
+    reader = asyncio.create_task(read())
+    try:
+        async for note, begun in pipeline:
+            yield await protocol.response(note, begun)
+            pipeline.finished_one()
+        await reader
+    finally:
+        reader.cancel()
+        pipeline.cancel()
+
+
+class _Pipeline(Generic[_Note]):
+    """The requests of one stream that are under way, in order, and no more of them than there is room for."""
+
+    def __init__(self, depth: int) -> None:
+        self._room = asyncio.Semaphore(depth)
+        self._begun: asyncio.Queue[tuple[_Note, _Begun] | None] = asyncio.Queue()
+
+    async def wait_for_room(self) -> None:
+        await self._room.acquire()
+
+    def add(self, note: _Note, begun: _Begun) -> None:
+        self._begun.put_nowait((note, begun))
+
+    def end(self) -> None:
+        self._begun.put_nowait(None)
+
+    def finished_one(self) -> None:
+        self._room.release()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[_Note, _Begun]]:
+        while (item := await self._begun.get()) is not None:
+            yield item
+
+    def cancel(self) -> None:
+        """Take back everything that has not been answered."""
+        while not self._begun.empty():
+            item = self._begun.get_nowait()
+            if item is not None and isinstance(item[1], asyncio.Future):
+                abandon(item[1])

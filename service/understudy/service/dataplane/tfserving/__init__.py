@@ -1,0 +1,1 @@
+"""TensorFlow Serving's protocol. Its messages come with ``tensorflow-serving-api``, which loads TensorFlow."""
