@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard pro
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python 3.11, 3.12 or 3.13 was found on PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version); this takes a minute or two the first time."
-	$(PYTHON) -m venv $(VENV) || { \
+	@$(PYTHON) -m venv $(VENV) || { \
 		echo "venv failed. On Debian and Ubuntu it is a package of its own: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
