@@ -20,11 +20,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
+from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
 from integration.in_process import until
 
+from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
 from understudy.clients import Client
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.types import EvaluationRecord
 from understudy.v1 import prediction_pb2_grpc
 
 START_SECONDS = 90.0
@@ -208,3 +211,27 @@ def test_what_keeps_it_from_starting_is_said_in_one_line(tmp_path: Path, argumen
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
     assert words in line
     assert "Traceback" not in ended.stderr
+
+
+def test_it_ends_by_itself_once_training_has_ended_and_all_is_evaluated(tmp_path: Path, start: Start) -> None:
+    chief = Chief(tmp_path / "run")
+    write_dataset(tmp_path / "test.npz", best_step=3)
+    for step in (1, 2, 3):
+        chief.publish(step)
+    options = ("--run-dir", tmp_path / "run", "--eval-data", f"test={tmp_path / 'test.npz'}", "--exit-when-finished")
+    with TrainingJournal(RunDir(tmp_path / "run")) as journal:
+        journal.record_step(3)
+        process = start(*options)
+        process.wait_for("READY")
+    status, errors = process.end()
+    assert status == 0, errors
+    records = ledger_of(RunDir(tmp_path / "run"))
+    assert sorted((record.step, record.dataset) for record in records) == [(1, "test"), (2, "test"), (3, "test")]
+
+
+def ledger_of(run: RunDir) -> list[EvaluationRecord]:
+    ledger = Ledger(run.evaluator / "ledger.sqlite")
+    try:
+        return ledger.page()
+    finally:
+        ledger.close()

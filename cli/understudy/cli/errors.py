@@ -6,6 +6,9 @@ code   meaning
 0      it did what it was asked to
 1      it could not, for a reason the one line on stderr gives
 2      it was not asked properly: an unknown flag, a value out of range, a file that is not there
+3, 4   `train` says: the loss is no number, or another task of the cluster died
+5      `serve --exit-when-finished`: training failed
+6      it waited in vain: `serve` for training or evaluations, `train` for the last evaluation
 130    the user interrupted it
 =====  ==========================================================================================
 
@@ -20,6 +23,8 @@ from typing import Final
 
 import click
 
+TRAINING_FAILED: Final = 5
+TIMED_OUT: Final = 6
 INTERRUPTED: Final = 130
 
 _EXTRA_OF: Final = {

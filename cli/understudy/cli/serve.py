@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from understudy.checkpoints.errors import CheckpointError
-from understudy.cli.errors import reported
+from understudy.cli.errors import TIMED_OUT, TRAINING_FAILED, CommandError, reported
 from understudy.cli.options import settings_options
 from understudy.evaluator.errors import EvaluatorError
 from understudy.evaluator.settings import EvaluatorSettings
@@ -24,14 +24,23 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
     understudy serve --checkpoints DIR --eval-data test=file.npz
 
     Prints LISTENING once both ports answer and READY once the first checkpoint is on stage. SIGTERM lets calls under
-    way finish, then ends with status 0.
+    way finish, then ends with status 0. With --exit-when-finished it also ends by itself once training has ended and
+    all that it left is evaluated.
+
+    Exit status: 0 told to end, or training finished; 1 it could not, for the reason on stderr; 2 wrong usage;
+    5 training failed; 6 --exit-timeout-seconds ran out.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     run_service(settings, evaluator_settings)
 
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    """Serve until SIGTERM; raise CommandError for what is expected to go wrong."""
+    """Serve until SIGTERM or the end of training; raise CommandError for what is expected to go wrong."""
+    from understudy.service.ending import Ending
     from understudy.service.server import serve
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):
-        serve(settings, evaluator_settings)
+        verdict = serve(settings, evaluator_settings)
+    if verdict.ending is Ending.FAILED:
+        raise CommandError(verdict.text, exit_code=TRAINING_FAILED)
+    if verdict.ending is Ending.TIMED_OUT:
+        raise CommandError(verdict.text, exit_code=TIMED_OUT)

@@ -241,6 +241,15 @@ class Evaluator:
         """Return the state of every version taken up, newest first."""
         return self._parts.history.statuses(serving=self.serving_step)
 
+    def is_caught_up(self, since: float) -> bool:
+        """Return whether it looked for checkpoints after a moment, by `time.monotonic`, and left none unevaluated."""
+        return self._parts.follower.is_caught_up(since)
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the newest entry of the ledger, 0 if there is none."""
+        return self._parts.records.ledger.last_sequence
+
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return the checkpoints that can be asked for, by ascending step."""
         return self._parts.shelf.checkpoints()

@@ -58,6 +58,7 @@ class Parts:
     history: LoadHistory
     manager: ServableManager
     director: StageDirector
+    follower: Follower
     scorer: DatasetScorer
     openings: LoadedWork[EvaluationStream]
     scorings: LoadedWork[EvaluationRecord]
@@ -153,7 +154,7 @@ def start_parts(
         failures=_new_quarantine(settings),
         on_progress=poke,
     )
-    poke.follower = Follower(
+    poke.follower = follower = Follower(
         shelf=shelf,
         manager=manager,
         history=history,
@@ -165,7 +166,7 @@ def start_parts(
         poll_interval_seconds=settings.poll_interval_seconds,
     )
     manager.start()
-    for thread in (examiner, poke.follower):
+    for thread in (examiner, follower):
         stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
         thread.start()
     return Parts(
@@ -177,6 +178,7 @@ def start_parts(
         history=history,
         manager=manager,
         director=director,
+        follower=follower,
         scorer=scorer,
         openings=openings,
         scorings=scorings,

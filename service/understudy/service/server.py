@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import signal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from understudy.checkpoints.layout import RunDir
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
@@ -25,16 +27,21 @@ from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.ending import Ending, EndOfTraining, Verdict
 from understudy.service.grpcio.server import GrpcServer
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.registry import new_registry
 from understudy.service.observer import ServiceObserver
 from understudy.service.readiness import Readiness
+from understudy.service.rest.door import RestDoor
 from understudy.service.settings import ServeSettings
 from understudy.service.statistics import InferenceStatistics
 
 if TYPE_CHECKING:
     from understudy.evaluator.opening import Opened
+
+LOOK_SECONDS = 0.5
+"""How often to look whether training is over."""
 
 BLOCKING_THREADS = 8
 """How many calls that block (the ledger, a scrape) may run at once."""
@@ -44,8 +51,10 @@ _log = structlog.get_logger(__name__)
 Announce = Callable[[str], None]
 
 
-def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+    """Serve until SIGTERM or SIGINT, or until training is over if the settings say so; then drain and return why.
+
+    A second signal ends the process at once.
 
     Prints ``LISTENING grpc=H:P http=H:P`` when both ports answer and ``READY grpc=H:P http=H:P step=S`` when the first
     checkpoint is on stage. Call it from the main thread.
@@ -61,10 +70,10 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Non
         CheckpointError: Another evaluator uses the state folder, or it holds something else.
     """
     logging.configure(level=settings.log_level, log_format=settings.log_format)
-    asyncio.run(_serve_until_signalled(settings, evaluator_settings))
+    return asyncio.run(_serve_until_signalled(settings, evaluator_settings))
 
 
-async def _serve_until_signalled(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
+async def _serve_until_signalled(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -77,7 +86,7 @@ async def _serve_until_signalled(settings: ServeSettings, evaluator_settings: Ev
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    await Service(settings, evaluator_settings, announce=_print_line).run(stop)
+    return await Service(settings, evaluator_settings, announce=_print_line).run(stop)
 
 
 class Service:
@@ -100,18 +109,39 @@ class Service:
         self._registry = new_registry()
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set, then drain. Raises what `serve` raises."""
+    async def run(self, stop: asyncio.Event) -> Verdict:
+        """Serve until ``stop`` is set, or training is over where that is the end; then drain.
+
+        Raises what `serve` raises.
+        """
         async with AsyncExitStack() as stack:
             stack.callback(self._executor.shutdown, cancel_futures=True)
             rpc, rpc_port = self._bind_rpc()
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            await self._start_http(stack, listener)
-            await rpc.start(self._plane(opened))
+            plane = self._plane(opened)
+            await self._start_http(stack, listener, plane)
+            await rpc.start(plane)
             stack.push_async_callback(self._drain, rpc)
             self._announce_progress(opened.evaluator, rpc_port, listener.getsockname()[1])
+            return await self._end(stop, opened.evaluator)
+
+    async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> Verdict:
+        """Wait for the end and return why it came."""
+        if not self._settings.exit_when_finished:
             await stop.wait()
+            return Verdict(ending=Ending.SIGNALLED)
+        training = EndOfTraining(
+            RunDir(self._settings.origin.folder), evaluator, timeout_seconds=self._settings.exit_timeout_seconds
+        )
+        while not stop.is_set():
+            verdict = await self._loop.run_in_executor(self._executor, training.look)
+            if verdict is not None:
+                _log.info(verdict.text, ending=verdict.ending.value)
+                return verdict
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+        return Verdict(ending=Ending.SIGNALLED)
 
     def _bind_rpc(self) -> tuple[GrpcServer, int]:
         settings = self._settings
@@ -139,8 +169,11 @@ class Service:
         _freeze_heap()
         return opened
 
-    async def _start_http(self, stack: AsyncExitStack, listener: socket.socket) -> None:
-        app = http.build_app(registry=self._registry, readiness=self._readiness, executor=self._executor)
+    async def _start_http(self, stack: AsyncExitStack, listener: socket.socket, plane: DataPlane) -> None:
+        door = RestDoor(plane.inference, readiness=self._readiness, max_body_bytes=self._settings.max_message_bytes)
+        app = http.build_app(
+            registry=self._registry, readiness=self._readiness, executor=self._executor, routes=door.routes()
+        )
         server = http.HttpServer(app, listener)
         await server.start()
         stack.push_async_callback(server.stop)

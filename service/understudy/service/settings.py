@@ -61,7 +61,7 @@ class ServeSettings:
     grpc_port: int = field(default=8500, metadata={"help": "The port for gRPC; 0 takes a free one.", "metavar": "PORT"})
     http_port: int = field(
         default=8501,
-        metadata={"help": "The port for /metrics, /healthz and /readyz; 0 takes a free one.", "metavar": "PORT"},
+        metadata={"help": "The port for REST, /metrics, /healthz and /readyz; 0 takes a free one.", "metavar": "PORT"},
     )
     model_name: str | None = field(
         default=None,
@@ -80,6 +80,18 @@ class ServeSettings:
     drain_seconds: float = field(
         default=30.0,
         metadata={"help": "How long calls under way may take to finish after SIGTERM.", "metavar": "SECONDS"},
+    )
+    exit_when_finished: bool = field(
+        default=False,
+        metadata={"help": "End when training has ended and everything that it left is evaluated; with --run-dir."},
+    )
+    exit_timeout_seconds: float = field(
+        default=3600.0,
+        metadata={
+            "help": "With --exit-when-finished, how long to wait for training to begin, and between evaluations once "
+            "it has ended.",
+            "metavar": "SECONDS",
+        },
     )
     log_level: LogLevel = field(
         default="info",
@@ -104,6 +116,9 @@ class ServeSettings:
         self._check_range("max_message_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("stream_depth", low=1)
         self._check_range("drain_seconds", low=0)
+        self._check_range("exit_timeout_seconds", low=0)
+        if self.exit_when_finished and self.run_dir is None:
+            raise SettingsError("exit_when_finished goes with --run-dir, whose training.json says how training ends")
         if self.grpc_port == self.http_port != 0:
             raise SettingsError(f"grpc_port and http_port are both {self.grpc_port}; give each its own")
 

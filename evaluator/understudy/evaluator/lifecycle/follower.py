@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
+import time
 from collections.abc import Iterable
 
 from understudy.checkpoints.errors import CheckpointError
@@ -72,6 +74,7 @@ class Follower:
         self._settled: set[_Key] = set()
         self._failed: set[_Key] = set()
         self._holds: dict[_Key, Hold] = {}
+        self._caught_up_at = -math.inf
         self._poked = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="understudy-follower")
@@ -83,6 +86,10 @@ class Follower:
     def poke(self) -> None:
         """Have it look now."""
         self._poked.set()
+
+    def is_caught_up(self, since: float) -> bool:
+        """Return whether a look that began after a moment, by `time.monotonic`, found nothing left to evaluate."""
+        return self._caught_up_at > since
 
     def close(self, timeout_seconds: float) -> None:
         """End the thread. What is held stays on disk for the next process. Idempotent.
@@ -118,6 +125,7 @@ class Follower:
         return self._poll_interval_seconds if retry is None else min(self._poll_interval_seconds, retry)
 
     def _look(self) -> None:
+        began = time.monotonic()
         self._shelf.refresh()
         on_shelf = self._shelf.checkpoints()
         self._sort_out(on_shelf)
@@ -129,6 +137,7 @@ class Follower:
             self._pass_over(info)
         self._let_go(self._needed(on_shelf))
         self._shelf.discard_leftovers()
+        self._caught_up_at = -math.inf if self._unsettled else began
 
     def _sort_out(self, on_shelf: Iterable[CheckpointInfo]) -> None:
         """Find out what is unsettled."""
