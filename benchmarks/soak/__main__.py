@@ -1,0 +1,54 @@
+"""Long trials that a test suite has no time for.
+
+    python -m benchmarks.soak TOPIC [--count N] [--seed S] [--work DIR]
+
+A topic goes on where it was broken off: it keeps its state in the work folder until it is done. Its result goes to
+``benchmarks/results/soak_TOPIC.json`` after every part of it, so that a trial that was broken off shows how far it
+came. The exit status is 0 if what was tried held, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.soak.trial import Trial
+
+TOPICS = {
+    "damage": "damaged checkpoints: none served, none ends the evaluator, the last good one goes on serving",
+    "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
+}
+"""Each is a module of this package with a ``run(trial)``, and what it tries."""
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def main() -> int:
+    """Run one topic."""
+    listed = "\n".join(f"  {name:12}{text}" for name, text in TOPICS.items())
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}\ntopics:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("topic", choices=TOPICS, metavar="TOPIC")
+    parser.add_argument("--count", type=int, help="how much to try; by default as much as the topic says")
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is random")
+    parser.add_argument("--work", type=Path, help="where to keep its state; by default a folder under /tmp")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where to write the result")
+    arguments = parser.parse_args()
+    trial = Trial(
+        topic=arguments.topic,
+        count=arguments.count,
+        seed=arguments.seed,
+        work=arguments.work,
+        results=arguments.results,
+    )
+    importlib.import_module(f"benchmarks.soak.{arguments.topic}").run(trial)
+    print(json.dumps(trial.result))
+    return 0 if trial.result["held"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

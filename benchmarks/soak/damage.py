@@ -1,0 +1,201 @@
+"""Damaged checkpoints: none is served, none ends the evaluator, and the last good one goes on serving.
+
+An evaluator follows a run folder into which checkpoints are moved that were truncated, have one bit flipped, lack a
+file, or are deleted while they are being read; every tenth is a good one. All the while a thread asks for predictions:
+each must be exactly the number of a checkpoint that was whole when it was read.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from benchmarks.soak.numbered import NumberedCheckpoints, ones, save_dataset
+from benchmarks.soak.trial import Trial
+from understudy.checkpoints import RunDir, RunSource
+from understudy.evaluator.datasets import load_npz
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import EvaluationOutcome
+
+DAMAGED = 1000
+PER_ROUND = 9
+
+_WAIT_SECONDS = 120.0
+_LOOK_SECONDS = 0.02
+_LONGEST_LIFE_SECONDS = 0.05
+
+
+def truncate(checkpoint: Path, chance: random.Random) -> None:
+    """Cut off the end of a file."""
+    file = chance.choice(sorted(checkpoint.iterdir()))
+    content = file.read_bytes()
+    file.write_bytes(content[: chance.randrange(len(content))])
+
+
+def flip_a_bit(checkpoint: Path, chance: random.Random) -> None:
+    """Change one bit of a file."""
+    file = chance.choice(sorted(checkpoint.iterdir()))
+    content = bytearray(file.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
+
+
+def remove_the_model(checkpoint: Path, chance: random.Random) -> None:
+    """Delete the model, so that the manifest lists what is not there."""
+    del chance
+    (checkpoint / "model.keras").unlink()
+
+
+def delete_soon(checkpoint: Path, chance: random.Random) -> None:
+    """Leave it whole; it is deleted after it was moved in."""
+    del checkpoint, chance
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (truncate, flip_a_bit, remove_the_model, delete_soon)
+
+
+def run(trial: Trial) -> None:
+    """Publish as many damaged checkpoints as the trial says."""
+    logging.disable(logging.WARNING)
+    count = trial.count(DAMAGED)
+    shutil.rmtree(trial.work / "run", ignore_errors=True)
+    done: Counter[str] = Counter(trial.load_state().get("done", {}))
+    with _Theatre(trial.work) as theatre:
+        while (so_far := sum(done[damage.__name__] for damage in DAMAGES)) < count:
+            chance = trial.chance(so_far)
+            done.update(theatre.play(min(PER_ROUND, count - so_far), chance))
+            trial.save_state({"done": dict(done)})
+            trial.report(held=not theatre.faults, damaged=dict(sorted(done.items())), finished=False)
+            if theatre.faults:
+                break
+    trial.report(
+        held=not theatre.faults,
+        damaged=sum(done[damage.__name__] for damage in DAMAGES),
+        by_kind={damage.__name__: done[damage.__name__] for damage in DAMAGES},
+        deleted_but_read_before=done["read_before_deletion"],
+        good_ones_served=done["good"],
+        predictions=done["predictions"],
+        faults=theatre.faults,
+        finished=True,
+    )
+    if not theatre.faults:
+        trial.finish()
+
+
+class _Theatre:
+    """An evaluator, somebody who asks it all the time, and a folder next door to damage checkpoints in."""
+
+    def __init__(self, work: Path) -> None:
+        self.faults: list[str] = []
+        self._run = RunDir(work / "run" / "followed")
+        self._next_door = RunDir(work / "run" / "next_door")
+        self._run.checkpoints.mkdir(parents=True)
+        save_dataset(work / "run" / "test.npz", rows=64)
+        settings = EvaluatorSettings(
+            state_dir=self._run.evaluator,
+            logical_cpus=2,
+            poll_interval_seconds=_LOOK_SECONDS,
+            load_retry_seconds=_LOOK_SECONDS,
+            max_batch_rows=16,
+        )
+        self._evaluator = Evaluator(
+            settings,
+            source=RunSource(self._run),
+            datasets=[load_npz("test", work / "run" / "test.npz")],
+            observer=SilentObserver(),
+        )
+        self._whole: set[int] = set()
+        self._step = 0
+        self._predictions = 0
+        self._ended = threading.Event()
+        self._asking = threading.Thread(target=self._ask, name="asking")
+
+    def __enter__(self) -> Self:
+        self._evaluator.start()
+        # Not earlier: the evaluator lays out the devices, before anything runs on them.
+        self._publisher = NumberedCheckpoints(self._next_door)
+        self._publish_good()
+        if not self._evaluator.wait_ready(_WAIT_SECONDS):
+            raise RuntimeError("the evaluator was not ready in time")
+        self._asking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._asking.ident is not None:
+            self._asking.join()
+        self._evaluator.close()
+
+    def play(self, damaged: int, chance: random.Random) -> Counter[str]:
+        """Move damaged checkpoints in, then a good one, and wait until each is recorded; return what there was."""
+        before = self._predictions
+        kinds = [chance.choice(DAMAGES) for _ in range(damaged)]
+        steps = {self._publish_damaged(damage, chance): damage for damage in kinds}
+        good = self._publish_good()
+        self._wait_for(lambda: self._evaluator.serving_step == good, f"step {good} to be served")
+        for step, damage in steps.items():
+            if damage is not delete_soon:
+                self._wait_for(lambda step=step: self._outcomes(step), f"step {step} to be recorded")  # type: ignore[misc]
+                if EvaluationOutcome.SCORED in self._outcomes(step):
+                    self.faults.append(f"step {step} was scored after {damage.__name__}")
+        deleted = [step for step, damage in steps.items() if damage is delete_soon]
+        counted = Counter(damage.__name__ for damage in kinds)
+        counted["good"] = 1
+        counted["read_before_deletion"] = sum(EvaluationOutcome.SCORED in self._outcomes(step) for step in deleted)
+        counted["predictions"] = self._predictions - before
+        return counted
+
+    def _publish_good(self) -> int:
+        step = self._next_step()
+        self._whole.add(step)
+        self._publisher.publish(step)
+        self._next_door.checkpoint(step).rename(self._run.checkpoint(step))
+        return step
+
+    def _publish_damaged(self, damage: Callable[[Path, random.Random], None], chance: random.Random) -> int:
+        step = self._next_step()
+        if damage is delete_soon:
+            self._whole.add(step)
+        self._publisher.publish(step)
+        damage(self._next_door.checkpoint(step), chance)
+        self._next_door.checkpoint(step).rename(self._run.checkpoint(step))
+        if damage is delete_soon:
+            time.sleep(chance.uniform(0, _LONGEST_LIFE_SECONDS))
+            shutil.rmtree(self._run.checkpoint(step))
+        return step
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step
+
+    def _outcomes(self, step: int) -> set[EvaluationOutcome]:
+        return {record.outcome for record in self._evaluator.ledger.of_step(step)}
+
+    def _wait_for(self, condition: Callable[[], Any], what: str) -> None:
+        give_up_at = time.monotonic() + _WAIT_SECONDS
+        while not condition():
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"waited {_WAIT_SECONDS:g} s for {what}")
+            time.sleep(_LOOK_SECONDS)
+
+    def _ask(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS / 4):
+            try:
+                prediction = self._evaluator.predict({"x": ones(3)}).result(_WAIT_SECONDS)
+            except Exception as error:  # noqa: BLE001 - whatever a client would have seen is a fault
+                self.faults.append(f"a prediction failed: {type(error).__name__}: {error}")
+                return
+            self._predictions += 1
+            if prediction.step not in self._whole or not np.all(prediction.outputs["y"] == prediction.step):
+                self.faults.append(f"step {prediction.step} answered {prediction.outputs['y'].ravel()[:3]}")
