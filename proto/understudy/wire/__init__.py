@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from understudy.wire.codec import decode, decode_all, encode, encode_all, from_content, from_elements, strings
+from understudy.wire.codec import (
+    check_shape,
+    decode,
+    decode_all,
+    encode,
+    encode_all,
+    from_content,
+    from_elements,
+    strings,
+)
 from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype
 
 __all__ = [
     "WireError",
+    "check_shape",
     "data_type",
     "decode",
     "decode_all",

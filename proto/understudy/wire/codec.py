@@ -12,6 +12,9 @@ import numpy.typing as npt
 from understudy.v1 import tensor_pb2
 from understudy.wire.dtypes import STRING, WireError, data_type, dtype_name, fixed_size_dtype
 
+MAX_AXES = 64
+"""NumPy's own limit."""
+
 _STRING_KINDS = "OSTU"  # object, bytes, variable-width string, fixed-width string
 
 
@@ -79,7 +82,7 @@ def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str 
     Raises:
         WireError: The shape is impossible, or the content does not fill it, or holds a bool that is neither 0 nor 1.
     """
-    _check_lengths(shape, name)
+    check_shape(shape, name=name)
     element = fixed_size_dtype(dtype)
     expected = math.prod(shape) * element.itemsize
     if len(content) != expected:
@@ -106,11 +109,19 @@ def from_elements(
     Raises:
         WireError: The shape is impossible, or has another number of elements.
     """
-    _check_lengths(shape, name)
+    check_shape(shape, name=name)
     expected = math.prod(shape)
     if len(flat) != expected:
         raise WireError(f"{name}: shape {list(shape)} needs {expected} {noun}, but {len(flat)} came")
     return _shaped(flat, shape, name)
+
+
+def check_shape(shape: Sequence[int], *, name: str = "tensor") -> None:
+    """Raise WireError if no array can have this shape: a length is negative, or there are too many axes."""
+    if len(shape) > MAX_AXES:
+        raise WireError(f"{name}: a shape of {len(shape)} axes is impossible; at most {MAX_AXES} are possible")
+    if any(length < 0 for length in shape):
+        raise WireError(f"{name}: shape {list(shape)} has a negative length; every length must be at least 0")
 
 
 def strings(values: Sequence[bytes]) -> npt.NDArray[Any]:
@@ -147,11 +158,6 @@ def _as_bytes(value: object, name: str) -> bytes:
         except UnicodeEncodeError as error:
             raise WireError(f"{name}: {value!r} is no text that UTF-8 can carry: {error}") from None
     raise WireError(f"{name}: an array of objects may hold str and bytes only, but holds {type(value).__name__}")
-
-
-def _check_lengths(shape: Sequence[int], name: str) -> None:
-    if any(length < 0 for length in shape):
-        raise WireError(f"{name}: shape {list(shape)} has a negative length; every length must be at least 0")
 
 
 def _shaped(flat: npt.NDArray[Any], shape: Sequence[int], name: str) -> npt.NDArray[Any]:

@@ -1,11 +1,11 @@
-"""The HTTP port: ``/metrics``, ``/healthz`` and ``/readyz``."""
+"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, and what else is given."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
 import uvicorn
@@ -22,13 +22,16 @@ from understudy.service.readiness import Readiness, ReadinessState
 _SHUTDOWN_SECONDS = 1
 
 
-def build_app(*, registry: CollectorRegistry, readiness: Readiness, executor: Executor) -> Starlette:
+def build_app(
+    *, registry: CollectorRegistry, readiness: Readiness, executor: Executor, routes: Sequence[Route] = ()
+) -> Starlette:
     """Return the ASGI application.
 
     Args:
         registry: What ``/metrics`` shows, in OpenMetrics for those who accept it.
         readiness: What ``/readyz`` tells, with status 503 unless the service can answer.
         executor: Collects the metrics, which asks the evaluator.
+        routes: More to answer.
     """
 
     async def metrics(request: Request) -> Response:
@@ -44,7 +47,8 @@ def build_app(*, registry: CollectorRegistry, readiness: Readiness, executor: Ex
         ready = readiness.state is ReadinessState.READY
         return JSONResponse({"ready": ready, "reason": readiness.state.value}, status_code=200 if ready else 503)
 
-    return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)])
+    own = (Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz))
+    return Starlette(routes=[*own, *routes])
 
 
 class HttpServer:

@@ -36,6 +36,10 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
 """Exceptions whose text is meant for the caller. A subclass goes with its nearest ancestor here."""
 
 
+LONGEST_MESSAGE = 700
+"""Characters of a message: some of the caller's own words may be in it, and gRPC carries 8 KiB of metadata at most."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """How a call ends when it does not end well.
@@ -60,7 +64,13 @@ def failure_of(error: Exception) -> Failure:
     for kind in type(error).__mro__:
         if kind in STATUS_CODES:
             retry_after = error.retry_after_seconds if isinstance(error, errors.OverloadedError) else None
-            return Failure(code=STATUS_CODES[kind], message=str(error), retry_after_seconds=retry_after)
+            return Failure(code=STATUS_CODES[kind], message=_sentence(error), retry_after_seconds=retry_after)
     incident = uuid.uuid4().hex
     _log.error("a call failed on a defect", incident=incident, exc_info=error)
     return Failure(code=Code.INTERNAL, message=f"internal error {incident}; the server's log says more under this id")
+
+
+def _sentence(error: Exception) -> str:
+    """Return an exception's text as far as there is room for it, without what no encoding can carry."""
+    text = str(error).encode(errors="backslashreplace").decode()
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"

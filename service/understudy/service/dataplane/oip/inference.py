@@ -14,6 +14,7 @@ Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 
 _MICROSECONDS = 1e6
+_LARGEST = 2**64 - 1
 
 _UNSUPPORTED: Mapping[str, str] = {
     "sequence_id": "sequences are not supported; every request stands for itself: leave sequence_id out",
@@ -87,6 +88,6 @@ def _refuse_unsupported(what: str, parameters: Parameters) -> None:
 
 def _whole_number(parameters: Parameters, name: str, unit: str) -> int:
     value = parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
         raise InvalidInputError(f"parameter {name!r} is {value!r}; give {unit} as a whole number from 0 up")
     return value

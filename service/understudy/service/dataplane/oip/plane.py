@@ -165,9 +165,12 @@ class InferencePlane:
         )
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
+    def check_model(self, name: str) -> None:
+        """Raise UnknownModelError unless this is the model's name."""
+        self._model.check_name(name)
+
     def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
-        """Begin a prediction; raise what `Evaluator.predict` raises, or UnknownModelError."""
-        self._model.check_name(inference.model_name)
+        """Begin a prediction; raise what `Evaluator.predict` raises."""
         future = self._model.evaluator.predict(
             inference.inputs,
             version=version_of(inference.model_version),
@@ -176,7 +179,7 @@ class InferencePlane:
         return asyncio.wrap_future(future)
 
     def _begin(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> asyncio.Future[Prediction]:
-        self._model.check_name(request.model_name)
+        self.check_model(request.model_name)
         return self.infer(codec.inference_of(request), call)
 
     def _newest_first(self) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from understudy.evaluator.types import Array
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.oip.datatypes import BYTES, CONTENTS_FIELDS, dtype_of
-from understudy.wire import WireError, fixed_size_dtype, from_content, from_elements, strings
+from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, strings
 
 _LENGTH = struct.Struct("<I")
 
@@ -26,6 +26,7 @@ def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str
     dtype = dtype_of(datatype, name)
     if datatype != BYTES:
         return from_content(content, dtype, shape, name=name)
+    check_shape(shape, name=name)
     return from_elements(strings(_split(content, math.prod(shape), name)), shape, noun="BYTES elements", name=name)
 
 

@@ -15,7 +15,7 @@ from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.types import Array
-from understudy.wire import WireError, fixed_size_dtype, from_content, from_elements, strings
+from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, strings
 
 STRING = "string"
 
@@ -113,7 +113,9 @@ def _type_name(dtype: str) -> str:
 def _shape_of(tensor: tensor_pb2.TensorProto, name: str) -> tuple[int, ...]:
     if tensor.tensor_shape.unknown_rank:
         raise WireError(f"{name}: the shape is of unknown rank; say the length of every axis")
-    return tuple(dimension.size for dimension in tensor.tensor_shape.dim)
+    shape = tuple(dimension.size for dimension in tensor.tensor_shape.dim)
+    check_shape(shape, name=name)
+    return shape
 
 
 def _elements(values: Sequence[float | bytes], dtype: str, name: str) -> Array:
@@ -135,7 +137,7 @@ def _bits(values: Sequence[float | bytes]) -> Array:
 
 def _filled(flat: Array, shape: tuple[int, ...], max_bytes: int, *, name: str, field: str) -> Array:
     expected = math.prod(shape)
-    if len(flat) < expected and min(shape, default=1) > 0:
+    if len(flat) < expected:
         needed = expected * flat.dtype.itemsize
         if needed > max_bytes:
             raise WireError(f"{name}: shape {list(shape)} needs {needed} bytes; at most {max_bytes} are taken")

@@ -1,0 +1,54 @@
+"""Reads the body of a request: no larger than it may be, also when it was compressed."""
+
+from __future__ import annotations
+
+import zlib
+
+from starlette.requests import Request
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.service.dataplane.errors import UnsupportedError
+
+_ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
+_CODINGS = frozenset({"gzip", "deflate"})
+
+
+class BodyTooLargeError(Exception):
+    """The body is larger than the server takes."""
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """Return the body, decompressed if it came so.
+
+    Raises:
+        BodyTooLargeError: It is too large.
+        UnsupportedError: It is in another coding than gzip and deflate.
+        InvalidInputError: It cannot be decompressed.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        _check_size(len(body), max_bytes)
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding == "identity":
+        return bytes(body)
+    if coding not in _CODINGS:
+        raise UnsupportedError(f"the content encoding {coding!r} is not supported; send gzip, deflate or none")
+    return _decompressed(bytes(body), coding, max_bytes)
+
+
+def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
+    decompressor = zlib.decompressobj(_ZLIB_OR_GZIP)
+    try:
+        content = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidInputError(f"the body is no {coding} data: {error}") from None
+    _check_size(len(content), max_bytes)
+    if not decompressor.eof:
+        raise InvalidInputError(f"the body's {coding} data is cut short")
+    return content
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise BodyTooLargeError(f"the body has more than {max_bytes} bytes; send less, or raise --max-message-mib")

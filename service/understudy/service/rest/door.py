@@ -1,0 +1,190 @@
+"""The paths of the REST form, and what each asks of the data plane."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from understudy.evaluator.errors import DrainingError, InvalidInputError
+from understudy.oip import inference_pb2
+from understudy.service import request_id
+from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.errors import UnsupportedError
+from understudy.service.dataplane.failures import failure_of
+from understudy.service.dataplane.oip.plane import UNSUPPORTED, InferencePlane
+from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.rest.body import BodyTooLargeError, read_body
+from understudy.service.rest.codec import parse_infer, parse_json, render
+from understudy.service.rest.replies import CLIENT_CLOSED_REQUEST, as_json, failure_response
+
+HEADER_LENGTH = "inference-header-content-length"
+TOO_LARGE = 413
+NOT_READY = 400
+"""What the protocol answers for a server or a model that is not ready."""
+
+_Endpoint = Callable[[Request], Awaitable[Response]]
+_CALL = CallContext(deadline=None)
+
+_REFUSED: Mapping[str, str] = {
+    "/v2/repository/models/{model}/load": "RepositoryModelLoad",
+    "/v2/repository/models/{model}/unload": "RepositoryModelUnload",
+    "/v2/systemsharedmemory/{rest:path}": "SystemSharedMemoryStatus",
+    "/v2/cudasharedmemory/{rest:path}": "CudaSharedMemoryStatus",
+    "/v2/trace/setting": "TraceSetting",
+    "/v2/models/{model}/trace/setting": "TraceSetting",
+    "/v2/logging": "LogSettings",
+}
+"""Paths of what this server does not have, and the gRPC call that stands for them in `UNSUPPORTED`."""
+
+
+class RestDoor:
+    """Answers under ``/v2``. Belongs to the event loop's thread.
+
+    Args:
+        plane: Answers.
+        readiness: Says when the service drains.
+        max_body_bytes: The largest body to take.
+    """
+
+    def __init__(self, plane: InferencePlane, *, readiness: Readiness, max_body_bytes: int) -> None:
+        self._plane = plane
+        self._readiness = readiness
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        routes = [
+            _get("/v2", self.server_metadata),
+            _get("/v2/health/live", self.live),
+            _get("/v2/health/ready", self.ready),
+            _get("/v2/models/stats", self.statistics),
+            _post("/v2/repository/index", self.index),
+            *(Route(path, _guarded(_refusal(call)), methods=["GET", "POST"]) for path, call in _REFUSED.items()),
+        ]
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                _get(model, self.model_metadata),
+                _get(f"{model}/ready", self.model_ready),
+                _get(f"{model}/config", self.config),
+                _get(f"{model}/stats", self.statistics),
+                _post(f"{model}/infer", self.infer),
+            ]
+        return routes
+
+    async def live(self, request: Request) -> Response:
+        """Say that the process answers."""
+        del request
+        return Response()
+
+    async def ready(self, request: Request) -> Response:
+        """Say whether a version is on stage."""
+        del request
+        answer = await self._plane.server_ready(inference_pb2.ServerReadyRequest(), _CALL)
+        return Response(status_code=200 if answer.ready else NOT_READY)
+
+    async def server_metadata(self, request: Request) -> Response:
+        """Say what server this is."""
+        del request
+        answer = await self._plane.server_metadata(inference_pb2.ServerMetadataRequest(), _CALL)
+        return JSONResponse(as_json(answer))
+
+    async def model_ready(self, request: Request) -> Response:
+        """Say whether a version is loaded."""
+        answer = await self._plane.model_ready(inference_pb2.ModelReadyRequest(**_model(request)), _CALL)
+        return Response(status_code=200 if answer.ready else NOT_READY)
+
+    async def model_metadata(self, request: Request) -> Response:
+        """Say what a version takes and gives."""
+        answer = await self._plane.model_metadata(inference_pb2.ModelMetadataRequest(**_model(request)), _CALL)
+        return JSONResponse(as_json(answer))
+
+    async def config(self, request: Request) -> Response:
+        """Say how a version is run."""
+        answer = await self._plane.model_config(inference_pb2.ModelConfigRequest(**_model(request)), _CALL)
+        return JSONResponse(as_json(answer.config))
+
+    async def statistics(self, request: Request) -> Response:
+        """Say what was computed so far."""
+        answer = await self._plane.model_statistics(inference_pb2.ModelStatisticsRequest(**_model(request)), _CALL)
+        return JSONResponse(as_json(answer))
+
+    async def index(self, request: Request) -> Response:
+        """List every version."""
+        asked = parse_json(await read_body(request, max_bytes=self._max_body_bytes))
+        message = inference_pb2.RepositoryIndexRequest(ready=asked.get("ready") is True)
+        answer = await self._plane.repository_index(message, _CALL)
+        return JSONResponse(as_json(answer)["models"])
+
+    async def infer(self, request: Request) -> Response:
+        """Predict one batch."""
+        if self._readiness.state is ReadinessState.DRAINING:
+            raise DrainingError(ReadinessState.DRAINING.value)
+        path = _model(request)
+        self._plane.check_model(path["name"])
+        body = await read_body(request, max_bytes=self._max_body_bytes)
+        parsed = parse_infer(body, _json_bytes(request), model_name=path["name"], model_version=path.get("version", ""))
+        prediction = await self._plane.infer(parsed.inference, _CALL)
+        content, json_bytes = render(parsed, prediction)
+        if json_bytes is None:
+            return Response(content, media_type="application/json")
+        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_bytes)})
+
+
+def _get(path: str, endpoint: _Endpoint) -> Route:
+    return Route(path, _guarded(endpoint), methods=["GET"])
+
+
+def _post(path: str, endpoint: _Endpoint) -> Route:
+    return Route(path, _guarded(endpoint), methods=["POST"])
+
+
+def _guarded(endpoint: _Endpoint) -> _Endpoint:
+    """Give every request an id, and turn exceptions into answers."""
+
+    @functools.wraps(endpoint)
+    async def guarded(request: Request) -> Response:
+        identifier = request_id.accept(request.headers.get(request_id.HEADER))
+        request_id.current.set(identifier)
+        response = await _answer(endpoint, request)
+        response.headers[request_id.HEADER] = identifier
+        return response
+
+    return guarded
+
+
+async def _answer(endpoint: _Endpoint, request: Request) -> Response:
+    try:
+        return await endpoint(request)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BodyTooLargeError as error:
+        return JSONResponse({"error": str(error)}, status_code=TOO_LARGE)
+    except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+        return failure_response(failure_of(error))
+
+
+def _refusal(call: str) -> _Endpoint:
+    async def refuse(_request: Request) -> Response:
+        raise UnsupportedError(UNSUPPORTED[call])
+
+    return refuse
+
+
+def _model(request: Request) -> dict[str, Any]:
+    """Return the model and the version in the path, as far as they are there."""
+    names = {"name": "model", "version": "version"}
+    return {field: request.path_params[name] for field, name in names.items() if name in request.path_params}
+
+
+def _json_bytes(request: Request) -> int | None:
+    header = request.headers.get(HEADER_LENGTH)
+    if header is None:
+        return None
+    if not (header.isascii() and header.isdigit() and len(header) < len(str(2**63))):
+        raise InvalidInputError(f"Inference-Header-Content-Length is {header!r}; a number of bytes was expected")
+    return int(header)
