@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource, Signature, TensorSpec
+from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource, Signature, TakenCheckpoint, TensorSpec
 from understudy.evaluator.errors import LoadError
 from understudy.evaluator.lifecycle.loads import LoadHistory
 from understudy.evaluator.lifecycle.manager import ServableManager
@@ -119,15 +119,15 @@ class PaperTheatre:
         self.built: list[PaperSlot] = []
         self._memory = memory
 
-    def build(self, model_file: Path) -> PaperSlot:
+    def build(self, taken: TakenCheckpoint) -> PaperSlot:
         if len(self.built) >= self._memory:
             raise MemoryError
-        slot = PaperSlot(self, model_file)
+        slot = PaperSlot(self, taken.model_file)
         self.built.append(slot)
         return slot
 
-    def architecture_of(self, model_file: Path) -> str:
-        return read(model_file)[0]
+    def architecture_of(self, taken: TakenCheckpoint) -> str:
+        return read(taken.model_file)[0]
 
     def publish(self, *steps: int, text: str | None = None) -> None:
         """Publish checkpoints, and put them on the shelf."""

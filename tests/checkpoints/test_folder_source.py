@@ -276,17 +276,31 @@ def test_other_files_are_not_looked_at(folder: Path, source: FolderSource, write
     (folder / ".hidden.keras").touch()
     (folder / "folder.keras").mkdir()
     (folder / "notes.txt").touch()
-    (folder / "model.weights.h5").touch()
     assert _steps(source) == [10]
 
 
-@pytest.mark.parametrize("name", ["model.weights.h5", "model.h5", "ckpt-1.index", "saved_model.pb", "1/saved_model.pb"])
-def test_a_folder_of_other_formats_is_refused_and_told_what_is_read(
-    folder: Path,
-    source: FolderSource,
-    name: str,
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a.keras", "b.weights.h5"], r"\*\.keras files and \*\.weights\.h5 files \(a\.keras, b\.weights\.h5\)"),
+        (["ckpt-1.index", "1/saved_model.pb"], r"checkpoints of tf\.train and SavedModel folders \(ckpt-1, 1\)"),
+    ],
+)
+def test_a_folder_of_several_formats_is_refused(folder: Path, tmp_path: Path, names: list[str], told: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    source = FolderSource(folder, tmp_path / "staging", takes_variables=True)
+    with pytest.raises(UnsupportedFormatError, match=rf"holds {told}; put .* into a folder of their own"):
+        source.poll()
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "ckpt-1.index"])
+def test_variables_without_their_model_are_refused_until_somebody_builds_it(
+    folder: Path, source: FolderSource, name: str
 ) -> None:
-    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).touch()
-    with pytest.raises(UnsupportedFormatError, match=rf"holds {name} and no \*\.keras file"):
+    with pytest.raises(UnsupportedFormatError, match="variables without their model; give the experiment"):
+        source.check()
+    with pytest.raises(UnsupportedFormatError):
         source.poll()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.checkpoints import DamagedCheckpointError
-from understudy.checkpoints.keras_file import inspect
+from understudy.checkpoints.formats.keras_file import inspect
 
 from .conftest import WriteKeras
 

@@ -9,6 +9,7 @@ from understudy.checkpoints.errors import (
     UnsupportedFormatError,
 )
 from understudy.checkpoints.folder import FolderSource
+from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, read_manifest
@@ -32,6 +33,7 @@ __all__ = [
     "FolderSource",
     "LockHeldError",
     "Manifest",
+    "ModelKind",
     "RunDir",
     "RunSource",
     "Signature",

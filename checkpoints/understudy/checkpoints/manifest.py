@@ -15,7 +15,8 @@ from typing import Any
 
 from understudy.checkpoints.atomic import encode_json
 from understudy.checkpoints.errors import DamagedCheckpointError, UnsupportedFormatError
-from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE
+from understudy.checkpoints.kinds import ModelKind
+from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.signature import Signature
 
 FORMAT_VERSION = 1
@@ -40,12 +41,12 @@ class Manifest:
         created_at: Seconds since the epoch of Unix.
         final: Whether training ended with it.
         digest: Identifies the model: equal digests, equal model. For a published checkpoint it is the SHA-256 of
-            ``model.keras``, for a foreign one the SHA-256 of what
-            `keras_file.inspect` reads, its date left out.
+            ``model.keras``, for a foreign one that of its format's `Content`, its date left out.
         metrics: Training metrics by name; may hold NaN.
         signature: What the model takes and gives; None where the writer did not say.
         versions: Versions of the libraries that wrote it, by name.
-        files: Every file but the manifest, ``model.keras`` among them.
+        files: Every file but the manifest, those of the model among them.
+        kind: How the model is stored.
         format_version: Of the manifest.
     """
 
@@ -55,6 +56,7 @@ class Manifest:
     final: bool
     digest: str
     files: tuple[FileEntry, ...]
+    kind: ModelKind = ModelKind.KERAS
     metrics: Mapping[str, float] = field(default_factory=dict)
     signature: Signature | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Manifest:
             "created_at": self.created_at,
             "final": self.final,
             "digest": self.digest,
+            "kind": self.kind.value,
             "metrics": {name: float(value) for name, value in self.metrics.items()},
             "signature": None if self.signature is None else self.signature.as_json(),
             "versions": dict(self.versions),
@@ -149,8 +152,9 @@ def _checksum(fields: Mapping[str, Any]) -> str:
 
 def _from_json(fields: Mapping[str, Any]) -> Manifest:
     files = tuple(_file_entry(entry) for entry in fields["files"])
-    if not any(entry.path == MODEL_FILE for entry in files):
-        raise ValueError(f"it lists no {MODEL_FILE}")
+    kind = ModelKind(fields.get("kind", ModelKind.KERAS.value))
+    if not any(kind.owns(entry.path) for entry in files):
+        raise ValueError(f"it lists no {kind.file_name}")
     signature = fields["signature"]
     epoch = fields["epoch"]
     return Manifest(
@@ -159,6 +163,7 @@ def _from_json(fields: Mapping[str, Any]) -> Manifest:
         created_at=float(fields["created_at"]),
         final=bool(fields["final"]),
         digest=str(fields["digest"]),
+        kind=kind,
         metrics={str(name): float(value) for name, value in fields["metrics"].items()},
         signature=None if signature is None else Signature.from_json(signature),
         versions={str(name): str(version) for name, version in fields["versions"].items()},

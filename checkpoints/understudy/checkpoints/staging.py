@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.checkpoints.errors import CheckpointGoneError, DamagedCheckpointError
-from understudy.checkpoints.folders import link_or_copy, sweep
-from understudy.checkpoints.keras_file import KerasFile, inspect
-from understudy.checkpoints.layout import MODEL_FILE, TEMPORARY_PREFIX
+from understudy.checkpoints.folders import link_or_copy, remove_folder, sweep, temporary_folder
+from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
 from understudy.checkpoints.manifest import Manifest, describe_file
-from understudy.checkpoints.stable_copy import FileChangedError, Stamp, stable_copy
+from understudy.checkpoints.stable_copy import FileChangedError
 from understudy.checkpoints.taken import TakenCheckpoint, take_once
-
-_SUFFIX = ".keras"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeFile:
-    """A foreign file that was copied and found whole: what it says, and its status when it was copied."""
-
-    content: KerasFile
-    stamp: Stamp
-
-
-def copy_whole(origin: Path, copy: Path) -> WholeFile:
-    """Copy a writer's file and look into the copy.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        FileChangedError: It changed while it was being copied.
-        DamagedCheckpointError: It did not change, but it is not a whole ``.keras`` file.
-        OSError: Copying failed otherwise. After any error there may be a part of the copy.
-    """
-    stamp = stable_copy(origin, copy)
-    try:
-        return WholeFile(content=inspect(copy), stamp=stamp)
-    except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{origin}: {error}") from error
 
 
 class Staging:
-    """A folder of private copies, named by digest. Thread-safe.
+    """A folder of private copies, each a folder named by its digest. Thread-safe.
 
     Args:
         folder: Its own; emptied of copies, as nobody knows them after a restart.
@@ -57,47 +29,43 @@ class Staging:
         self._lock = threading.Lock()
         self.keep(())
 
-    def stage(self, origin: Path) -> WholeFile:
-        """Copy a writer's file into this folder. Raises as `copy_whole` does; then no copy is left."""
-        copy = self._folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"
-        try:
-            whole = copy_whole(origin, copy)
+    def stage(self, origin: ForeignFiles) -> WholeCopy:
+        """Copy a writer's checkpoint into this folder. Raises as `ForeignFiles.copy_into`; then no copy is left."""
+        with temporary_folder(self._folder / origin.format.kind.file_name) as folder:
+            whole = origin.copy_into(folder)
             with self._lock:
-                copy.rename(self._path(whole.content.digest))
-        finally:
-            copy.unlink(missing_ok=True)
+                target = self._folder / whole.content.digest
+                remove_folder(target)
+                folder.rename(target)
         return whole
 
     def hand_over(self, digest: str, target: Path) -> bool:
-        """Give away the copy with a digest as ``target``; return False if there is none."""
+        """Give away the files of the copy with a digest, into ``target``; return False if there is none."""
         with self._lock:
-            copy = self._path(digest)
-            try:
-                link_or_copy(copy, target)
-            except FileNotFoundError:
+            copy = self._folder / digest
+            if not copy.is_dir():
                 return False
-            copy.unlink()
+            for name in _files_in(copy):
+                link_or_copy(copy / name, target / name)
+            remove_folder(copy)
             return True
 
     def keep(self, digests: Collection[str]) -> None:
         """Delete every copy but those with these digests."""
         with self._lock:
-            for copy in self._folder.glob(f"[!.]*{_SUFFIX}"):
-                if copy.stem not in digests:
-                    copy.unlink()
-
-    def _path(self, digest: str) -> Path:
-        return self._folder / f"{digest}{_SUFFIX}"
+            for copy in self._folder.glob("[!.]*"):
+                if copy.is_dir() and copy.name not in digests:
+                    remove_folder(copy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint:
-    """A checkpoint that was found in somebody else's file, ``origin``. See `Checkpoint`."""
+    """A checkpoint that was found in somebody else's folder, at ``origin``. See `Checkpoint`."""
 
     step: int
     digest: str
     created_at: float
-    origin: Path
+    origin: ForeignFiles
     staging: Staging
     final: bool = False
     manifest: Manifest | None = None
@@ -107,23 +75,28 @@ class ForeignCheckpoint:
         return take_once(into, digest=self.digest, fill=self._fill)
 
     def _fill(self, folder: Path) -> Manifest:
-        model_file = folder / MODEL_FILE
-        if not self.staging.hand_over(self.digest, model_file):
-            self._copy_again(model_file)
+        if not self.staging.hand_over(self.digest, folder):
+            self._copy_again(folder)
         return Manifest(
             step=self.step,
             epoch=None,
             created_at=self.created_at,
             final=self.final,
             digest=self.digest,
-            files=(describe_file(folder, MODEL_FILE),),
+            kind=self.origin.format.kind,
+            files=tuple(describe_file(folder, name) for name in _files_in(folder)),
         )
 
-    def _copy_again(self, model_file: Path) -> None:
-        gone = f"{self.origin} was overwritten or deleted before step {self.step} could be taken"
+    def _copy_again(self, folder: Path) -> None:
+        gone = f"{self.origin.path} was overwritten or deleted before step {self.step} could be taken"
         try:
-            whole = copy_whole(self.origin, model_file)
+            whole = self.origin.copy_into(folder)
         except (FileNotFoundError, FileChangedError, DamagedCheckpointError) as error:
             raise CheckpointGoneError(gone) from error
         if whole.content.digest != self.digest:
             raise CheckpointGoneError(gone)
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder, relative to it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -9,7 +9,8 @@ from pathlib import Path
 from understudy.checkpoints.atomic import write_bytes
 from understudy.checkpoints.errors import CheckpointError
 from understudy.checkpoints.folders import remove_folder, temporary_folder
-from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE
+from understudy.checkpoints.kinds import ModelKind
+from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.manifest import Manifest, encode_manifest, read_manifest, verify_files
 
 
@@ -41,9 +42,14 @@ class TakenCheckpoint:
         return self.manifest.final
 
     @property
+    def kind(self) -> ModelKind:
+        """How the model is stored."""
+        return self.manifest.kind
+
+    @property
     def model_file(self) -> Path:
-        """The Keras model."""
-        return self.directory / MODEL_FILE
+        """The model: a file, a folder or the common beginning of several files, as its kind has it."""
+        return self.directory / self.kind.file_name
 
     def release(self) -> None:
         """Delete the private folder; doing so again does nothing."""

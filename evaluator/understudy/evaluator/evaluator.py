@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets import EvaluationDataset
@@ -60,6 +60,7 @@ class Evaluator:
         settings: What the operator chose.
         source: Where checkpoints come from.
         datasets: What each checkpoint is scored on, in this order; names are unique.
+        build_model: Returns a new Keras model, for checkpoints that hold variables alone.
         observer: Told of batches, loads and records as they happen.
     """
 
@@ -69,12 +70,14 @@ class Evaluator:
         *,
         source: CheckpointSource,
         datasets: Sequence[EvaluationDataset] = (),
+        build_model: Callable[[], Any] | None = None,
         observer: Observer,
     ) -> None:
         self._settings = settings
         self._source = source
         self._datasets = {dataset.name: dataset for dataset in datasets}
         self._all_datasets = tuple(datasets)
+        self._build_model = build_model
         self._observer = observer
         self._ready = ReadySignal()
         self._stack = ExitStack()
@@ -101,6 +104,7 @@ class Evaluator:
                 self._settings,
                 source=self._source,
                 datasets=self._all_datasets,
+                build_model=self._build_model,
                 observer=self._observer,
                 on_stage=self._ready.give,
                 remaining_seconds=self._remaining_seconds,

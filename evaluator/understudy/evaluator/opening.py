@@ -38,12 +38,16 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
         DeviceError: The devices cannot be had.
         ExperimentError: The experiment cannot be loaded.
         ConfigurationError: A dataset cannot be used.
-        CheckpointError: The state folder holds something else.
+        CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
     """
     build_strategy(device_settings(settings))
     experiment = None if origin.experiment is None else load_experiment(origin.experiment)
     evaluator = Evaluator(
-        settings, source=_source(origin, settings), datasets=_datasets(origin, experiment), observer=observer
+        settings,
+        source=_source(origin, settings),
+        datasets=_datasets(origin, experiment),
+        build_model=None if experiment is None else experiment.build_model,
+        observer=observer,
     )
     return Opened(evaluator=evaluator, model_name=DEFAULT_MODEL_NAME if experiment is None else experiment.name)
 
@@ -51,7 +55,9 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
 def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
     if origin.is_run:
         return RunSource(RunDir(origin.folder))
-    return FolderSource(origin.folder, settings.state_dir / "staging")
+    source = FolderSource(origin.folder, settings.state_dir / "staging", takes_variables=origin.experiment is not None)
+    source.check()
+    return source
 
 
 def _datasets(origin: Origin, experiment: Experiment | None) -> Sequence[EvaluationDataset]:

@@ -12,6 +12,7 @@ from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
 from understudy.evaluator.compute.engine import Engine, EngineSettings
+from understudy.evaluator.compute.loaders import BuildModel
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.errors import ConfigurationError
 from understudy.evaluator.lifecycle.backlog import Backlog
@@ -79,6 +80,7 @@ def start_parts(
     *,
     source: CheckpointSource,
     datasets: Sequence[EvaluationDataset],
+    build_model: BuildModel | None,
     observer: Observer,
     on_stage: Callable[[int], None],
     remaining_seconds: Callable[[], float],
@@ -90,6 +92,7 @@ def start_parts(
         settings: What the operator chose.
         source: Where checkpoints come from.
         datasets: What they are scored on.
+        build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
         observer: Told of what happens.
         on_stage: Told of each step that comes on stage.
         remaining_seconds: Asked, when a part is to be closed, how long that may take.
@@ -111,7 +114,7 @@ def start_parts(
     history = LoadHistory(quarantine=quarantine, observer=observer)
     manager = ServableManager(
         shelf=shelf,
-        slots=ReplicaSlots(strategy, max_rows=settings.max_batch_rows),
+        slots=ReplicaSlots(strategy, max_rows=settings.max_batch_rows, build_model=build_model),
         limit=settings.slots,
         history=history,
         on_stage=on_stage,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from understudy.evaluator.compute.model_file import architecture_of
+from understudy.checkpoints.taken import TakenCheckpoint
+from understudy.evaluator.compute.loaders import BuildModel, loader_for
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.errors import LoadError
 
@@ -18,24 +18,27 @@ class ReplicaSlots:
     Args:
         strategy: A `tf.distribute.MirroredStrategy`.
         max_rows: The most rows of one call.
+        build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
     """
 
-    def __init__(self, strategy: Any, *, max_rows: int) -> None:
+    def __init__(self, strategy: Any, *, max_rows: int, build_model: BuildModel | None = None) -> None:
         self._strategy = strategy
         self._max_rows = max_rows
+        self._build_model = build_model
 
-    def build(self, model_file: Path) -> Slot:
+    def build(self, taken: TakenCheckpoint) -> Slot:
         """See `SlotFactory`."""
+        loader = loader_for(taken.kind, self._build_model)
         try:
-            return Slot(self._strategy, model_file, max_rows=self._max_rows)
+            return Slot(self._strategy, taken.model_file, max_rows=self._max_rows, loader=loader)
         except LoadError as error:
             if _is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
 
-    def architecture_of(self, model_file: Path) -> str:
+    def architecture_of(self, taken: TakenCheckpoint) -> str:
         """See `SlotFactory`."""
-        return architecture_of(model_file)
+        return loader_for(taken.kind, self._build_model).architecture_of(taken.model_file)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
-from understudy.evaluator.compute import model_file as files
 from understudy.evaluator.compute.compilation import Compilation, check_metrics
 from understudy.evaluator.compute.forward import ForwardPass, Tensors
 from understudy.evaluator.compute.frozen import FrozenState
 from understudy.evaluator.compute.inputs import check_inputs, example_inputs
+from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.probe import find_example_length, rows_depend_on_each_other
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
 from understudy.evaluator.compute.scoring import Scorer
@@ -38,21 +38,31 @@ class Slot:
 
     Args:
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
-        model_file: A ``.keras`` file, whose model is built and whose weights are loaded.
+        model_file: The checkpoint whose model is built and whose weights are loaded.
         max_rows: The most rows of one pass; larger batches go forward in pieces.
+        loader: Knows how such checkpoints are stored; ``.keras`` files by default.
 
     Raises:
         LoadError: The model cannot be built, does not say what it takes, cannot run, or does not give one row of output
             for each row of input.
     """
 
-    def __init__(self, strategy: Any, model_file: Path, *, max_rows: int) -> None:
-        self.architecture = files.architecture_of(model_file)
+    def __init__(self, strategy: Any, model_file: Path, *, max_rows: int, loader: ModelLoader | None = None) -> None:
+        self._loader = loader or KerasLoader()
+        self.architecture = self._loader.architecture_of(model_file)
         self._strategy = strategy
         self._max_rows = max_rows
         self._device: str = strategy.extended.worker_devices[0]
+        self._scorers: OrderedDict[str, Scorer] = OrderedDict()
+        self._building = threading.Lock()
         with strategy.scope():
-            self._model = files.build_model(model_file)
+            built = self._loader.build(model_file)
+        self._adopt(built, model_file)
+
+    def _adopt(self, built: BuiltModel, model_file: Path) -> None:
+        """Trace a model and find out about it."""
+        self._model = built.model
+        self._compile_config = built.compile_config
         with _load_errors(model_file.name):
             self._interface = interface_of(self._model)
             self._pass = self._trace()
@@ -61,11 +71,10 @@ class Slot:
             coupled = rows_depend_on_each_other(
                 self._outputs, specs, replicas=self.replicas, length=self._example_length
             )
-        self._compilation = Compilation(self._model, self._interface, files.read_compile_config(model_file))
+        self._compilation = Compilation(self._model, self._interface, self._compile_config)
         self._couples_rows = coupled and not self._pass.draws_random_numbers
         self._frozen = FrozenState(self._model)
-        self._scorers: OrderedDict[str, Scorer] = OrderedDict()
-        self._building = threading.Lock()
+        self._scorers.clear()
 
     @property
     def signature(self) -> Signature:
@@ -104,22 +113,24 @@ class Slot:
         return tuple(found)
 
     def load(self, model_file: Path) -> None:
-        """Assign the weights in a ``.keras`` file to the variables. Traces nothing.
+        """Assign the weights of another checkpoint to the variables. Traces nothing.
 
         Functions are traced again only if the checkpoint changes what they hold as constants, such as the statistics of
-        a ``Normalization`` layer.
+        a ``Normalization`` layer, or if it brings functions of its own, as a SavedModel does.
 
         Raises:
-            ArchitectureMismatchError: The file holds another model, or the same compiled otherwise.
-            LoadError: The file is damaged. The slot must be loaded anew before it is used.
+            ArchitectureMismatchError: The checkpoint holds another model, or the same compiled otherwise.
+            LoadError: It is damaged. The slot must be loaded anew before it is used.
         """
-        if files.architecture_of(model_file) != self.architecture:
+        if self._loader.architecture_of(model_file) != self.architecture:
             raise ArchitectureMismatchError(
                 f"the model in {model_file.name} is not the one this slot was built for; load it into a slot of its own"
             )
         with self._strategy.scope():
-            files.assign_weights(self._model, model_file)
-        if self._frozen.changed():
+            model = self._loader.assign(self._model, model_file)
+        if model is not self._model:
+            self._adopt(BuiltModel(model=model, compile_config=self._compile_config), model_file)
+        elif self._frozen.changed():
             self._pass = self._trace()
             self._scorers.clear()
             self._frozen = FrozenState(self._model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 from understudy.checkpoints.errors import CheckpointGoneError, UnsupportedFormatError
@@ -17,16 +16,16 @@ _HOPELESS = (ArchitectureMismatchError, CheckpointGoneError, UnsupportedFormatEr
 class SlotFactory(Protocol):
     """Makes slots. Used by the manager's thread only."""
 
-    def build(self, model_file: Path) -> ModelSlot:
-        """Make a slot that holds the model and weights of a file.
+    def build(self, taken: TakenCheckpoint) -> ModelSlot:
+        """Make a slot that holds the model and weights of a checkpoint.
 
         Raises:
-            LoadError: The file cannot be loaded.
+            LoadError: The checkpoint cannot be loaded.
             MemoryError: The devices have no room for another slot.
         """
 
-    def architecture_of(self, model_file: Path) -> str:
-        """Return the fingerprint that a slot built from the file would have; raise LoadError if it has none."""
+    def architecture_of(self, taken: TakenCheckpoint) -> str:
+        """Return the fingerprint that a slot built from it would have; raise LoadError if it has none."""
 
 
 def load_into(
@@ -45,14 +44,14 @@ def load_into(
         LoadError: It cannot be loaded. The slot given may be used for another checkpoint.
         MemoryError: The devices have no room for another slot.
     """
-    architecture = slots.architecture_of(taken.model_file)
+    architecture = slots.architecture_of(taken)
     if stage is not None and stage.architecture != architecture:
         raise ArchitectureMismatchError(
             f"the model of step {taken.step} differs from the one on stage in its architecture or compile "
             "configuration; publish it in a run folder of its own, or restart the evaluator to take it up"
         )
     if isinstance(room, NewSlot) or room.architecture != architecture:
-        slot = slots.build(taken.model_file)
+        slot = slots.build(taken)
     else:
         slot = room
         slot.load(taken.model_file)

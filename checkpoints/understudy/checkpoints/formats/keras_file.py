@@ -13,18 +13,16 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.formats.format import Content
+from understudy.checkpoints.formats.hdf5 import OPTIMIZER_COUNTS, first_count
 
 _CONFIG = "config.json"
 _METADATA = "metadata.json"
 _WEIGHTS = "model.weights.h5"
-
-# A LossScaleOptimizer counts in the optimizer that it wraps; its own counter stays at 0.
-_ITERATIONS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 
 _BLOCK_BYTES = 1 << 20
 
@@ -38,20 +36,7 @@ _DAMAGE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class KerasFile:
-    """What a ``.keras`` file says.
-
-    Attributes:
-        digest: SHA-256 of its parts but the metadata, so that a model saved twice has one digest.
-        iterations: How many steps its optimizer has taken; None if it has none or it has taken none.
-    """
-
-    digest: str
-    iterations: int | None
-
-
-def inspect(path: Path) -> KerasFile:
+def inspect(path: Path) -> Content:
     """Check that a ``.keras`` file is whole, down to every checksum, and read what identifies it.
 
     Args:
@@ -74,7 +59,7 @@ def inspect(path: Path) -> KerasFile:
                     digest.update(f"{member.filename} {content.hexdigest()}\n".encode())
             json.loads(archive.read(_CONFIG))
             archive.getinfo(_WEIGHTS)
-            return KerasFile(digest=digest.hexdigest(), iterations=_read_iterations(weights))
+            return Content(digest=digest.hexdigest(), iterations=_read_iterations(weights))
     except _DAMAGE as error:
         raise DamagedCheckpointError(f"{path.name} is not a whole .keras file: {error}") from error
     except OSError as error:
@@ -101,17 +86,6 @@ def _read_iterations(weights: IO[bytes]) -> int | None:
 
     try:
         with h5py.File(weights, "r") as file:
-            for name in _ITERATIONS:
-                iterations = _as_count(file.get(name))
-                if iterations:
-                    return iterations
+            return first_count(file, OPTIMIZER_COUNTS)
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{_WEIGHTS} cannot be read: {error}") from error
-    return None
-
-
-def _as_count(dataset: Any) -> int | None:
-    """Return a scalar integer dataset's value, or None for anything else."""
-    if dataset is None or getattr(dataset, "shape", None) != () or dataset.dtype.kind not in "iu":
-        return None
-    return int(dataset[()])

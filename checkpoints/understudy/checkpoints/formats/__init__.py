@@ -1,0 +1,30 @@
+"""What other people's checkpoints look like: one module for each format."""
+
+from understudy.checkpoints.formats.format import Content, Format
+from understudy.checkpoints.formats.hdf5 import inspect_model, inspect_weights
+from understudy.checkpoints.formats.keras_file import inspect as inspect_keras_file
+from understudy.checkpoints.formats.saved_model import SavedModelFolder
+from understudy.checkpoints.formats.single_file import SingleFile
+from understudy.checkpoints.formats.tf_checkpoint import TensorFlowCheckpoint
+from understudy.checkpoints.kinds import ModelKind
+
+HDF5_SETTLE_SECONDS = 0.02
+"""HDF5 has no checksums, so two writes within one tick of the file system's clock must not be possible."""
+
+FORMATS: tuple[Format, ...] = (
+    SingleFile(kind=ModelKind.KERAS, suffix=".keras", inspect=inspect_keras_file),
+    SingleFile(
+        kind=ModelKind.WEIGHTS, suffix=".weights.h5", inspect=inspect_weights, settle_seconds=HDF5_SETTLE_SECONDS
+    ),
+    SingleFile(
+        kind=ModelKind.HDF5,
+        suffix=".h5",
+        not_suffix=".weights.h5",
+        inspect=inspect_model,
+        settle_seconds=HDF5_SETTLE_SECONDS,
+    ),
+    TensorFlowCheckpoint(),
+    SavedModelFolder(),
+)
+
+__all__ = ["FORMATS", "Content", "Format"]

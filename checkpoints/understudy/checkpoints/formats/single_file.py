@@ -1,0 +1,50 @@
+"""Checkpoints that are one file each, told by the end of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.checkpoints.formats.format import Content
+from understudy.checkpoints.kinds import ModelKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleFile:
+    """See `Format`.
+
+    Attributes:
+        kind: What it holds.
+        suffix: How its name ends.
+        inspect: Looks into a copy.
+        not_suffix: How it does not end, where one suffix ends with another.
+        settle_seconds: See `Format`.
+    """
+
+    kind: ModelKind
+    suffix: str
+    inspect: Callable[[Path], Content]
+    not_suffix: str | None = None
+    settle_seconds: float = 0.0
+
+    @property
+    def description(self) -> str:
+        """See `Format`."""
+        return f"*{self.suffix} files"
+
+    def find(self, directory: Path) -> Iterable[Path]:
+        """See `Format`."""
+        return [path for path in directory.iterdir() if self._matches(path.name) and path.is_file()]
+
+    def files(self, path: Path) -> Mapping[str, Path]:
+        """See `Format`."""
+        return {self.kind.file_name: path}
+
+    def stem(self, path: Path) -> str:
+        """See `Format`."""
+        return path.name.removesuffix(self.suffix)
+
+    def _matches(self, name: str) -> bool:
+        excluded = self.not_suffix is not None and name.endswith(self.not_suffix)
+        return name.endswith(self.suffix) and not excluded and not name.startswith(".")

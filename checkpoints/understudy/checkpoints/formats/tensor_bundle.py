@@ -1,0 +1,67 @@
+"""Looking into a private copy of TensorFlow's variables: an index, and data with a checksum for every tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from understudy.checkpoints.formats.format import Content
+
+INDEX_SUFFIX = ".index"
+
+_NO_PART_OF_THE_MODEL = re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|save_counter/.*")
+_COUNT = re.compile(r"(?:.*/)?(?:_iterations|iter)/\.ATTRIBUTES/VARIABLE_VALUE")
+
+
+def bundle_files(prefix: Path) -> list[Path]:
+    """Return the files of a bundle, whose names begin with that of ``prefix``.
+
+    Raises:
+        FileNotFoundError: There is no index, or no data.
+    """
+    index = prefix.with_name(prefix.name + INDEX_SUFFIX)
+    data = re.compile(re.escape(prefix.name) + r"\.data-\d{5,}-of-\d{5,}")
+    found = sorted(path for path in prefix.parent.iterdir() if data.fullmatch(path.name))
+    if not found or not index.exists():
+        raise FileNotFoundError(f"{prefix} has no index or no data")
+    return [index, *found]
+
+
+def read_bundle(prefix: Path, *extra: str) -> Content:
+    """Read every tensor of a bundle, which checks its checksums.
+
+    Args:
+        prefix: The path of the index without its suffix.
+        extra: What else makes the model, beside the tensors.
+
+    Raises:
+        ValueError: It is not whole.
+    """
+    import tensorflow as tf
+
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes = reader.get_variable_to_shape_map()
+        names = sorted(name for name in shapes if not _NO_PART_OF_THE_MODEL.fullmatch(name))
+        digest = hashlib.sha256("\n".join(extra).encode())
+        for name in names:
+            digest.update(f"\n{name}:".encode() + _fingerprint(reader.get_tensor(name)))
+        counts = [int(reader.get_tensor(name)) for name in names if _COUNT.fullmatch(name) and not shapes[name]]
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ValueError(str(error).strip().splitlines()[0]) from error
+    return Content(digest=digest.hexdigest(), iterations=max(counts, default=0) or None)
+
+
+def _fingerprint(tensor: Any) -> bytes:
+    """Return the type, shape and hash of what a reader gives: an array, or the bytes of a scalar string."""
+    if isinstance(tensor, bytes):
+        return hashlib.sha256(tensor).digest()
+    content = tensor.tobytes() if tensor.dtype.kind != "O" else _joined(tensor.ravel())
+    return f"{tensor.dtype.str}:{tensor.shape}:".encode() + hashlib.sha256(content).digest()
+
+
+def _joined(values: Iterable[bytes]) -> bytes:
+    return b"".join(len(value).to_bytes(8, "little") + value for value in values)

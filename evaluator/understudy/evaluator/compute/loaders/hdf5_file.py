@@ -1,0 +1,74 @@
+"""Loads whole models from ``.h5`` files, which Keras calls legacy and ``ModelCheckpoint`` still writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+
+from understudy.evaluator.compute.loaders.loader import BuiltModel
+from understudy.evaluator.compute.names import without_made_up_names
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import LoadError
+
+_COMPILED = {
+    "loss": "keras.losses",
+    "loss_weights": "keras.losses",
+    "metrics": "keras.metrics",
+    "weighted_metrics": "keras.metrics",
+}
+"""The arguments of ``compile`` that scoring needs, and where Keras has the classes that they name."""
+
+
+class Hdf5Loader:
+    """See `ModelLoader`."""
+
+    def architecture_of(self, model_file: Path) -> str:
+        """See `ModelLoader`."""
+        content = [without_made_up_names(_read(model_file, "model_config")), _compile_config(model_file)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def build(self, model_file: Path) -> BuiltModel:
+        """See `ModelLoader`."""
+        try:
+            model = keras.saving.load_model(model_file, compile=False)
+        except Exception as error:
+            raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
+        return BuiltModel(model=model, compile_config=_compile_config(model_file))
+
+    def assign(self, model: Any, model_file: Path) -> Any:
+        """See `ModelLoader`."""
+        try:
+            model.load_weights(model_file)
+        except Exception as error:
+            raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
+        return model
+
+
+def _compile_config(model_file: Path) -> dict[str, Any]:
+    training = _read(model_file, "training_config")
+    return {name: _with_module(training.get(name), module) for name, module in _COMPILED.items()} if training else {}
+
+
+def _with_module(value: Any, module: str) -> Any:
+    """Say of every serialized object where its class is, as Keras does since version 3."""
+    if isinstance(value, list):
+        return [_with_module(item, module) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "class_name" in value:
+        return {"module": module, "registered_name": value["class_name"], **value}
+    return {key: _with_module(item, module) for key, item in value.items()}
+
+
+def _read(model_file: Path, attribute: str) -> dict[str, Any]:
+    """Return a JSON attribute of the file; empty if there is none."""
+    try:
+        with h5py.File(model_file, "r") as file:
+            return dict(json.loads(file.attrs.get(attribute, "{}")))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{model_file.name} is not a whole .h5 file: {first_line(error)}") from error

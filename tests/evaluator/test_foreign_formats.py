@@ -1,0 +1,169 @@
+"""Other people's checkpoints, as stock Keras and TensorFlow write them, scored and served on several replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
+
+from understudy.checkpoints import FolderSource
+from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.errors import NotEvaluableError
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import Batch, EvaluationOutcome, MetricSpec
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+ROWS = 7
+RANDOM = np.random.default_rng(3)
+X = RANDOM.normal(size=(ROWS, 4)).astype(np.float32)
+Y = RANDOM.normal(size=(ROWS, 2)).astype(np.float32)
+
+Save = Callable[[Any, Path, int], None]
+
+
+def build_model() -> Any:
+    """Return a compiled model with much that a format must carry: statistics, a seed, a loss and a metric object."""
+    x = keras.Input((4,), name="x")
+    h = keras.layers.BatchNormalization()(keras.layers.Dense(8, activation="relu")(x))
+    y = keras.layers.Dense(2)(keras.layers.Dropout(0.3)(h))
+    model = keras.Model(x, y)
+    model.compile("adam", keras.losses.Huber(), metrics=[keras.metrics.MeanAbsoluteError(name="mae")])
+    return model
+
+
+def save_keras(model: Any, folder: Path, step: int) -> None:
+    callback = keras.callbacks.ModelCheckpoint(str(folder / "model-{epoch}.keras"))
+    callback.set_model(model)
+    callback.on_epoch_end(step, {})
+
+
+def save_weights(model: Any, folder: Path, step: int) -> None:
+    callback = keras.callbacks.ModelCheckpoint(str(folder / "model-{epoch}.weights.h5"), save_weights_only=True)
+    callback.set_model(model)
+    callback.on_epoch_end(step, {})
+
+
+def save_h5(model: Any, folder: Path, step: int) -> None:
+    model.save(folder / f"model-{step}.h5")
+
+
+def save_managed(model: Any, folder: Path, step: int) -> None:
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, step=tf.Variable(step))
+    tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=3).save(step)
+
+
+def save_model_itself(model: Any, folder: Path, step: int) -> None:
+    tf.train.Checkpoint(model).write(str(folder / f"at-{step}"))
+
+
+def save_under_another_name(model: Any, folder: Path, step: int) -> None:
+    tf.train.Checkpoint(net=model, opt=model.optimizer).write(str(folder / f"at-{step}"))
+
+
+def save_numbered(model: Any, folder: Path, step: int) -> None:
+    model.export(folder / str(step), verbose=False)
+
+
+def save_ckpt_n(model: Any, folder: Path, step: int) -> None:
+    tf.saved_model.save(model, str(folder / f"ckpt-{step}"))
+
+
+COMPILED: dict[str, Save] = {
+    "keras": save_keras,
+    "weights.h5": save_weights,
+    "h5": save_h5,
+    "CheckpointManager": save_managed,
+    "Checkpoint of the model": save_model_itself,
+    "Checkpoint under another name": save_under_another_name,
+}
+SAVED_MODELS: dict[str, Save] = {"numbered": save_numbered, "ckpt-N": save_ckpt_n}
+
+
+class Theirs:
+    """A training script of somebody else's, and an evaluator beside it."""
+
+    def __init__(self, folder: Path, save: Save) -> None:
+        self.folder = folder / "theirs"
+        self.folder.mkdir()
+        self._save = save
+        self._state = folder / "state"
+        self.model = build_model()
+        self.told = Told()
+
+    def train_and_save(self, step: int) -> tuple[dict[str, float], Any]:
+        """Train up to a step and save; return what one device makes of the model."""
+        while int(self.model.optimizer.iterations) < step:
+            self.model.train_on_batch(X, Y)
+        self._save(self.model, self.folder, step)
+        return self.model.evaluate(X, Y, batch_size=ROWS, return_dict=True, verbose=0), self.model(X).numpy()
+
+    def evaluator(self) -> Evaluator:
+        return Evaluator(
+            EvaluatorSettings(
+                state_dir=self._state, devices=("CPU:0", "CPU:1", "CPU:2"), poll_interval_seconds=0.05, max_batch_rows=8
+            ),
+            source=FolderSource(self.folder, self._state / "staging", takes_variables=True),
+            datasets=[ArrayDataset("test", {"x": X, "y": Y})],
+            build_model=build_model,
+            observer=self.told,
+        )
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_checkpoint_of_every_compiled_format_scores_as_its_writer_would(tmp_path: Path, name: str) -> None:
+    theirs = Theirs(tmp_path, COMPILED[name])
+    expected = {3: theirs.train_and_save(3)}
+    with theirs.evaluator() as evaluator:
+        wait_for_records(evaluator, 1)
+        expected[5] = theirs.train_and_save(5)
+        records = wait_for_records(evaluator, 2)
+
+        assert outcomes(records) == [(step, "test", EvaluationOutcome.SCORED) for step in (3, 5)]
+        for record in records:
+            assert dict(record.metrics) == pytest.approx(expected[record.step][0], rel=1e-5)
+        prediction = evaluator.predict({"x": X}).result(WAIT_SECONDS)
+        assert prediction.step == 5
+        np.testing.assert_allclose(next(iter(prediction.outputs.values())), expected[5][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SAVED_MODELS)
+def test_a_saved_model_serves_and_scores_with_named_metrics_only(tmp_path: Path, name: str) -> None:
+    theirs = Theirs(tmp_path, SAVED_MODELS[name])
+    theirs.train_and_save(3)
+    with theirs.evaluator() as evaluator:
+        (record,) = wait_for_records(evaluator, 1)
+        assert (record.step, record.outcome) == (3, EvaluationOutcome.FAILED)
+        assert "no compile configuration" in record.reason
+        expected, outputs = theirs.train_and_save(5)
+        wait_for_records(evaluator, 2)
+
+        (x,) = evaluator.metadata().signature.inputs
+        prediction = evaluator.predict({x.name: X}).result(WAIT_SECONDS)
+        assert prediction.step == 5
+        np.testing.assert_allclose(next(iter(prediction.outputs.values())), outputs, rtol=1e-5, atol=1e-6)
+        with pytest.raises(NotEvaluableError, match="no compile configuration"):
+            evaluator.open_stream().result(WAIT_SECONDS)
+        with evaluator.open_stream(metrics=[MetricSpec(name="mean_absolute_error")]).result(WAIT_SECONDS) as stream:
+            for rows in (slice(0, 3), slice(3, ROWS)):
+                stream.add(Batch(inputs={x.name: X[rows]}, targets={"targets": Y[rows]})).result(WAIT_SECONDS)
+            metrics = stream.finish().metrics
+        assert metrics == pytest.approx({"mean_absolute_error": expected["mae"]}, rel=1e-5)
+
+
+def test_variables_of_another_model_are_refused_with_the_reason(tmp_path: Path) -> None:
+    theirs = Theirs(tmp_path, save_managed)
+    theirs.model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    theirs.model.compile("adam", "mse")
+    save_managed(theirs.model, theirs.folder, 1)
+    with theirs.evaluator() as evaluator:
+        (record,) = wait_for_records(evaluator, 1)
+        assert record.outcome is EvaluationOutcome.FAILED
+        assert "not those of the experiment's model" in record.reason
