@@ -18,7 +18,9 @@ from pathlib import Path
 from benchmarks.soak.trial import Trial
 
 TOPICS = {
+    "exactness": "drawn streams of drawn models: each scores as on one device",
     "damage": "damaged checkpoints: none served, none ends the evaluator, the last good one goes on serving",
+    "stock_writers": "stock Keras and TensorFlow saving at full speed: no failed save, no torn read",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }
 """Each is a module of this package with a ``run(trial)``, and what it tries."""
@@ -28,7 +30,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 def main() -> int:
     """Run one topic."""
-    listed = "\n".join(f"  {name:12}{text}" for name, text in TOPICS.items())
+    listed = "\n".join(f"  {name:15}{text}" for name, text in TOPICS.items())
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\ntopics:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )

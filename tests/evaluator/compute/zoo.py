@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -431,19 +431,26 @@ def cut(structure: Any, start: int, stop: int) -> Any:
 
 def evaluate_on_one_device(model: Any, batches: list[tuple[Any, ...]]) -> dict[str, float]:
     """Return what `model.evaluate` gives for these batches, from a dataset whose length is known."""
-    spec = keras.tree.map_structure(_open_spec, batches[0])
+    batches = [keras.tree.lists_to_tuples(batch) for batch in batches]  # as tf.data wants them
+    spec = keras.tree.map_structure(open_spec, batches[0])
     dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    return flat_logs(model.evaluate(dataset, verbose=0, return_dict=True))
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as numbers; those that are several appear as ``name/0``, ``name/1``, ..."""
     flat: dict[str, float] = {}
-    for name, value in model.evaluate(dataset, verbose=0, return_dict=True).items():
+    for name, value in logs.items():
         array = np.asarray(value)
         flat.update({f"{name}/{i}": float(v) for i, v in enumerate(array)} if array.ndim else {name: float(array)})
     return flat
 
 
-def _open_spec(array: Any) -> Any:
+def open_spec(array: Any) -> Any:
+    """Return the specification of an array whose batch, and length if it holds tokens, are left open."""
     dims = [None, None] if array.ndim == 2 and array.dtype.kind == "i" else [None, *array.shape[1:]]
-    return tf.TensorSpec(dims, array.dtype)
+    return tf.TensorSpec(dims, tf.string if array.dtype.kind == "O" else array.dtype)
 
 
 def _weights(rng: np.random.Generator, rows: int) -> Any:

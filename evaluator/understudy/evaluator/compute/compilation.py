@@ -97,10 +97,14 @@ def _metric(spec: MetricSpec) -> Any:
     """Return a name where Keras chooses the metric by the shapes it meets, else a metric object."""
     if spec.name in {"accuracy", "acc", "crossentropy", "ce"} and not spec.config:
         return spec.name
+    registered = keras.saving.get_registered_object(spec.name)
+    if registered is not None and not isinstance(registered, type) and not spec.config:
+        return registered
     try:
-        if not spec.config:
+        if registered is None and not spec.config:
             return keras.metrics.get(spec.name) and spec.name
-        return keras.metrics.get({"class_name": spec.name, "config": {"name": spec.name, **spec.config}})
+        name = spec.name.rpartition(">")[2]
+        return keras.metrics.get({"class_name": spec.name, "config": {"name": name, **spec.config}})
     except (ValueError, TypeError) as error:
         raise InvalidInputError(
             f"metric {spec.name!r} with {dict(spec.config)} is none that Keras can make: "

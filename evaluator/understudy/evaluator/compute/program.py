@@ -117,8 +117,15 @@ class ScoringProgram:
         with self._outside.swapped_in(state.outside):
             values = self._result(list(state.metrics))
         if self._options.keeps_logs and state.logs.keys() != values.keys():
-            values = dict(state.logs)
+            values = self._logs_with_loss(state.logs, values)
         return _as_floats(values)
+
+    def _logs_with_loss(self, logs: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a step returned, with our loss: the tracker among it is for the model's own step to update."""
+        if self._options.custom_step:
+            return logs
+        loss = {LOSS: values[LOSS]} if self._options.with_loss else {}
+        return {**{name: value for name, value in logs.items() if name != LOSS}, **loss}
 
     def _function(self, function: Any) -> Any:
         return tf.function(function, autograph=False)

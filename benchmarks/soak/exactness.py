@@ -1,0 +1,198 @@
+"""The law of exactness, drawn: streams of batches score here as `model.evaluate` scores them on one device.
+
+Drawn are the model (of the tests' zoo), 1 to 8 replicas, compiled or named metrics, how many streams run at once, the
+number and sizes of their batches, the rows, the targets and the weights. Cases come in chapters that share a model, its
+replicas and its metrics, since those have to be built and traced.
+
+Models that pass their inputs through do not round, and must agree to the last digit. Others must agree to 1e-6 of the
+value; what deviates more is held against what Keras makes of the very outputs that were scored, which tells rounding in
+the forward pass (it may push a row over a threshold) from an error in a metric.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from benchmarks.soak.trial import Trial
+
+if TYPE_CHECKING:
+    from evaluator.compute.law import Rows
+
+    from understudy.evaluator.compute.slot import Slot
+    from understudy.evaluator.types import MetricSpec
+
+CASES = 20_000
+CASES_OF_CHAPTER = 50
+DESCRIBED = 10
+MAX_REPLICAS = 8
+MAX_BATCHES = 5
+MAX_STREAMS = 4
+MAX_ROWS_OF_PASS = 32
+SIZES = (1, 1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 32, 37, 41, 64, 67, 96, 97)
+"""One row, primes, and what divides evenly; the largest go forward in pieces."""
+
+
+def run(trial: Trial) -> None:
+    """Try as many cases as the trial wants, chapter by chapter, from where it was broken off."""
+    count = trial.count(CASES)
+    _lay_out_devices()
+    tally = Tally(**trial.load_state())
+    while tally.cases < count:
+        for _ in _cases_of(trial.seed, tally.chapters, count - tally.cases, tally):
+            pass
+        tally.chapters += 1
+        trial.save_state(vars(tally))
+        trial.report(held=not tally.failed, **vars(tally), asked_for=count)
+    trial.finish()
+
+
+@dataclass
+class Tally:
+    """What came of the cases so far. The deviations are relative, and the largest of any metric.
+
+    Attributes:
+        cases: How many were tried.
+        chapters: How many chapters they came in.
+        streams: How many streams they had together.
+        passed_through: How many cases had a model that does not round.
+        largest_deviation_passed_through: Must be 0.
+        largest_deviation: Of the other models.
+        beyond_rounding: How many cases deviated more than 1e-6, because outputs rounded otherwise in the forward pass.
+        largest_deviation_beyond_rounding: The largest of these.
+        largest_deviation_of_scoring: Against Keras's score of the same outputs, where that was asked.
+        failed: How many streams broke the law.
+        failures: Descriptions of the first of them.
+    """
+
+    cases: int = 0
+    chapters: int = 0
+    streams: int = 0
+    passed_through: int = 0
+    largest_deviation_passed_through: float = 0.0
+    largest_deviation: float = 0.0
+    beyond_rounding: int = 0
+    largest_deviation_beyond_rounding: float = 0.0
+    largest_deviation_of_scoring: float = 0.0
+    failed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chapter:
+    """What the cases of one chapter share."""
+
+    name: str
+    replicas: int
+    metrics: tuple[MetricSpec, ...]
+    model: Any
+    slot: Slot
+
+
+def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]:
+    """Try the cases of one chapter."""
+    import keras
+
+    rng = np.random.default_rng([seed, number])
+    with tempfile.TemporaryDirectory() as folder:
+        chapter = _draw_chapter(rng, Path(folder))
+    for case in range(min(most, CASES_OF_CHAPTER)):
+        _try(chapter, np.random.default_rng([seed, number, case]), f"chapter {number}, case {case}", tally)
+        yield
+    del chapter
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
+    import tensorflow as tf
+    from evaluator.compute import wider_zoo
+
+    from understudy.evaluator.compute.slot import Slot
+
+    name = str(rng.choice(sorted(wider_zoo.KINDS)))
+    replicas = int(rng.integers(1, MAX_REPLICAS + 1))
+    model = wider_zoo.KINDS[name].build()
+    model.save(folder / "model.keras")
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    slot = Slot(strategy, folder / "model.keras", max_rows=MAX_ROWS_OF_PASS)
+    metrics = _draw_metrics(rng, wider_zoo.NAMED.get(name, ()))
+    if metrics:
+        wider_zoo.compile_with(model, metrics)
+    return Chapter(name=name, replicas=replicas, metrics=metrics, model=model, slot=slot)
+
+
+def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tuple[MetricSpec, ...]:
+    """Draw some of the metrics that fit, or none, which stands for the compiled ones."""
+    if not known or rng.random() < 0.4:
+        return ()
+    chosen = rng.choice(len(known), size=int(rng.integers(1, 5)), replace=False)
+    return tuple(known[index] for index in chosen)
+
+
+def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -> None:
+    """Score some streams at once, and each of them on one device."""
+    from evaluator.compute import law, wider_zoo
+    from evaluator.compute.zoo import evaluate_on_one_device
+
+    weighted = bool(rng.random() < 0.5)
+    kind = wider_zoo.KINDS[chapter.name]
+    streams = [
+        law.draw(kind, int(rng.integers(2**32)), _draw_sizes(rng), weighted=weighted)
+        for _ in range(rng.integers(1, MAX_STREAMS + 1))
+    ]
+    results = law.score_interleaved(chapter.slot, streams, chapter.metrics)
+    tally.cases += 1
+    tally.streams += len(streams)
+    tally.passed_through += chapter.name in wider_zoo.PASSED_THROUGH
+    for batches, result in zip(streams, results, strict=True):
+        expected = evaluate_on_one_device(chapter.model, batches)
+        problem = _judge(chapter, batches, result, expected, tally)
+        if problem:
+            tally.failed += 1
+            tally.failures = [*tally.failures, f"{title}: {chapter.name} on {chapter.replicas}: {problem}"][:DESCRIBED]
+
+
+def _draw_sizes(rng: np.random.Generator) -> list[int]:
+    return [int(size) for size in rng.choice(SIZES, rng.integers(1, MAX_BATCHES + 1))]
+
+
+def _judge(
+    chapter: Chapter, batches: Sequence[Rows], result: Mapping[str, float], expected: Mapping[str, float], tally: Tally
+) -> str:
+    """Return what is wrong with a result; nothing if it is as it should be."""
+    from evaluator.compute import law, wider_zoo
+
+    apart = law.deviation(result, expected)
+    problem = f"{dict(result)} for {dict(expected)}"
+    if chapter.name in wider_zoo.PASSED_THROUGH:
+        tally.largest_deviation_passed_through = max(tally.largest_deviation_passed_through, apart)
+        return problem if apart else ""
+    if apart <= law.ROUNDING:
+        tally.largest_deviation = max(tally.largest_deviation, apart)
+        return ""
+    of_scoring = law.deviation(result, law.score_outputs(chapter.model, chapter.slot, batches))
+    if of_scoring > law.ROUNDING:
+        return problem
+    tally.beyond_rounding += 1
+    tally.largest_deviation_beyond_rounding = max(tally.largest_deviation_beyond_rounding, apart)
+    tally.largest_deviation_of_scoring = max(tally.largest_deviation_of_scoring, of_scoring)
+    return ""
+
+
+def _lay_out_devices() -> None:
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * MAX_REPLICAS)
