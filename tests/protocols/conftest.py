@@ -1,0 +1,94 @@
+"""Every front end as a process of its own, and the clients of other servers in environments of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocols.served import FRONT_ENDS, Pair, serving_both
+from protocols.values import DTYPES, packed, values
+
+from understudy.clients import Client
+
+ROOT = Path(__file__).parent.parent.parent
+CALLS = Path(__file__).parent / "calls"
+INSTALL_SECONDS = 280
+CALLS_SECONDS = 100
+
+Fetch = Callable[[str], Path]
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="session", params=FRONT_ENDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with serving_both(tmp_path_factory.mktemp(request.param), *FRONT_ENDS[request.param]) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def native_plain(served: Pair) -> Iterator[Client]:
+    with Client(served.plain.grpc) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def native_answer(served: Pair) -> dict[str, list[str]]:
+    """What the native client gets for `values` of every dtype, by dtype."""
+    with Client(served.every.grpc) as client:
+        outputs = client.predict({f"in_{dtype}": values(dtype) for dtype in DTYPES}).outputs
+    return {dtype: packed(outputs[f"out_{dtype}"]) for dtype in DTYPES}
+
+
+@pytest.fixture(scope="session")
+def fetch() -> Fetch:
+    """Return what puts a client into an environment of its own, once for all, and says where."""
+
+    def fetch(kind: str) -> Path:
+        completed = subprocess.run(
+            [ROOT / "tools" / "fetch_clients.sh", kind],
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+        if completed.returncode:
+            pytest.skip(f"{kind} cannot be had: {completed.stderr.strip().splitlines()[-1:]}")
+        return ROOT / ".tools" / "clients" / kind
+
+    return fetch
+
+
+def report_of(program: Path | str, *arguments: str | Path) -> Report:
+    """Run a program of another environment and return the JSON it prints last."""
+    completed = subprocess.run(
+        [program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=CALLS_SECONDS,
+        check=False,
+        cwd=CALLS,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    report: Report = json.loads(completed.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.fixture(scope="session")
+def triton_grpc(fetch: Fetch, served: Pair) -> Report:
+    return report_of(fetch("triton") / "bin" / "python", "triton.py", "grpc", served.every.grpc, served.plain.grpc)
+
+
+@pytest.fixture(scope="session")
+def triton_http(fetch: Fetch, served: Pair) -> Report:
+    return report_of(fetch("triton") / "bin" / "python", "triton.py", "http", served.every.http, served.plain.http)
+
+
+@pytest.fixture(scope="session")
+def tf_serving(fetch: Fetch, served: Pair) -> Report:
+    return report_of(fetch("tfserving") / "bin" / "python", "tfserving.py", served.every.grpc, served.plain.grpc)

@@ -1,0 +1,125 @@
+"""A real ``understudy serve`` with models of every datatype."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from protocols.values import DTYPES, EVERY, EVERY_STEP, PLAIN, PLAIN_STEPS, WIDTH
+
+from understudy.checkpoints import CheckpointPublisher, RunDir
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.clients import Client
+
+FRONT_ENDS: Mapping[str, Sequence[str]] = {"grpcio": ()}
+"""The flags that choose each front end."""
+
+START_SECONDS = 90.0
+END_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where a server listens, and its process."""
+
+    grpc: str
+    http: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The servers of the two models that `protocols.values` speaks of."""
+
+    every: Served
+    plain: Served
+
+
+def publish(run: Path, models: Mapping[int, Any]) -> None:
+    """Publish models by their steps."""
+    publisher = CheckpointPublisher(RunDir(run), keep=10)
+    for step, model in models.items():
+
+        def write(folder: Path, model: Any = model) -> None:
+            model.save(folder / MODEL_FILE)
+
+        publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=signature_of(model))
+
+
+def every_model() -> Any:
+    inputs = {dtype: keras.Input((WIDTH,), dtype=dtype, name=f"in_{dtype}") for dtype in DTYPES}
+    outputs = {f"out_{dtype}": _identity(dtype)(inputs[dtype]) for dtype in DTYPES}
+    return keras.Model(list(inputs.values()), outputs)
+
+
+def plain_model(step: int) -> Any:
+    x = keras.Input((WIDTH,), name="x")
+    model = keras.Model(x, keras.layers.Dense(WIDTH, use_bias=False, name="y")(x))
+    model.layers[-1].set_weights([np.eye(WIDTH, dtype=np.float32) * step])
+    return model
+
+
+@contextmanager
+def serving_both(folder: Path, *flags: str) -> Iterator[Pair]:
+    """Serve both models, each in a process of its own, until the block ends."""
+    publish(folder / EVERY, {EVERY_STEP: every_model()})
+    publish(folder / PLAIN, {step: plain_model(step) for step in PLAIN_STEPS})
+    with serving(folder / EVERY, EVERY, *flags) as every, serving(folder / PLAIN, PLAIN, *flags) as plain:
+        with Client(plain.grpc) as client:
+            for step in PLAIN_STEPS:
+                client.promote(step)
+            client.unpin()
+        yield Pair(every, plain)
+
+
+@contextmanager
+def serving(run: Path, model_name: str, *flags: str) -> Iterator[Served]:
+    """Serve a run until the block ends."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run), "--model-name", model_name),
+            *("--logical-cpus", "2", "--grpc-port", "0", "--http-port", "0", "--log-level", "error", *flags),
+        ],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(START_SECONDS, process.kill)
+    watchdog.start()
+    try:
+        served = _ready(process)
+        watchdog.cancel()
+        yield served
+        assert process.poll() is None, "the server has ended"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_SECONDS) == 0
+    finally:
+        watchdog.cancel()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _ready(process: subprocess.Popen[str]) -> Served:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.match(r"READY grpc=(\S+) http=(\S+) step=\d+$", line):
+            return Served(grpc=match[1], http=match[2], pid=process.pid)
+    raise AssertionError("the server ended before it was ready")
+
+
+def _identity(dtype: str) -> Any:
+    """Return a layer that changes nothing; one of another float dtype than its input's would cast it."""
+    return keras.layers.Identity(name=f"out_{dtype}", **({"dtype": dtype} if "float" in dtype else {}))
