@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import ModelDescription, VersionState, VersionStatus
+from understudy.evaluator.types import ModelDescription, TensorSpec, VersionState, VersionStatus
 from understudy.oip import inference_pb2, model_config_pb2
 from understudy.service.dataplane.oip.datatypes import DATATYPES, config_type
 from understudy.service.statistics import StepStatistics, Times
@@ -30,14 +29,14 @@ _STATES: Mapping[VersionState, str] = {
 _Tensor = inference_pb2.ModelMetadataResponse.TensorMetadata
 
 
-def model_metadata(name: str, steps: Sequence[int], signature: Signature) -> inference_pb2.ModelMetadataResponse:
+def model_metadata(name: str, steps: Sequence[int], described: ModelDescription) -> inference_pb2.ModelMetadataResponse:
     """Return what a model takes and gives."""
     return inference_pb2.ModelMetadataResponse(
         name=name,
         versions=[str(step) for step in steps],
         platform=PLATFORM,
-        inputs=[_tensor(spec) for spec in signature.inputs],
-        outputs=[_tensor(spec) for spec in signature.outputs],
+        inputs=[_tensor(spec) for spec in described.signature.inputs],
+        outputs=[_tensor(spec) for spec in described.signature.outputs],
     )
 
 

@@ -107,7 +107,7 @@ class InferencePlane:
         del call
         self._model.check_name(request.name)
         described = self._model.describe(version_of(request.version))
-        return descriptions.model_metadata(request.name, self._model.loaded_steps(), described.signature)
+        return descriptions.model_metadata(request.name, self._model.loaded_steps(), described)
 
     async def model_config(
         self, request: inference_pb2.ModelConfigRequest, call: CallContext

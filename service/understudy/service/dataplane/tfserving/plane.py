@@ -16,9 +16,8 @@ from tensorflow_serving.apis import (
     predict_pb2,
 )
 
-from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.errors import InvalidInputError, VersionNotFoundError
-from understudy.evaluator.types import Version, VersionStatus
+from understudy.evaluator.types import TensorSpec, Version, VersionStatus
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.served_model import ServedModel, label_of, wanted_outputs

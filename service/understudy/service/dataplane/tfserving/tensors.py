@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 
-from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.types import Array
+from understudy.evaluator.types import Array, TensorSpec
 from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, strings
 
 STRING = "string"
