@@ -135,13 +135,13 @@ class PaperTheatre:
             self.write(step, text)
         self.shelf.refresh()
 
-    def write(self, step: int, text: str | None = None) -> None:
+    def write(self, step: int, text: str | None = None, *, final: bool = False) -> None:
         """Publish a checkpoint."""
 
         def write(folder: Path) -> None:
             (folder / "model.keras").write_text(text or f"net {step}")
 
-        self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None)
+        self.publisher.publish(step, write, epoch=None, final=final, metrics={}, signature=None)
 
     def promote(self, step: int) -> None:
         self.manager.promote(step).result(WAIT_SECONDS).release()

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from understudy.cli.main import main
+from understudy.evaluator.ending import Ending, Verdict
 from understudy.service import server
-from understudy.service.ending import Ending, Verdict
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@
                                       resume/...      what exact resume needs besides
     RUN/training.json                                 running, finished or failed
     RUN/evaluator/                                    what the evaluator keeps; the trainer only reads it
+                  results/<step, 12 digits>.json      what became of a checkpoint
+                  best.json                           which one is best
+                  pinned/<step, 12 digits>/           copies of those that are needed
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from pathlib import Path
 MODEL_FILE = "model.keras"
 MANIFEST_FILE = "manifest.json"
 RESUME_DIR = "resume"
+BEST_FILE = "best.json"
+RESULTS_DIR = "results"
+PINNED_DIR = "pinned"
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names with this prefix hold what is not committed; nobody reads them, and whoever holds the lock may delete them."""
@@ -62,7 +68,7 @@ class RunDir:
     @property
     def pinned(self) -> Path:
         """Where the evaluator keeps the checkpoints that it is using, one folder per step."""
-        return self.evaluator / "pinned"
+        return self.evaluator / PINNED_DIR
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of one checkpoint, whether or not it exists."""

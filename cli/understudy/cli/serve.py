@@ -35,7 +35,7 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
     """Serve until SIGTERM or the end of training; raise CommandError for what is expected to go wrong."""
-    from understudy.service.ending import Ending
+    from understudy.evaluator.ending import Ending
     from understudy.service.server import serve
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):

@@ -11,6 +11,8 @@ from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import formatted_metrics, print_json, print_table
 
+_DECISIONS = ("accepted", "refused")
+
 if TYPE_CHECKING:
     from understudy.clients import Evaluation, ModelStatus, VersionStatus
 
@@ -40,8 +42,8 @@ def command(
 
 
 def _latest(evaluations: list[Evaluation]) -> list[Evaluation]:
-    """Return the last entry of each step on each dataset, in the order of the ledger."""
-    return list({(each.step, each.dataset): each for each in evaluations}.values())
+    """Return the last entry of each step on each dataset, and the gate's last word, in the order of the ledger."""
+    return list({(each.step, each.dataset, each.outcome in _DECISIONS): each for each in evaluations}.values())
 
 
 def _as_json(evaluation: Evaluation) -> dict[str, object]:

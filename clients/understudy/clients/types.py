@@ -18,7 +18,8 @@ Tensors = npt.ArrayLike | Mapping[str, Any]
 """One array, or arrays by name. Mappings may be nested; their keys are joined by ``/``. Axis 0 is the batch."""
 
 VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
-EvaluationOutcome = Literal["scored", "skipped", "failed"]
+EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused"]
+"""What became of a checkpoint on a dataset; the last two say what the server's gate made of its score."""
 
 
 @dataclass(frozen=True, kw_only=True)

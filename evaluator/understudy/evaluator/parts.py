@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from understudy.checkpoints.layout import PINNED_DIR, RESULTS_DIR
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
@@ -16,9 +17,11 @@ from understudy.evaluator.compute.loaders import BuildModel
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.errors import ConfigurationError
 from understudy.evaluator.lifecycle.backlog import Backlog
+from understudy.evaluator.lifecycle.best_file import BestFile
 from understudy.evaluator.lifecycle.director import StageDirector
 from understudy.evaluator.lifecycle.examiner import Examiner
 from understudy.evaluator.lifecycle.follower import Follower
+from understudy.evaluator.lifecycle.gate import Gate, Gatekeeper, build_gate
 from understudy.evaluator.lifecycle.loaded_work import LoadedWork
 from understudy.evaluator.lifecycle.loads import LoadHistory
 from understudy.evaluator.lifecycle.manager import ServableManager
@@ -38,9 +41,7 @@ from understudy.evaluator.stream import EvaluationStream
 from understudy.evaluator.types import EvaluationRecord
 
 LEDGER_FILE = "ledger.sqlite"
-RESULTS_DIR = "results"
 SUMMARIES_DIR = "tensorboard"
-PINNED_DIR = "pinned"
 
 _MILLISECONDS = 1000.0
 _OPENING_THREADS = 2
@@ -138,11 +139,13 @@ def start_parts(
 
     scorer = DatasetScorer(engine=engine, recorder=records.recorder, batch_rows=settings.evaluation_batch_rows)
     poke = _Poke()
+    gate = build_gate(monitor, min_value=settings.min_value, min_improvement=settings.min_improvement)
     director = StageDirector(
         policy=settings.serve,
         shelf=shelf,
         quarantine=quarantine,
         ranking=records.ranking,
+        gatekeeper=None if gate is None else _gatekeeper(gate, records, datasets),
         manager=manager,
         pin_file=PinFile(settings.state_dir),
         on_settled=poke,
@@ -166,6 +169,8 @@ def start_parts(
         ranking=records.ranking,
         director=director,
         backlog=backlog,
+        best_file=BestFile(settings.state_dir, monitor),
+        policy=settings.policy,
         poll_interval_seconds=settings.poll_interval_seconds,
     )
     manager.start()
@@ -187,6 +192,11 @@ def start_parts(
         scorings=scorings,
         streams=streams,
     )
+
+
+def _gatekeeper(gate: Gate, records: Records, datasets: Sequence[EvaluationDataset]) -> Gatekeeper:
+    (dataset,) = (dataset for dataset in datasets if dataset.name == gate.monitor.dataset)
+    return Gatekeeper(gate, dataset=dataset, ranking=records.ranking, ledger=records.ledger, recorder=records.recorder)
 
 
 def _monitor(settings: EvaluatorSettings, datasets: Sequence[EvaluationDataset]) -> Monitor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -64,9 +65,29 @@ class EvaluatorSettings:
             "choices": ("min", "max"),
         },
     )
-    policy: EvaluationPolicy = field(
+    min_value: float | None = field(
+        default=None,
+        metadata={
+            "help": "A gate: serve only checkpoints whose monitored value is at least this good (where less is better, "
+            "at most this).",
+            "metavar": "VALUE",
+        },
+    )
+    min_improvement: float | None = field(
+        default=None,
+        metadata={
+            "help": "A gate: serve only checkpoints whose monitored value is better than that of the one on stage by "
+            "this much.",
+            "metavar": "VALUE",
+        },
+    )
+    policy: EvaluationPolicy | int = field(
         default="every",
-        metadata={"help": "Which checkpoints to evaluate when several wait.", "choices": ("every", "latest")},
+        metadata={
+            "help": "Which checkpoints to evaluate: every one, the latest when several wait, or one in K (the first, "
+            "every Kth after it, and the final one).",
+            "metavar": "every|latest|K",
+        },
     )
     max_batch_rows: int = field(
         default=256, metadata={"help": "Rows that one call of the model takes at most.", "metavar": "ROWS"}
@@ -107,11 +128,25 @@ class EvaluatorSettings:
         for name in ("stream_idle_timeout_seconds", "poll_interval_seconds", "load_retry_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; give more than 0 seconds")
-        for name, known in (("policy", ("every", "latest")), ("monitor_mode", ("min", "max", None))):
-            if getattr(self, name) not in known:
-                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; give one of {known}")
+        if self.monitor_mode not in ("min", "max", None):
+            raise ConfigurationError(f"monitor_mode is {self.monitor_mode!r}; give min or max")
+        if self.policy not in ("every", "latest") and not (isinstance(self.policy, int) and self.policy >= 1):
+            raise ConfigurationError(f"policy is {self.policy!r}; give every, latest, or a number from 1 up")
+        self._check_gate()
         if isinstance(self.serve, str) and self.serve not in ("latest", "best"):
             raise ConfigurationError(f"serve is {self.serve!r}; give latest, best or a step")
+
+    def _check_gate(self) -> None:
+        for name in ("min_value", "min_improvement"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                raise ConfigurationError(f"{name} is {value}; give a finite number")
+            if isinstance(self.serve, int):
+                raise ConfigurationError(f"{name} goes with serve latest or best; step {self.serve} is served anyhow")
+        if self.min_improvement is not None:
+            self._check_at_least("min_improvement", 0)
 
     def _check_at_least(self, name: str, least: float) -> None:
         if getattr(self, name) < least:

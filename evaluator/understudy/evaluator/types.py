@@ -101,11 +101,13 @@ class EvaluationResult:
 
 
 class EvaluationOutcome(enum.Enum):
-    """What became of a checkpoint on a dataset."""
+    """What became of a checkpoint on a dataset: its score, or why there is none, or what the gate said to its score."""
 
     SCORED = "scored"
     SKIPPED = "skipped"
     FAILED = "failed"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, kw_only=True)

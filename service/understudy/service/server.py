@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from understudy.checkpoints.layout import RunDir
+from understudy.evaluator.ending import Ending, EndOfTraining, Verdict
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
@@ -27,7 +27,6 @@ from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.served_model import ServedModel
-from understudy.service.ending import Ending, EndOfTraining, Verdict
 from understudy.service.grpcio.server import GrpcServer
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.registry import new_registry
@@ -132,7 +131,7 @@ class Service:
             await stop.wait()
             return Verdict(ending=Ending.SIGNALLED)
         training = EndOfTraining(
-            RunDir(self._settings.origin.folder), evaluator, timeout_seconds=self._settings.exit_timeout_seconds
+            self._settings.origin.folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds
         )
         while not stop.is_set():
             verdict = await self._loop.run_in_executor(self._executor, training.look)

@@ -32,6 +32,7 @@ def direct(theatre: PaperTheatre, folder: Path) -> StageDirector:
         shelf=theatre.shelf,
         quarantine=theatre.quarantine,
         ranking=Ranking(None),
+        gatekeeper=None,
         manager=theatre.manager,
         pin_file=PinFile(folder),
         on_settled=lambda: None,

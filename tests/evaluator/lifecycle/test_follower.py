@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from paper_theatre import WAIT_SECONDS, PaperTheatre
 
 from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset
 from understudy.evaluator.lifecycle.backlog import Backlog
+from understudy.evaluator.lifecycle.best_file import BestFile
 from understudy.evaluator.lifecycle.director import StageDirector
 from understudy.evaluator.lifecycle.follower import Follower
+from understudy.evaluator.lifecycle.gate import Gatekeeper, build_gate
 from understudy.evaluator.lifecycle.pin import PinFile
 from understudy.evaluator.lifecycle.promotion import Ranking, parse_monitor
 from understudy.evaluator.observer import SilentObserver
@@ -21,10 +24,11 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.results import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
-from understudy.evaluator.settings import EvaluationPolicy
+from understudy.evaluator.settings import EvaluationPolicy, ServingPolicy
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, VersionState
 
 SCORED, SKIPPED, FAILED = EvaluationOutcome.SCORED, EvaluationOutcome.SKIPPED, EvaluationOutcome.FAILED
+ACCEPTED, REFUSED = EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
 
 DATASET = ArrayDataset("test", {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.float32)})
 
@@ -33,12 +37,20 @@ class Stage:
     """A follower over a paper theatre, which looks when it is told to; the test plays the examiner."""
 
     def __init__(
-        self, folder: Path, *, policy: EvaluationPolicy = "every", datasets: tuple[EvaluationDataset, ...] = (DATASET,)
+        self,
+        folder: Path,
+        *,
+        policy: EvaluationPolicy | int = "every",
+        datasets: tuple[EvaluationDataset, ...] = (DATASET,),
+        serve: ServingPolicy = "latest",
+        **gate: float,
     ) -> None:
         self.theatre = theatre = PaperTheatre(folder)
         state = theatre.run.evaluator
         self.ledger = Ledger(state / "ledger.sqlite")
-        self.ranking = Ranking(parse_monitor(None, None, [dataset.name for dataset in datasets]))
+        self.monitor = parse_monitor(None, None, [dataset.name for dataset in datasets])
+        self.ranking = Ranking(self.monitor)
+        self.ranking.observe(self.ledger.scored(DATASET.name))
         self.recorder = Recorder(
             ledger=self.ledger,
             results=ResultFiles(state / "results"),
@@ -49,10 +61,11 @@ class Stage:
         )
         self.backlog = Backlog(policy)
         self.director = StageDirector(
-            policy="latest",
+            policy=serve,
             shelf=theatre.shelf,
             quarantine=theatre.quarantine,
             ranking=self.ranking,
+            gatekeeper=self.gatekeeper(gate, datasets),
             manager=theatre.manager,
             pin_file=PinFile(state),
             on_settled=lambda: None,
@@ -66,9 +79,18 @@ class Stage:
             ranking=self.ranking,
             director=self.director,
             backlog=self.backlog,
+            best_file=BestFile(state, self.monitor),
+            policy=policy,
             poll_interval_seconds=3600,
         )
         theatre.manager.start()
+
+    def gatekeeper(self, gate: Mapping[str, float], datasets: tuple[EvaluationDataset, ...]) -> Gatekeeper | None:
+        values = {"min_value": None, "min_improvement": None, **gate}
+        built = build_gate(self.monitor, **values)
+        if built is None:
+            return None
+        return Gatekeeper(built, dataset=datasets[0], ranking=self.ranking, ledger=self.ledger, recorder=self.recorder)
 
     def look(self) -> None:
         """Look once, and wait for what that put under way."""
@@ -90,6 +112,10 @@ class Stage:
             metrics={"loss": loss}, examples=1, batches=1, step=info.step, waiting_seconds=0, computing_seconds=0
         )
         self.recorder.record_score(info.digest, DATASET, result, duration_seconds=0)
+
+    def on_stage(self) -> int | None:
+        stage = self.theatre.manager.stage
+        return None if stage is None else stage.step
 
     def held(self) -> list[int]:
         return sorted(int(folder.name) for folder in self.theatre.run.pinned.iterdir())
@@ -242,3 +268,146 @@ def test_a_poke_makes_it_look_at_once(stage: Stage) -> None:
     stage.follower.poke()
 
     assert stage.evaluate_next(loss=1.0) == 1
+
+
+def test_one_checkpoint_in_k_is_evaluated_and_the_others_are_recorded_with_the_reason(
+    make_stage: Callable[..., Stage],
+) -> None:
+    stage = make_stage(policy=3)
+    stage.theatre.publish(10, 20, 30, 40)
+    stage.look()
+    assert [stage.evaluate_next(loss=1.0) for _ in range(2)] == [10, 40]
+    stage.look()
+    assert stage.entries() == [(20, SKIPPED), (30, SKIPPED), (10, SCORED), (40, SCORED)]
+    assert stage.ledger.page()[0].reason == "the policy is to evaluate one checkpoint in 3"
+    stage.close()
+
+    again = make_stage(policy=3)
+    again.theatre.publish(50, 60, 70)
+    again.look()
+    assert again.evaluate_next(loss=1.0) == 70
+    assert again.entries()[4:] == [(50, SKIPPED), (60, SKIPPED), (70, SCORED)]
+
+
+def test_the_final_checkpoint_is_evaluated_whatever_its_place(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(policy=3)
+    stage.theatre.publish(10)
+    stage.theatre.write(20, final=True)
+    stage.theatre.publish()
+    stage.look()
+    assert [stage.evaluate_next(loss=1.0) for _ in range(2)] == [10, 20]
+
+
+def test_a_checkpoint_whose_score_is_no_number_is_taken_off_the_stage_and_never_best(stage: Stage) -> None:
+    stage.theatre.publish(1)
+    stage.look()
+    stage.evaluate_next(loss=0.5)
+    stage.theatre.publish(2)
+    stage.look()
+    assert stage.on_stage() == 2
+    stage.evaluate_next(loss=float("nan"))
+    stage.look()
+
+    assert stage.entries() == [(1, SCORED), (2, SCORED)]
+    assert stage.on_stage() == 1
+    assert stage.ranking.best() == 1
+    stage.theatre.publish(3)
+    stage.look()
+    assert stage.on_stage() == 3
+
+
+def test_a_gate_lets_nothing_on_stage_before_its_score_has_passed(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(min_value=0.5)
+    stage.theatre.publish(1)
+    stage.look()
+    assert stage.on_stage() is None
+    stage.evaluate_next(loss=0.6)
+    stage.look()
+    assert stage.on_stage() is None
+    stage.theatre.publish(2)
+    stage.look()
+    stage.evaluate_next(loss=0.5)
+    stage.look()
+
+    assert stage.on_stage() == 2
+    assert stage.entries() == [(1, SCORED), (1, REFUSED), (2, SCORED), (2, ACCEPTED)]
+    refused, accepted = stage.ledger.page()[1::2]
+    assert refused.reason == "loss is 0.6; at most 0.5 is asked for"
+    assert refused.metrics == {"value": 0.6, "min_value": 0.5}
+    assert accepted.reason == "loss is 0.5"
+
+
+def test_a_refused_checkpoint_is_recorded_with_the_numbers_compared(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(min_improvement=0.125)
+    for step, loss in ((1, 1.0), (2, 0.9375), (3, 0.875), (4, float("nan"))):
+        stage.theatre.publish(step)
+        stage.look()
+        stage.evaluate_next(loss)
+        stage.look()
+
+    assert stage.on_stage() == 3
+    decisions = [record for record in stage.ledger.page() if record.outcome is not SCORED]
+    assert [(record.step, record.outcome) for record in decisions] == [
+        (1, ACCEPTED),
+        (2, REFUSED),
+        (3, ACCEPTED),
+        (4, REFUSED),
+    ]
+    assert decisions[1].metrics == {
+        "value": 0.9375,
+        "stage_value": 1.0,
+        "improvement": 0.0625,
+        "min_improvement": 0.125,
+    }
+    assert "0.0625 better than the 1.0 of step 1 on stage; 0.125 is asked for" in decisions[1].reason
+    assert decisions[3].reason == "loss is nan, the loss nan; numbers are asked for"
+
+
+def test_after_a_restart_what_was_admitted_is_served_and_what_was_not_decided_is(
+    make_stage: Callable[..., Stage],
+) -> None:
+    stage = make_stage(min_improvement=0.25)
+    stage.theatre.publish(1, 2)
+    stage.look()
+    stage.evaluate_next(loss=1.0)
+    stage.look()
+    stage.evaluate_next(loss=0.9)  # the process ends before the gate has decided on it
+    stage.close()
+
+    again = make_stage(min_improvement=0.25)
+    again.theatre.publish()
+    again.look()
+    again.look()
+    assert again.on_stage() == 1
+    assert again.entries() == [(1, SCORED), (1, ACCEPTED), (2, SCORED), (2, REFUSED)]
+
+
+def test_a_pin_goes_before_the_gate(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage(min_value=0.5)
+    stage.theatre.publish(1)
+    stage.look()
+    stage.evaluate_next(loss=0.6)
+    stage.director.pin(1).result(WAIT_SECONDS)
+    stage.look()
+    assert stage.on_stage() == 1
+
+
+def test_the_best_is_held_and_named_in_a_file_also_after_a_restart(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage()
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.7), (4, 0.8), (5, 0.9)):
+        stage.theatre.publish(step)
+        stage.look()
+        stage.evaluate_next(loss)
+    stage.look()
+    best = json.loads((stage.theatre.run.evaluator / "best.json").read_text())
+    assert best == {"step": 2, "value": 0.1, "dataset": "test", "metric": "loss", "mode": "min"}
+    stage.close()
+
+    again = make_stage()
+    for step in (1, 2, 3, 4):
+        shutil.rmtree(again.theatre.run.checkpoint(step))
+    again.theatre.publish()
+    again.look()
+    assert again.held() == [2, 5]
+    with again.theatre.acquire(2) as handle:
+        assert handle.step == 2

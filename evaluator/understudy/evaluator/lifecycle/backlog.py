@@ -13,10 +13,10 @@ class Backlog:
     """Gives checkpoints out in step order, one at a time. Thread-safe.
 
     Args:
-        policy: ``every`` gives out all of them; ``latest`` passes over those that a newer one overtook in waiting.
+        policy: ``latest`` passes over those that a newer one overtook in waiting; every other gives out all of them.
     """
 
-    def __init__(self, policy: EvaluationPolicy) -> None:
+    def __init__(self, policy: EvaluationPolicy | int) -> None:
         self._policy = policy
         self._changed = threading.Condition()
         self._waiting: dict[int, CheckpointInfo] = {}

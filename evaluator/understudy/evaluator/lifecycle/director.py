@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 
 from understudy.evaluator.errors import CancelledError, NotReadyError, VersionNotFoundError
+from understudy.evaluator.lifecycle.gate import Gatekeeper
 from understudy.evaluator.lifecycle.manager import ServableManager
 from understudy.evaluator.lifecycle.pin import PinFile
 from understudy.evaluator.lifecycle.promotion import Ranking, choose
@@ -26,6 +27,7 @@ class StageDirector:
         shelf: The checkpoints there are.
         quarantine: Knows which of them are bad.
         ranking: Knows which is best.
+        gatekeeper: Says which may go on stage, unless there is no gate.
         manager: Puts them on stage.
         pin_file: Keeps the pin over a restart.
         on_settled: Called after each change that was tried; must be quick and must not raise.
@@ -41,6 +43,7 @@ class StageDirector:
         shelf: Shelf,
         quarantine: Quarantine,
         ranking: Ranking,
+        gatekeeper: Gatekeeper | None,
         manager: ServableManager,
         pin_file: PinFile,
         on_settled: Callable[[], None],
@@ -49,6 +52,7 @@ class StageDirector:
         self._shelf = shelf
         self._quarantine = quarantine
         self._ranking = ranking
+        self._gatekeeper = gatekeeper
         self._manager = manager
         self._pin_file = pin_file
         self._on_settled = on_settled
@@ -65,10 +69,19 @@ class StageDirector:
     def target(self) -> int | None:
         """Return the step that belongs on stage, or None if what is there should stay."""
         loadable = {info.step for info in self._shelf.checkpoints() if self._quarantine.admits(info.key)}
-        return choose(self._policy, pinned=self.pinned_step, loadable=loadable, ranking=self._ranking)
+        pinned = self.pinned_step
+        if pinned is None and self._gatekeeper is not None:
+            loadable = self._admitted(loadable, self._gatekeeper)
+        return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)
 
     def reconsider(self) -> None:
-        """Put on stage what belongs there, unless a change is under way. Does not block."""
+        """Put on stage what belongs there, unless a change is under way. For one thread at a time. Does not block.
+
+        Raises:
+            LedgerError: The gate's decisions cannot be written down.
+        """
+        if self._gatekeeper is not None:
+            self._gatekeeper.catch_up(self.target)
         with self._lock:
             if self._under_way is not None and not self._under_way.done():
                 return
@@ -176,6 +189,10 @@ class StageDirector:
         if not promoted.cancelled() and promoted.exception() is None:
             promoted.result().release()
         self._on_settled()
+
+    def _admitted(self, steps: Collection[int], gatekeeper: Gatekeeper) -> set[int]:
+        infos = filter(None, map(self._shelf.find, steps))
+        return {info.step for info in infos if gatekeeper.admits(info.key)}
 
     def _is_on_stage(self, step: int) -> bool:
         stage, info = self._manager.stage, self._shelf.find(step)

@@ -7,11 +7,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from understudy.checkpoints.errors import CheckpointError
 from understudy.evaluator.errors import DrainingError, VersionNotFoundError
 from understudy.evaluator.lifecycle.backlog import Backlog
+from understudy.evaluator.lifecycle.best_file import BestFile
 from understudy.evaluator.lifecycle.director import StageDirector
 from understudy.evaluator.lifecycle.loads import LoadHistory
 from understudy.evaluator.lifecycle.manager import ServableManager
@@ -19,12 +20,14 @@ from understudy.evaluator.lifecycle.promotion import Ranking
 from understudy.evaluator.lifecycle.quarantine import Quarantine
 from understudy.evaluator.lifecycle.shelf import Hold, Shelf
 from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.settings import EvaluationPolicy
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome
 
 _log = logging.getLogger(__name__)
 
 _NOT_THE_CHECKPOINTS_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _LONGEST_PAUSE_SECONDS = 30.0
+_OVERTAKEN = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
 
 _Key = tuple[int, str]
 
@@ -45,6 +48,8 @@ class Follower:
         ranking: Knows which is best.
         director: Decides what is on stage.
         backlog: Given what is to be evaluated.
+        best_file: Told which is best, once it is held.
+        policy: Which checkpoints to evaluate.
         poll_interval_seconds: How often to look, unless poked.
     """
 
@@ -59,6 +64,8 @@ class Follower:
         ranking: Ranking,
         director: StageDirector,
         backlog: Backlog,
+        best_file: BestFile,
+        policy: EvaluationPolicy | int,
         poll_interval_seconds: float,
     ) -> None:
         self._shelf = shelf
@@ -69,6 +76,8 @@ class Follower:
         self._ranking = ranking
         self._director = director
         self._backlog = backlog
+        self._best_file = best_file
+        self._policy = policy
         self._poll_interval_seconds = poll_interval_seconds
         self._unsettled: dict[_Key, CheckpointInfo] = {}
         self._settled: set[_Key] = set()
@@ -134,28 +143,41 @@ class Follower:
         self._director.reconsider()
         ready = [info for info in self._unsettled.values() if info.key in self._holds]
         for info in self._backlog.offer(info for info in ready if self._quarantine.admits(info.key)):
-            self._pass_over(info)
+            self._pass_over(info, _OVERTAKEN)
         self._let_go(self._needed(on_shelf))
+        self._publish_best()
         self._shelf.discard_leftovers()
         self._caught_up_at = -math.inf if self._unsettled else began
 
     def _sort_out(self, on_shelf: Iterable[CheckpointInfo]) -> None:
-        """Find out what is unsettled."""
+        """Find out what is unsettled, and what of it is not to be evaluated at all."""
+        new: list[CheckpointInfo] = []
         for info in on_shelf:
             if info.key in self._settled:
                 continue
             if info.key not in self._unsettled:
                 self._history.discovered(info.step)
+                new.append(info)
             self._unsettled[info.key] = info
         for info in list(self._unsettled.values()):
             if not self._recorder.remaining(info.step, info.digest):
                 self._settle(info)
+        self._leave_out(info for info in new if info.key in self._unsettled)
+
+    def _leave_out(self, new: Iterable[CheckpointInfo]) -> None:
+        """Pass over new checkpoints that the policy leaves out; restarted, it leaves out the same ones."""
+        if not isinstance(self._policy, int):
+            return
+        known = sorted({*self._recorder.steps(), *(info.step for info in self._unsettled.values())})
+        for info in list(new):
+            if known.index(info.step) % self._policy and not info.final:
+                self._pass_over(info, f"the policy is to evaluate one checkpoint in {self._policy}")
 
     def _settle(self, info: CheckpointInfo) -> None:
         self._unsettled.pop(info.key, None)
         self._settled.add(info.key)
 
-    def _needed(self, on_shelf: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+    def _needed(self, on_shelf: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return what must not be deleted, in step order."""
         stage = self._manager.stage
         steps = {
@@ -163,7 +185,7 @@ class Follower:
             self._manager.predecessor_step,
             self._director.pinned_step,
             self._director.target(),
-            self._ranking.best(),
+            self._ranking.best(among={info.step for info in on_shelf}),
         }
         return [info for info in on_shelf if info.key in self._unsettled or info.step in steps]
 
@@ -204,11 +226,12 @@ class Follower:
         self._failed.add(info.key)
         self._settle(info)
 
-    def _pass_over(self, info: CheckpointInfo) -> None:
-        self._recorder.record_reason(
-            info.step,
-            info.digest,
-            EvaluationOutcome.SKIPPED,
-            "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest",
-        )
+    def _pass_over(self, info: CheckpointInfo, reason: str) -> None:
+        self._recorder.record_reason(info.step, info.digest, EvaluationOutcome.SKIPPED, reason)
         self._settle(info)
+
+    def _publish_best(self) -> None:
+        best = self._ranking.best(among={step for step, _ in self._holds})
+        value = None if best is None else self._ranking.value(best)
+        if best is not None and value is not None:
+            self._best_file.publish(best, value)

@@ -27,18 +27,25 @@ class Monitor:
 
     def value_of(self, record: EvaluationRecord) -> float | None:
         """Return the monitored value of a record, or None if it has none or one that cannot be compared."""
-        value = record.metrics.get(self.metric) if self._concerns(record) else None
-        return None if value is None or not math.isfinite(value) else value
+        if not self.concerns(record) or self.is_unfit(record):
+            return None
+        return record.metrics.get(self.metric)
+
+    def is_unfit(self, record: EvaluationRecord) -> bool:
+        """Return whether a score on the monitored dataset has a loss or monitored value that is no finite number."""
+        values = (record.metrics.get(name, 0.0) for name in (LOSS, self.metric))
+        return self.concerns(record) and not all(map(math.isfinite, values))
 
     def misses(self, record: EvaluationRecord) -> bool:
         """Return whether a score on the monitored dataset lacks the monitored metric."""
-        return self._concerns(record) and self.metric not in record.metrics
+        return self.concerns(record) and self.metric not in record.metrics
 
     def is_better(self, value: float, than: float) -> bool:
         """Return whether a value beats another; an equal one does not."""
         return value < than if self.mode == "min" else value > than
 
-    def _concerns(self, record: EvaluationRecord) -> bool:
+    def concerns(self, record: EvaluationRecord) -> bool:
+        """Return whether a record is a score on the monitored dataset."""
         return record.outcome is EvaluationOutcome.SCORED and record.dataset == self.dataset
 
 
@@ -61,26 +68,47 @@ def parse_monitor(text: str | None, mode: MonitorMode | None, datasets: Sequence
 
 
 class Ranking:
-    """The monitored value of every step that was scored. Thread-safe. Values that are not finite do not take part."""
+    """The monitored value of every step that was scored. Thread-safe.
+
+    A step whose loss or monitored value is not a finite number is unfit: it is never the best.
+    """
 
     def __init__(self, monitor: Monitor | None) -> None:
         self._monitor = monitor
         self._lock = threading.Lock()
         self._values: dict[int, float] = {}
+        self._unfit: set[int] = set()
 
     def observe(self, records: Iterable[EvaluationRecord]) -> None:
         """Take in records; of two for one step, the later counts."""
         if self._monitor is None:
             return
-        for record in records:
+        for record in filter(self._monitor.concerns, records):
             if self._monitor.misses(record):
                 _log.warning(
                     "monitored metric missing", extra={"metric": self._monitor.metric, "found": sorted(record.metrics)}
                 )
-            value = self._monitor.value_of(record)
+            self._take(record, self._monitor)
+
+    def _take(self, record: EvaluationRecord, monitor: Monitor) -> None:
+        value = monitor.value_of(record)
+        with self._lock:
+            self._values.pop(record.step, None)
+            self._unfit.discard(record.step)
             if value is not None:
-                with self._lock:
-                    self._values[record.step] = value
+                self._values[record.step] = value
+            elif monitor.is_unfit(record):
+                self._unfit.add(record.step)
+
+    def value(self, step: int) -> float | None:
+        """Return the monitored value of a step, or None if it has none."""
+        with self._lock:
+            return self._values.get(step)
+
+    def unfit(self) -> frozenset[int]:
+        """Return the steps that were scored and are unfit."""
+        with self._lock:
+            return frozenset(self._unfit)
 
     def best(self, among: Collection[int] | None = None) -> int | None:
         """Return the best step (of those given), the earliest of equals, or None if none has a value."""
@@ -102,13 +130,13 @@ def choose(
     Args:
         policy: What the operator chose.
         pinned: The step pinned at run time, which goes before the policy.
-        loadable: The steps that there are and that are not known to be bad.
+        loadable: The steps that may go on stage: they are there, not known to be bad, and admitted by the gate.
         ranking: The scores so far.
     """
     if pinned is not None:
         return pinned if pinned in loadable else None
     if policy == "latest":
-        return max(loadable, default=None)
+        return max(set(loadable) - ranking.unfit(), default=None)
     if policy == "best":
         return ranking.best(among=loadable)
     return policy if policy in loadable else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.observer import Observer
@@ -109,8 +109,9 @@ class Recorder:
         reason: str,
         *,
         dataset: EvaluationDataset | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> EvaluationRecord:
-        """Record why a checkpoint has no score on a dataset, or on any if none is given.
+        """Record why a checkpoint has no score on a dataset, or on any if none is given, or what was made of its score.
 
         Raises:
             LedgerError: The ledger cannot be written.
@@ -124,9 +125,18 @@ class Recorder:
                 dataset_digest=dataset.digest if dataset else "",
                 outcome=outcome,
                 reason=reason,
+                metrics=metrics,
             )
             self._tell(record, new=record.sequence > before)
         return record
+
+    def steps(self) -> list[int]:
+        """Return the steps of which anything is recorded, ascending.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        return self._ledger.steps()
 
     def recover(self) -> None:
         """Write the result files that a crash or a full disk kept from being written.
@@ -160,12 +170,16 @@ class Recorder:
             },
         )
         self._publish(record.step)
+        if record.outcome is EvaluationOutcome.SCORED:
+            self._summarize(record)
+        self._listener(record)
+        self._observer.evaluation_recorded(record)
+
+    def _summarize(self, record: EvaluationRecord) -> None:
         try:
             self._summaries.write(record)
         except OSError:
             _log.exception("summary not written", extra={"step": record.step, "dataset": record.dataset})
-        self._listener(record)
-        self._observer.evaluation_recorded(record)
 
     def _publish(self, step: int) -> None:
         records = self._ledger.of_step(step)

@@ -42,6 +42,8 @@ _OUTCOMES: Mapping[EvaluationOutcome, evaluation_pb2.EvaluationOutcome.ValueType
     EvaluationOutcome.SCORED: evaluation_pb2.EVALUATION_OUTCOME_SCORED,
     EvaluationOutcome.SKIPPED: evaluation_pb2.EVALUATION_OUTCOME_SKIPPED,
     EvaluationOutcome.FAILED: evaluation_pb2.EVALUATION_OUTCOME_FAILED,
+    EvaluationOutcome.ACCEPTED: evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
+    EvaluationOutcome.REFUSED: evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
 }
 _OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
@@ -97,7 +99,8 @@ def outcome(number: int) -> EvaluationOutcome | None:
     if number == evaluation_pb2.EVALUATION_OUTCOME_UNSPECIFIED:
         return None
     if number not in _OUTCOMES_BY_NUMBER:
-        raise InvalidInputError(f"outcome {number} is unknown; give SCORED, SKIPPED or FAILED, or none for all")
+        known = ", ".join(outcome.name for outcome in EvaluationOutcome)
+        raise InvalidInputError(f"outcome {number} is unknown; give one of {known}, or none for all")
     return _OUTCOMES_BY_NUMBER[number]
 
 

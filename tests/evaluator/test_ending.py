@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from understudy.checkpoints import RunDir, UnsupportedFormatError
-from understudy.service.ending import Ending, EndOfTraining
+from understudy.evaluator.ending import Ending, EndOfTraining
 
 TIMEOUT_SECONDS = 100.0
 
@@ -21,7 +21,7 @@ class Stage:
         self.last_sequence = 0
         self.run_dir = RunDir(folder)
         self.end = EndOfTraining(
-            self.run_dir, self, timeout_seconds=TIMEOUT_SECONDS, clock=lambda: self.now, wall_clock=lambda: self.now
+            folder, self, timeout_seconds=TIMEOUT_SECONDS, clock=lambda: self.now, wall_clock=lambda: self.now
         )
 
     def is_caught_up(self, since: float) -> bool:

@@ -1,4 +1,4 @@
-"""When the service may end by itself: training is over, and everything it left is evaluated."""
+"""When the evaluator's work is done: training is over, and everything that it left is evaluated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from understudy.checkpoints.layout import RunDir
@@ -16,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ending(enum.Enum):
-    """Why the service ended."""
+    """Why a service that follows a training ended."""
 
     SIGNALLED = "signalled"
     FINISHED = "finished"
@@ -26,7 +27,7 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Why the service ended, and a sentence about it for people."""
+    """Why it ended, and a sentence about it for people."""
 
     ending: Ending
     text: str = ""
@@ -50,7 +51,7 @@ class EndOfTraining:
     the ledger.
 
     Args:
-        run_dir: The run folder.
+        run: The run folder.
         evaluator: Says what is left.
         timeout_seconds: How long there may be nothing to be seen.
         clock: Gives monotonic seconds.
@@ -59,14 +60,14 @@ class EndOfTraining:
 
     def __init__(
         self,
-        run_dir: RunDir,
+        run: Path,
         evaluator: Follows,
         *,
         timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._run_dir = run_dir
+        self._run_dir = RunDir(run)
         self._evaluator = evaluator
         self._timeout_seconds = timeout_seconds
         self._clock = clock
@@ -76,7 +77,7 @@ class EndOfTraining:
         self._ended: tuple[TrainingStatus, float] | None = None
 
     def look(self) -> Verdict | None:
-        """Return why the service may end now, or None if it may not.
+        """Return why it may end now, or None if it may not.
 
         Raises:
             UnsupportedFormatError: The training journal is of another version, or no journal.

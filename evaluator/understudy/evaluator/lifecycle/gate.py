@@ -1,0 +1,160 @@
+"""The gate: which checkpoints may go on stage at all, decided once for each, by the numbers, and written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.lifecycle.promotion import Monitor, Ranking
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Whether a checkpoint may go on stage, why, and the numbers that say so."""
+
+    admitted: bool
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """What the monitored value of a checkpoint has to be.
+
+    Attributes:
+        monitor: Which value, and whether less or more of it is better.
+        min_value: The worst value that passes, or None for no such bound.
+        min_improvement: By how much it must be better than the checkpoint on stage, or None if it need not be.
+    """
+
+    monitor: Monitor
+    min_value: float | None = None
+    min_improvement: float | None = None
+
+    def judge(self, record: EvaluationRecord, *, incumbent: tuple[int, float] | None) -> Decision:
+        """Decide on a checkpoint that was scored on the monitored dataset.
+
+        Args:
+            record: Its score.
+            incumbent: The step that belongs on stage and its monitored value, or None if there is none to compare with.
+        """
+        name, value = self.monitor.metric, self.monitor.value_of(record)
+        if value is None:
+            return Decision(admitted=False, reason=self._without_a_value(record))
+        numbers = {"value": value}
+        if self.min_value is not None:
+            numbers["min_value"] = self.min_value
+            if self.monitor.is_better(self.min_value, value):
+                bound = "at most" if self.monitor.mode == "min" else "at least"
+                reason = f"{name} is {value!r}; {bound} {self.min_value!r} is asked for"
+                return Decision(admitted=False, reason=reason, numbers=numbers)
+        if self.min_improvement is None or incumbent is None:
+            return Decision(admitted=True, reason=f"{name} is {value!r}", numbers=numbers)
+        step, held = incumbent
+        improvement = held - value if self.monitor.mode == "min" else value - held
+        numbers |= {"stage_value": held, "improvement": improvement, "min_improvement": self.min_improvement}
+        reason = f"{name} is {value!r}, {improvement!r} better than the {held!r} of step {step} on stage"
+        if improvement < self.min_improvement:
+            reason += f"; {self.min_improvement!r} is asked for"
+            return Decision(admitted=False, reason=reason, numbers=numbers)
+        return Decision(admitted=True, reason=reason, numbers=numbers)
+
+    def _without_a_value(self, record: EvaluationRecord) -> str:
+        name = self.monitor.metric
+        if name not in record.metrics:
+            return f"there is no metric {name}; there are {sorted(record.metrics)}"
+        return f"{name} is {record.metrics[name]!r}, the loss {record.metrics.get('loss')!r}; numbers are asked for"
+
+
+def build_gate(monitor: Monitor | None, *, min_value: float | None, min_improvement: float | None) -> Gate | None:
+    """Return the gate that the settings ask for, or None if they ask for none.
+
+    Raises:
+        ConfigurationError: There is no dataset by which to decide.
+    """
+    if min_value is None and min_improvement is None:
+        return None
+    if monitor is None:
+        raise ConfigurationError(
+            "min_value and min_improvement decide by a score, and there is no dataset to score on; name an experiment "
+            "or a file of data"
+        )
+    return Gate(monitor=monitor, min_value=min_value, min_improvement=min_improvement)
+
+
+class Gatekeeper:
+    """Applies a gate to every score in the ledger, in the order in which they were recorded, once for each checkpoint.
+
+    Decisions are entries of the ledger themselves, so they outlive a restart. `admits` is thread-safe, `catch_up` is
+    for one thread at a time.
+
+    Args:
+        gate: Decides.
+        dataset: The monitored dataset.
+        ranking: Knows the value of the checkpoint on stage.
+        ledger: Holds the scores and the decisions.
+        recorder: Takes the decisions.
+    """
+
+    def __init__(
+        self, gate: Gate, *, dataset: EvaluationDataset, ranking: Ranking, ledger: Ledger, recorder: Recorder
+    ) -> None:
+        self._gate = gate
+        self._dataset = dataset
+        self._ranking = ranking
+        self._ledger = ledger
+        self._recorder = recorder
+        self._read_up_to = 0
+        self._undecided: dict[tuple[int, str], EvaluationRecord] = {}
+        self._admitted: frozenset[tuple[int, str]] = frozenset()
+
+    def admits(self, key: tuple[int, str]) -> bool:
+        """Return whether a checkpoint, by step and digest, was admitted."""
+        return key in self._admitted
+
+    def catch_up(self, incumbent: Callable[[], int | None]) -> None:
+        """Decide on every score that was not decided on.
+
+        Args:
+            incumbent: Asked before each decision which step belongs on stage.
+
+        Raises:
+            LedgerError: A decision cannot be written down. It is made again the next time.
+        """
+        for record in self._unread():
+            self._read(record)
+        for key, record in list(self._undecided.items()):
+            decision = self._gate.judge(record, incumbent=self._comparable(incumbent()))
+            outcome = EvaluationOutcome.ACCEPTED if decision.admitted else EvaluationOutcome.REFUSED
+            decided = self._recorder.record_reason(
+                *key, outcome, decision.reason, dataset=self._dataset, metrics=decision.numbers
+            )
+            self._read(decided)
+
+    def _unread(self) -> Iterator[EvaluationRecord]:
+        while self._ledger.last_sequence > self._read_up_to:
+            page = self._ledger.page(after_sequence=self._read_up_to, limit=_PAGE)
+            self._read_up_to = page[-1].sequence
+            yield from page
+
+    def _read(self, record: EvaluationRecord) -> None:
+        if record.dataset != self._dataset.name:
+            return
+        key = (record.step, record.checkpoint_digest)
+        if record.outcome is EvaluationOutcome.SCORED:
+            self._undecided[key] = record
+        elif record.outcome in (EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED):
+            self._undecided.pop(key, None)
+            if record.outcome is EvaluationOutcome.ACCEPTED:
+                self._admitted |= {key}
+
+    def _comparable(self, step: int | None) -> tuple[int, float] | None:
+        value = None if step is None else self._ranking.value(step)
+        return None if step is None or value is None else (step, value)

@@ -1,0 +1,93 @@
+"""Which real checkpoint is served, by its score."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.in_process import until
+from real_run import GOAL, WAIT_SECONDS, RealRun, dataset, outcomes, predicted_step, rows, step_model, wait_for_records
+
+from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.types import EvaluationOutcome
+
+SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RealRun:
+    return RealRun(tmp_path)
+
+
+def test_behind_a_gate_only_what_is_better_by_enough_goes_on_stage(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset()], min_value=10.0, min_improvement=4.0) as evaluator:
+        wait_for_records(evaluator, 2)
+        run.publish(3)
+        wait_for_records(evaluator, 4)
+        run.publish(5, 8)
+        records = wait_for_records(evaluator, 8)
+
+        assert outcomes(records) == [
+            *((1, "test", SCORED), (1, "test", ACCEPTED)),
+            *((3, "test", SCORED), (3, "test", ACCEPTED)),
+            *((5, "test", SCORED), (5, "test", REFUSED)),
+            *((8, "test", SCORED), (8, "test", REFUSED)),
+        ]
+        assert records[5].metrics == {
+            "value": 1.0,
+            "min_value": 10.0,
+            "stage_value": 1.0,
+            "improvement": 0.0,
+            "min_improvement": 4.0,
+        }
+        assert records[7].reason == f"loss is {(8 - GOAL) ** 2}; at most 10.0 is asked for"
+        assert predicted_step(evaluator) == 3
+        until(lambda: [told.outcome for told in run.told.records] == [record.outcome for record in records])
+
+    with run.running(datasets=[dataset()], min_value=10.0, min_improvement=4.0) as evaluator:
+        assert predicted_step(evaluator) == 3
+        assert len(evaluator.ledger.page()) == 8
+
+
+def test_a_checkpoint_whose_loss_is_no_number_does_not_stay_on_stage(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset()]) as evaluator:
+        wait_for_records(evaluator, 1)
+        run.publish(2, model=not_a_number())
+        records = wait_for_records(evaluator, 2)
+        assert math.isnan(records[1].metrics["loss"])
+        run.publish(3)
+        wait_for_records(evaluator, 3)
+        until(lambda: evaluator.best_step == 3)
+        assert evaluator.predict(rows()).result(WAIT_SECONDS).step == 3
+
+
+def not_a_number() -> object:
+    model = step_model(2)
+    model.set_weights([weight * math.nan for weight in model.get_weights()])
+    return model
+
+
+def test_a_gate_needs_a_dataset(run: RealRun) -> None:
+    with pytest.raises(ConfigurationError, match="there is no dataset to score on"):
+        run.evaluator(min_value=1.0).start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"policy": 0}, "policy is 0"),
+        ({"policy": "some"}, "policy is 'some'"),
+        ({"min_value": math.nan}, "min_value is nan"),
+        ({"min_improvement": -1.0}, "min_improvement is -1.0"),
+        ({"min_improvement": 1.0, "serve": 3}, "min_improvement goes with serve latest or best"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(run: RealRun, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        run.evaluator(**settings)
