@@ -22,8 +22,12 @@ TARGETS = "targets"
 SAMPLE_WEIGHTS = "sample_weights"
 """The name of sample weights that hold for every output."""
 
-_INPUT_ALIASES = ("x",)
-_TARGET_ALIASES = ("y", TARGETS)
+INPUT_ALIASES = ("x",)
+"""What else a model's only input may be called in a file."""
+
+TARGET_ALIASES = ("y", TARGETS)
+"""What else the target of a model's only output may be called in a file."""
+
 _WEIGHT_KEY = "sample_weight"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -74,7 +78,7 @@ class ArrayDataset:
 
     def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
-        whole = self._arrange(signature)
+        whole = arrange(self.name, self._arrays, signature)
         for start in range(0, self.rows, batch_rows):
             rows = slice(start, start + batch_rows)
             yield Batch(
@@ -83,35 +87,38 @@ class ArrayDataset:
                 sample_weights={key: array[rows] for key, array in whole.sample_weights.items()},
             )
 
-    def _arrange(self, signature: Signature) -> Batch:
-        """Tell inputs, targets and weights apart by the signature."""
-        left = dict(self._arrays)
-        weights = {SAMPLE_WEIGHTS: left.pop(_WEIGHT_KEY)} if _WEIGHT_KEY in left else {}
-        inputs = self._take(left, signature.inputs, _INPUT_ALIASES)
-        targets = self._take(left, signature.outputs, _TARGET_ALIASES)
-        if left:
-            raise InvalidInputError(
-                f"dataset {self.name!r} has arrays that the model knows nothing of: {sorted(left)}; it takes "
-                f"{_keys(signature.inputs, _INPUT_ALIASES)} and {_keys(signature.outputs, _TARGET_ALIASES)}, and "
-                f"optionally {_WEIGHT_KEY!r}"
-            )
-        if len(targets) == 1:
-            targets = {TARGETS: next(iter(targets.values()))}
-        return Batch(inputs=cast_inputs(self.name, inputs, signature), targets=targets, sample_weights=weights)
 
-    def _take(self, left: dict[str, Array], specs: Sequence[TensorSpec], aliases: Sequence[str]) -> dict[str, Array]:
-        """Move the arrays of these tensors out of what is left; a lone one may go by an alias."""
-        taken = {}
-        for spec in specs:
-            names = (spec.name, *aliases) if len(specs) == 1 else (spec.name,)
-            key = next((name for name in names if name in left), None)
-            if key is None:
-                raise InvalidInputError(
-                    f"dataset {self.name!r} has the arrays {sorted(self._arrays)}; the model also needs "
-                    f"{_keys((spec,), names[1:])}"
-                )
-            taken[spec.name] = left.pop(key)
-        return taken
+def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
+    """Tell inputs, targets and weights apart by the signature.
+
+    Args:
+        dataset: What errors call the dataset.
+        arrays: Arrays ``[rows, ...]`` under the names that `ArrayDataset` takes.
+        signature: Of the model.
+
+    Raises:
+        InvalidInputError: An array is missing, of another kind, or none that the model knows.
+    """
+    left = dict(arrays)
+    weights = {SAMPLE_WEIGHTS: left.pop(_WEIGHT_KEY)} if _WEIGHT_KEY in left else {}
+    inputs = _take(dataset, left, signature.inputs, INPUT_ALIASES)
+    targets = _take(dataset, left, signature.outputs, TARGET_ALIASES)
+    if left:
+        raise InvalidInputError(
+            f"dataset {dataset!r} has arrays that the model knows nothing of: {sorted(left)}; it takes "
+            f"{_keys(signature.inputs, INPUT_ALIASES)} and {_keys(signature.outputs, TARGET_ALIASES)}, and "
+            f"optionally {_WEIGHT_KEY!r}"
+        )
+    if len(targets) == 1:
+        targets = {TARGETS: next(iter(targets.values()))}
+    return Batch(inputs=cast_inputs(dataset, inputs, signature), targets=targets, sample_weights=weights)
+
+
+def spec_for(key: str, specs: Sequence[TensorSpec], aliases: Sequence[str]) -> TensorSpec | None:
+    """Return the tensor that an array of this name is for, or None."""
+    if len(specs) == 1 and key in aliases:
+        return specs[0]
+    return next((spec for spec in specs if spec.name == key), None)
 
 
 def load_npz(name: str, file: Path) -> ArrayDataset:
@@ -172,6 +179,23 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"a dataset's name is made of letters, digits, '_', '-' and '.', not {name!r}")
     return name
+
+
+def _take(
+    dataset: str, left: dict[str, Array], specs: Sequence[TensorSpec], aliases: Sequence[str]
+) -> dict[str, Array]:
+    """Move the arrays of these tensors out of what is left."""
+    came = sorted(left)
+    taken = {}
+    for spec in specs:
+        key = next((key for key in left if spec_for(key, specs, aliases) is spec), None)
+        if key is None:
+            raise InvalidInputError(
+                f"dataset {dataset!r} has the arrays {came}; the model also needs "
+                f"{_keys((spec,), aliases if len(specs) == 1 else ())}"
+            )
+        taken[spec.name] = left.pop(key)
+    return taken
 
 
 def _cast(dataset: str, spec: TensorSpec, array: Array) -> Array:

@@ -9,7 +9,8 @@ from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.source import CheckpointSource, RunSource
 from understudy.evaluator.compute.devices import build_strategy
-from understudy.evaluator.datasets import EvaluationDataset, load_npz
+from understudy.evaluator.dataset_files import open_dataset
+from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.experiment_datasets import datasets_of
 from understudy.evaluator.observer import Observer
@@ -61,5 +62,5 @@ def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
 
 
 def _datasets(origin: Origin, experiment: Experiment | None) -> Sequence[EvaluationDataset]:
-    files = [load_npz(name, file) for name, file in origin.eval_data.items()]
+    files = [open_dataset(name, file) for name, file in origin.eval_data.items()]
     return files if experiment is None else [*datasets_of(experiment), *files]

@@ -15,7 +15,7 @@ class Origin:
         folder: A run folder of our trainer, or a folder that another program writes checkpoints to.
         is_run: Which of the two it is.
         experiment: What `understudy.experiments.load_experiment` takes, or None.
-        eval_data: ``.npz`` files by the name of their dataset.
+        eval_data: What `understudy.evaluator.dataset_files.open_dataset` reads, by the name of the dataset.
     """
 
     folder: Path

@@ -34,20 +34,25 @@ class ServeSettings:
     checkpoints: Path | None = field(
         default=None,
         metadata={
-            "help": "A folder of .keras files that another program writes; instead of --run-dir.",
+            "help": "A folder of checkpoints that another program writes, in any format of Keras and TensorFlow; "
+            "instead of --run-dir.",
             "metavar": "DIR",
         },
     )
     experiment: str | None = field(
         default=None,
         metadata={
-            "help": "The experiment whose datasets to score: a bundled name, package.module:object or file.py:object.",
+            "help": "The experiment whose datasets to score, and which builds the model of checkpoints that hold "
+            "variables alone: a bundled name, package.module:object or file.py:object.",
             "metavar": "EXPERIMENT",
         },
     )
     eval_data: Mapping[str, Path] = field(
         default_factory=dict,
-        metadata={"help": "Datasets to score, each an .npz file under a name.", "metavar": "NAME=FILE"},
+        metadata={
+            "help": "Datasets to score, each an .npz file, TFRecord files or a saved tf.data folder, under a name.",
+            "metavar": "NAME=PATH",
+        },
     )
     state_dir: Path | None = field(
         default=None,

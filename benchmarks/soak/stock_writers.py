@@ -1,0 +1,147 @@
+"""Stock writers at full speed, and an evaluator that reads beside them: no failed save, no torn read.
+
+A subprocess (`benchmarks.soak.stock_script`) saves after every training step, in one format after another, overwriting
+or deleting what it saved before. The evaluator follows its folder. A thread asks for predictions all the while: each
+must be exactly what the weights of the step that it names give. ``--count`` is the seconds that each format is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soak import stock_script
+from benchmarks.soak.trial import Trial
+from understudy.checkpoints import FolderSource
+from understudy.evaluator.errors import NotReadyError
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.settings import EvaluatorSettings
+
+SECONDS = 60
+
+_WAIT_SECONDS = 60.0
+_ASK_SECONDS = 0.002
+_OVERWRITTEN = "overwritten or deleted before"
+
+
+@dataclass
+class Tally:
+    """What came of one format.
+
+    Attributes:
+        saves: How often the writer saved.
+        failed_saves: The errors that it met.
+        loaded: How many different steps were on stage when somebody asked for a prediction.
+        predictions: How many predictions were checked.
+        wrong: Those that were not what their step's weights give.
+        torn: Why checkpoints could not be loaded, but for those that were gone.
+        last_served: Whether the last save came on stage in the end.
+    """
+
+    saves: int = 0
+    failed_saves: list[str] = field(default_factory=list)
+    loaded: int = 0
+    predictions: int = 0
+    wrong: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    last_served: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether nobody was disturbed, nothing torn, and something read."""
+        return self.last_served and self.loaded > 0 and not (self.failed_saves or self.wrong or self.torn)
+
+
+def run(trial: Trial) -> None:
+    """Try every format that was not tried yet."""
+    seconds = trial.count(SECONDS)
+    done: dict[str, Any] = trial.load_state()
+    with _writer() as writer:
+        for name in stock_script.WRITERS:
+            if name in done:
+                continue
+            tally = _try(name, writer, seconds, trial.work / name)
+            done[name] = {"held": tally.held, "seconds": seconds, **asdict(tally)}
+            trial.save_state(done)
+            trial.report(held=all(result["held"] for result in done.values()), formats=done)
+    trial.finish()
+
+
+@contextmanager
+def _writer() -> Iterator[subprocess.Popen[str]]:
+    script = subprocess.Popen(
+        [sys.executable, stock_script.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    with script:
+        try:
+            yield script
+        finally:
+            script.kill()
+
+
+def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -> Tally:
+    """Have one format written and read at the same time."""
+    folder = work / "theirs"
+    folder.mkdir(parents=True, exist_ok=True)
+    tally, steps = Tally(), set[int]()
+    with _evaluator(folder, work / "state") as evaluator:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        writer.stdin.write(f"{name} {folder} {seconds}\n")
+        writer.stdin.flush()
+        os.set_blocking(writer.stdout.fileno(), False)
+        while not (line := writer.stdout.readline()):
+            assert writer.poll() is None, "the writer ended"
+            _ask(evaluator, tally, steps)
+        report = json.loads(line)
+        tally.saves, tally.failed_saves = report["saves"], report["failures"]
+        ends = time.monotonic() + _WAIT_SECONDS
+        while report["last_step"] not in steps and time.monotonic() < ends:
+            _ask(evaluator, tally, steps)
+        tally.last_served = report["last_step"] in steps
+        errors = {status.error for status in evaluator.status() if status.error}
+    tally.loaded = len(steps)
+    tally.torn = sorted(error for error in errors if _OVERWRITTEN not in error)
+    return tally
+
+
+def _evaluator(folder: Path, state: Path) -> Evaluator:
+    return Evaluator(
+        EvaluatorSettings(state_dir=state, logical_cpus=2, poll_interval_seconds=0.01, max_batch_rows=4, slots=2),
+        source=FolderSource(folder, state / "staging", takes_variables=True),
+        build_model=stock_script.build_model,
+        observer=SilentObserver(),
+    )
+
+
+def _ask(evaluator: Evaluator, tally: Tally, steps: set[int]) -> None:
+    """Ask for a prediction and hold it against the step that it names."""
+    time.sleep(_ASK_SECONDS)
+    try:
+        names = [spec.name for spec in evaluator.metadata().signature.inputs]
+    except NotReadyError:
+        return
+    rows = np.ones((2, stock_script.WIDTH), np.float32)
+    prediction = evaluator.predict({names[0]: rows}).result(_WAIT_SECONDS)
+    (output,) = prediction.outputs.values()
+    expected = (stock_script.weight_of(prediction.step) * stock_script.WIDTH) ** 2
+    tally.predictions += 1
+    steps.add(prediction.step)
+    if not np.allclose(output, expected, rtol=1e-4, atol=0):
+        tally.wrong.append(f"step {prediction.step}: {output.min()} to {output.max()} instead of {expected}")
