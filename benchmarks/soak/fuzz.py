@@ -1,0 +1,150 @@
+"""Fuzzed requests over every RPC and every path of the HTTP port: no crash, no INTERNAL, no hang, no growth in memory.
+
+Two real ``understudy serve`` processes, one with a model of every datatype and one with a plain model, are sent
+requests that were right until some of their fields, elements or bits were changed, and requests that never were. The
+memory of the processes is looked at after every part. It has grown if the median of the last fifth of the looks is
+more than a twentieth above that of the third fifth.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import grpc
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from benchmarks.soak.trial import Trial
+
+if TYPE_CHECKING:
+    from protocols.served import Pair, Served
+
+    from benchmarks.soak.fuzz_doors import Answer, Door
+
+REQUESTS: Final = 100_000
+PART: Final = 500
+CALLERS: Final = 4
+MAX_SHOWN: Final = 20
+MAX_GROWTH: Final = 1.05
+ROWS: Final = 2
+
+_MEBIBYTE: Final = 2**20
+_FEWEST_LOOKS: Final = 10
+
+
+class Fuzzer:
+    """Knocks on every door of two servers. A context manager.
+
+    Args:
+        pair: The servers.
+        seed: Of what is sent: the same number gives the same requests.
+    """
+
+    def __init__(self, pair: Pair, seed: int) -> None:
+        self._pair = pair
+        self._seed = seed
+        self._stack = ExitStack()
+        self._doors: list[Door] = []
+        self.answers: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.memory_mib: dict[str, list[float]] = {"every": [], "plain": []}
+
+    def __enter__(self) -> Self:
+        from protocols.values import DTYPES, EVERY, PLAIN, values
+
+        every = {f"in_{dtype}": values(dtype, rows=ROWS) for dtype in DTYPES}
+        self._open(self._pair.every, EVERY, every)
+        self._open(self._pair.plain, PLAIN, {"x": values("float32", rows=ROWS)})
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(CALLERS, thread_name_prefix="fuzz"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def door_names(self) -> set[str]:
+        """The doors there are."""
+        return {door.name for door in self._doors}
+
+    def knock(self, numbers: range) -> None:
+        """Send the requests of these numbers, take note of how they are answered, and look at the memory."""
+        for answer in self._pool.map(self._knock_once, numbers):
+            self.answers[f"{answer.door} {answer.status}"] += 1
+            if not answer.allowed and len(self.faults) < MAX_SHOWN:
+                self.faults.append(f"{answer.door} answered {answer.status}: {answer.detail}")
+        for name, pid in (("every", self._pair.every.pid), ("plain", self._pair.plain.pid)):
+            self.memory_mib[name].append(round(psutil.Process(pid).memory_info().rss / _MEBIBYTE, 1))
+
+    def _knock_once(self, number: int) -> Answer:
+        chance = random.Random(f"{self._seed}-{number}")  # noqa: S311 - no secrets here
+        (door,) = chance.choices(self._doors, [door.weight for door in self._doors])
+        return door.knock(chance)
+
+    def _open(self, served: Served, model: str, inputs: Mapping[str, Any]) -> None:
+        from benchmarks.soak.fuzz_doors import RestDoor, doors_of
+
+        channel = self._stack.enter_context(grpc.insecure_channel(served.grpc))
+        doors = list(doors_of(channel, served.http, model, inputs))
+        for door in doors:
+            if isinstance(door, RestDoor):
+                self._stack.callback(door.close)
+        self._doors += doors
+
+
+def has_grown(looks: Sequence[float]) -> bool:
+    """Whether memory was larger in the last fifth of the looks than in the third; False if they are too few to tell."""
+    if len(looks) < _FEWEST_LOOKS:
+        return False
+    fifth = len(looks) // 5
+    third, last = looks[2 * fifth : 3 * fifth], looks[-fifth:]
+    return statistics.median(last) > MAX_GROWTH * statistics.median(third)
+
+
+def run(trial: Trial) -> None:
+    """Send the requests, part by part; go on where it was broken off."""
+    from protocols.served import serving_both
+
+    count = trial.count(REQUESTS)
+    state = trial.load_state()
+    done: int = state.get("done", 0)
+    earlier = Counter(state.get("answers", {}))
+    with serving_both(trial.work / f"from-{done}") as pair, Fuzzer(pair, trial.seed) as fuzzer:
+        while done < count:
+            part = min(PART, count - done)
+            fuzzer.knock(range(done, done + part))
+            done += part
+            answers = earlier + fuzzer.answers
+            _report(trial, fuzzer, done, answers)
+            trial.save_state({"done": done, "answers": answers})
+            if fuzzer.faults:
+                break
+    if done == count:
+        trial.finish()
+
+
+def _report(trial: Trial, fuzzer: Fuzzer, done: int, answers: Mapping[str, int]) -> None:
+    statuses: Counter[str] = Counter()
+    for answer, times in answers.items():
+        statuses[answer.split()[-1]] += times
+    grown = [name for name, looks in fuzzer.memory_mib.items() if has_grown(looks)]
+    trial.report(
+        held=not fuzzer.faults and not grown,
+        requests=done,
+        doors=len(fuzzer.door_names),
+        statuses=dict(statuses.most_common()),
+        faults=fuzzer.faults,
+        grown=grown,
+        memory_mib=fuzzer.memory_mib,
+        answers=dict(sorted(answers.items())),
+    )
