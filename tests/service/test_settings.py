@@ -65,3 +65,12 @@ def test_the_state_of_somebody_elses_folder_is_elsewhere_and_always_the_same(
 
 def test_a_chosen_state_folder_goes_before_all() -> None:
     assert ServeSettings(run_dir=RUN, state_dir=Path("here")).evaluator_state_dir == Path("here")
+
+
+def test_checkpoints_may_lie_at_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = ServeSettings(checkpoints=Path("gs://bucket/run"))
+    state = settings.evaluator_state_dir
+    monkeypatch.chdir(tmp_path)
+    assert settings.origin.url == "gs://bucket/run"
+    assert settings.evaluator_state_dir == state
+    assert ServeSettings(checkpoints=tmp_path).origin.url is None

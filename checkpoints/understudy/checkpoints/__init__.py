@@ -7,6 +7,7 @@ from understudy.checkpoints.errors import (
     DamagedCheckpointError,
     LockHeldError,
     UnsupportedFormatError,
+    UnsupportedLocationError,
 )
 from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.kinds import ModelKind
@@ -42,6 +43,7 @@ __all__ = [
     "TrainingJournal",
     "TrainingStatus",
     "UnsupportedFormatError",
+    "UnsupportedLocationError",
     "open_taken",
     "read_manifest",
     "read_training_status",

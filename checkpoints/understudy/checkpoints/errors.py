@@ -3,6 +3,7 @@
 CheckpointError
 ├── DamagedCheckpointError     its files are not what its manifest or its format says
 ├── UnsupportedFormatError     it was written by another version, or in a format that is not read here
+├── UnsupportedLocationError   it lies where it cannot be read
 ├── CheckpointGoneError        it was deleted or overwritten before it could be taken
 ├── AlreadyPublishedError      its step is committed already
 └── LockHeldError              another process works in this folder
@@ -21,6 +22,10 @@ class DamagedCheckpointError(CheckpointError):
 
 class UnsupportedFormatError(CheckpointError):
     """A file was written by another version of this package, or in a format that is not read here."""
+
+
+class UnsupportedLocationError(CheckpointError):
+    """Checkpoints lie where they cannot be read. The text says where, and the alternative."""
 
 
 class CheckpointGoneError(CheckpointError):

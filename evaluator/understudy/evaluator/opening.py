@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.remote import RemoteFolderSource
 from understudy.checkpoints.source import CheckpointSource, RunSource
 from understudy.evaluator.compute.devices import build_strategy
 from understudy.evaluator.dataset_files import open_dataset
 from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.errors import ConfigurationError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.experiment_datasets import datasets_of
 from understudy.evaluator.observer import Observer
@@ -38,7 +40,7 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
     Raises:
         DeviceError: The devices cannot be had.
         ExperimentError: The experiment cannot be loaded.
-        ConfigurationError: A dataset cannot be used.
+        ConfigurationError: A dataset or the run folder cannot be used.
         CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
     """
     build_strategy(device_settings(settings))
@@ -55,8 +57,14 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
 
 def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
     if origin.is_run:
+        if origin.url is not None:
+            raise ConfigurationError(f"a run folder is a local folder, not {origin.url}; mount it and give the folder")
         return RunSource(RunDir(origin.folder))
-    source = FolderSource(origin.folder, settings.state_dir / "staging", takes_variables=origin.experiment is not None)
+    mirror = settings.state_dir / "mirror"
+    folder = origin.folder if origin.url is None else mirror
+    source = FolderSource(folder, settings.state_dir / "staging", takes_variables=origin.experiment is not None)
+    if origin.url is not None:
+        return RemoteFolderSource(origin.url, mirror, source)
     source.check()
     return source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,3 +23,9 @@ class Origin:
     is_run: bool
     experiment: str | None = None
     eval_data: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str | None:
+        """The folder as a URL, if that is what it is. A `Path` made of a URL has lost one of its slashes."""
+        match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
+        return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"

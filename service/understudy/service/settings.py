@@ -34,8 +34,8 @@ class ServeSettings:
     checkpoints: Path | None = field(
         default=None,
         metadata={
-            "help": "A folder of checkpoints that another program writes, in any format of Keras and TensorFlow; "
-            "instead of --run-dir.",
+            "help": "A folder of checkpoints that another program writes, in any format of Keras and TensorFlow, or "
+            "its URL (gs://...); instead of --run-dir.",
             "metavar": "DIR",
         },
     )
@@ -149,7 +149,7 @@ class ServeSettings:
         if self.run_dir is not None:
             return self.run_dir / "evaluator"
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        folder = self.origin.folder.resolve()
+        folder = self.origin.folder if self.origin.url else self.origin.folder.resolve()
         return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
     @property
