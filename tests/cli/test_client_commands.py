@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
@@ -274,3 +275,54 @@ def test_watch_ends_with_1_on_what_time_does_not_mend(run: Run, script: Script) 
     script.failures.extend([Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no watching here")])
 
     assert refusal(run("watch"), code=1) == "Error: no watching here\n"
+
+
+def recorded(script: Script) -> None:
+    script.record(40, metrics={"loss": 0.1, "accuracy": float("nan")}, examples=20, notes=["one", "two"])
+    script.record(80, dataset="", outcome=evaluation_pb2.EVALUATION_OUTCOME_SKIPPED, reason="too late, it seems")
+    script.record(
+        80, outcome=evaluation_pb2.EVALUATION_OUTCOME_REFUSED, reason="loss is 0.5", metrics={"min_value": 0.25}
+    )
+
+
+def test_evaluations_shows_every_entry_over_all_pages(run: Run, script: Script) -> None:
+    recorded(script)
+
+    headings, *lines = run("evaluations").stdout.splitlines()
+
+    assert headings.split() == ["#", "step", "dataset", "outcome", "recorded", "metrics", "or", "reason"]
+    assert [line.split()[:2] for line in lines] == [["1", "40"], ["2", "80"], ["3", "80"]]
+    assert lines[0].endswith("loss 0.1  accuracy nan")
+    assert lines[2].endswith("loss is 0.5")
+
+
+def test_evaluations_exports_csv_with_a_column_for_each_metric(run: Run, script: Script) -> None:
+    recorded(script)
+
+    first, second, third = csv.DictReader(run("evaluations", "--format", "csv").stdout.splitlines())
+
+    assert (first["step"], first["metric.loss"], first["metric.accuracy"], first["notes"]) == (
+        *("40", "0.1", "nan", "one | two"),
+    )
+    assert (second["outcome"], second["reason"], second["metric.loss"]) == ("skipped", "too late, it seems", "")
+    assert (third["outcome"], third["metric.min_value"]) == ("refused", "0.25")
+
+
+def test_evaluations_exports_one_json_document(run: Run, script: Script) -> None:
+    assert json.loads(run("evaluations", "--format", "json").stdout) == []
+    recorded(script)
+
+    text = run("evaluations", "--format", "json").stdout
+
+    assert [each["outcome"] for each in json.loads(text)] == ["scored", "skipped", "refused"]
+    assert json.loads(text)[0]["metrics"] == {"loss": 0.1, "accuracy": "NaN"}
+    assert len(text.splitlines()) == 3
+
+
+def test_evaluations_hands_its_filters_to_the_server(run: Run, script: Script) -> None:
+    options = ("--dataset", "test", "--min-step", "40", "--max-step", "80", "--outcome", "refused")
+
+    assert run("evaluations", *options).exit_code == 0
+    asked = script.requests[-1]
+    assert (asked.dataset, asked.min_step, asked.max_step) == ("test", 40, 80)
+    assert asked.outcome == evaluation_pb2.EVALUATION_OUTCOME_REFUSED

@@ -17,8 +17,11 @@ _COMMANDS: Final = {
     "demo": "Train, evaluate and serve on this machine, and watch it happen.",
     "predict": "Send rows from a file to a server and show what the model makes of them.",
     "evaluate": "Score a version on a file, or on a dataset the server has.",
+    "compare": "Score versions on the same rows, and tell a difference from noise.",
     "status": "Show the versions a server has and their latest evaluations.",
+    "evaluations": "Show or export what a server has recorded of every checkpoint.",
     "watch": "Follow evaluations as they are recorded.",
+    "export": "Take a checkpoint out of a run, as a Keras file or a SavedModel.",
     "promote": "Pin a version to the stage, take the pin back, or roll back.",
     "health": "Ask a server whether it serves; the exit status is the answer.",
 }

@@ -25,7 +25,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title
 
 def print_json(value: Any) -> None:
     """Show a value as one line of JSON. NaN and infinities, which JSON lacks, are strings, as in protobuf's JSON."""
-    click.echo(json.dumps(_plain(value), allow_nan=False))
+    click.echo(json.dumps(plain(value), allow_nan=False))
 
 
 def formatted_metrics(metrics: Mapping[str, float]) -> str:
@@ -47,12 +47,12 @@ def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value made of what JSON knows."""
+def plain(value: Any) -> Any:
+    """Return a value made of what JSON knows: NaN and infinities are strings, as in protobuf's JSON."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):

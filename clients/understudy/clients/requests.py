@@ -23,6 +23,8 @@ _OUTCOMES: Final = {
     "scored": evaluation_pb2.EVALUATION_OUTCOME_SCORED,
     "skipped": evaluation_pb2.EVALUATION_OUTCOME_SKIPPED,
     "failed": evaluation_pb2.EVALUATION_OUTCOME_FAILED,
+    "accepted": evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
+    "refused": evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
 }
 
 
@@ -58,15 +60,29 @@ def predict(inputs: Tensors, version: Version | None, input_name: str) -> predic
 
 def evaluate_options(version: Version | None, metrics: Sequence[str | Metric]) -> evaluation_pb2.EvaluateRequest:
     """Return the message that opens an Evaluate stream."""
-    specs = [Metric(name=metric) if isinstance(metric, str) else metric for metric in metrics]
-    options = evaluation_pb2.EvaluateOptions(
-        version=selector(version),
-        metrics=[
-            evaluation_pb2.MetricSpec(name=spec.name, config_json=json.dumps(dict(spec.config)) if spec.config else "")
-            for spec in specs
-        ],
-    )
+    options = evaluation_pb2.EvaluateOptions(version=selector(version), metrics=_metric_specs(metrics))
     return evaluation_pb2.EvaluateRequest(options=options)
+
+
+def compare_options(
+    versions: Sequence[Version],
+    metrics: Sequence[str | Metric],
+    *,
+    dataset: str | None,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> evaluation_pb2.CompareRequest:
+    """Return the message that opens a Compare stream."""
+    options = evaluation_pb2.CompareOptions(
+        versions=[selector(version) or tensor_pb2.VersionSelector() for version in versions],
+        metrics=_metric_specs(metrics),
+        dataset=dataset or "",
+        resamples=resamples,
+        confidence=confidence,
+        seed=seed,
+    )
+    return evaluation_pb2.CompareRequest(options=options)
 
 
 def evaluate_batch(batch: Any, input_name: str) -> evaluation_pb2.EvaluateRequest:
@@ -75,13 +91,12 @@ def evaluate_batch(batch: Any, input_name: str) -> evaluation_pb2.EvaluateReques
     Raises:
         InvalidArgumentError: The batch is something else, or an array cannot travel.
     """
-    inputs, targets, *weights = batch_parts(batch)
-    message = evaluation_pb2.EvaluateBatch(
-        inputs=_tensors(inputs, input_name),
-        targets=_tensors(targets, _TARGETS),
-        sample_weights=_tensors(weights[0], _SAMPLE_WEIGHTS) if weights else {},
-    )
-    return evaluation_pb2.EvaluateRequest(batch=message)
+    return evaluation_pb2.EvaluateRequest(batch=_batch(batch, input_name))
+
+
+def compare_batch(batch: Any, input_name: str) -> evaluation_pb2.CompareRequest:
+    """Do the same for a Compare stream."""
+    return evaluation_pb2.CompareRequest(batch=_batch(batch, input_name))
 
 
 def batch_parts(batch: Any) -> tuple[Any, ...]:
@@ -141,6 +156,23 @@ def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:
             raise InvalidArgumentError(f"version is {version!r}; expected a step or one of {', '.join(_LABELS)}")
         return tensor_pb2.VersionSelector(label=_LABELS[version])
     return tensor_pb2.VersionSelector(step=version)
+
+
+def _metric_specs(metrics: Sequence[str | Metric]) -> list[evaluation_pb2.MetricSpec]:
+    specs = [Metric(name=metric) if isinstance(metric, str) else metric for metric in metrics]
+    return [
+        evaluation_pb2.MetricSpec(name=spec.name, config_json=json.dumps(dict(spec.config)) if spec.config else "")
+        for spec in specs
+    ]
+
+
+def _batch(batch: Any, input_name: str) -> evaluation_pb2.EvaluateBatch:
+    inputs, targets, *weights = batch_parts(batch)
+    return evaluation_pb2.EvaluateBatch(
+        inputs=_tensors(inputs, input_name),
+        targets=_tensors(targets, _TARGETS),
+        sample_weights=_tensors(weights[0], _SAMPLE_WEIGHTS) if weights else {},
+    )
 
 
 def _tensors(value: Tensors, lone_name: str) -> dict[str, tensor_pb2.Tensor]:

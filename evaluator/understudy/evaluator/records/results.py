@@ -1,4 +1,4 @@
-"""Results as files that the trainer and callbacks read: ``results/<step, 12 digits>.json``."""
+"""Results as files that the trainer and callbacks read, by `understudy.checkpoints.results`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.layout import step_name
+from understudy.checkpoints.results import RESULTS_VERSION
 from understudy.evaluator.types import EvaluationRecord
-
-FORMAT_VERSION = 1
 
 
 class ResultFiles:
@@ -37,7 +36,7 @@ class ResultFiles:
         write_json(
             self.path(step),
             {
-                "format_version": FORMAT_VERSION,
+                "format_version": RESULTS_VERSION,
                 "step": step,
                 "settled": settled,
                 "records": [_as_json(record) for record in records],

@@ -1,0 +1,108 @@
+"""``understudy evaluations``."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from understudy.cli.connection import ConnectionSettings, connected
+from understudy.cli.options import settings_options
+from understudy.cli.output import formatted_metrics, plain, print_table
+
+if TYPE_CHECKING:
+    from understudy.clients import Evaluation
+    from understudy.clients.types import EvaluationOutcome
+
+Format = Literal["table", "csv", "json"]
+
+_OUTCOMES = ("scored", "skipped", "failed", "accepted", "refused")
+
+
+@click.command("evaluations")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="A table for people; CSV with one column per metric; or a JSON array, one entry per line.",
+)
+@click.option("--dataset", metavar="NAME", help="Only entries of this dataset.")
+@click.option("--min-step", type=click.IntRange(0), metavar="STEP", help="Only entries of steps from this one on.")
+@click.option("--max-step", type=click.IntRange(0), metavar="STEP", help="Only entries of steps up to this one.")
+@click.option("--outcome", type=click.Choice(_OUTCOMES), help="Only entries with this outcome.")
+@settings_options(settings=ConnectionSettings)
+def command(
+    *,
+    form: Format,
+    dataset: str | None,
+    min_step: int | None,
+    max_step: int | None,
+    outcome: str | None,
+    settings: ConnectionSettings,
+) -> None:
+    """Show or export what a server has recorded of every checkpoint, oldest entry first.
+
+    \b
+    understudy evaluations --dataset test
+    understudy evaluations --format csv --outcome scored > scores.csv
+    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    with connected(settings) as client:
+        evaluations = list(
+            client.list_evaluations(
+                dataset=dataset,
+                min_step=min_step,
+                max_step=max_step,
+                outcome=cast("EvaluationOutcome | None", outcome),
+            )
+        )
+    {"table": _print_table, "csv": _print_csv, "json": _print_json}[form](evaluations)
+
+
+def _print_table(evaluations: Sequence[Evaluation]) -> None:
+    rows = [
+        (
+            str(each.sequence),
+            str(each.step),
+            each.dataset,
+            each.outcome,
+            f"{each.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}",
+            formatted_metrics(each.metrics) if each.outcome == "scored" else each.reason,
+        )
+        for each in evaluations
+    ]
+    print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
+
+
+def _print_csv(evaluations: Sequence[Evaluation]) -> None:
+    """Write every field but the metrics, then a column ``metric.NAME`` for each; numbers as Python writes them."""
+    metrics = sorted({name for each in evaluations for name in each.metrics})
+    rows = [_as_json(each) for each in evaluations]
+    fields = [field.name for field in dataclasses.fields(_evaluation_type()) if field.name != "metrics"]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*fields, *(f"metric.{name}" for name in metrics)])
+    for row in rows:
+        values = [" | ".join(row[field]) if field == "notes" else row[field] for field in fields]
+        writer.writerow([*values, *(row["metrics"].get(name, "") for name in metrics)])
+
+
+def _print_json(evaluations: Sequence[Evaluation]) -> None:
+    """Write an array that programs can read as a whole, and people line by line."""
+    lines = (json.dumps(plain(_as_json(each)), allow_nan=False) for each in evaluations)
+    click.echo("[" + ",\n".join(lines) + "]")
+
+
+def _as_json(evaluation: Evaluation) -> dict[str, Any]:
+    return {**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()}
+
+
+def _evaluation_type() -> type[Evaluation]:
+    from understudy.clients import Evaluation
+
+    return Evaluation

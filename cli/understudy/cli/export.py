@@ -1,0 +1,97 @@
+"""``understudy export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from understudy.cli.errors import CommandError, reported
+from understudy.evaluator.errors import EvaluatorError
+from understudy.service.errors import SettingsError
+from understudy.service.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from understudy.evaluator.export import ExportFormat
+
+_Step = int | Literal["best", "latest"]
+_LABELS = ("best", "latest")
+
+
+class _StepType(click.ParamType["_Step"]):
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> _Step:
+        text = str(value)
+        if text in _LABELS:
+            return cast("_Step", text)
+        if text.isdecimal():
+            return int(text)
+        return self.fail(f"{text!r} is neither a step nor best or latest.", param, ctx)
+
+
+def _folder(help_text: str, *flag: str) -> Any:
+    return click.option(*flag, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help=help_text)
+
+
+@click.command("export")
+@_folder("The run folder.", "--run-dir")
+@_folder("Instead of --run-dir, the folder of checkpoints that the server was given.", "--checkpoints")
+@_folder("The evaluator's state folder, if it was given one.", "--state-dir")
+@click.option(
+    "--step",
+    type=_StepType(),
+    default="best",
+    show_default=True,
+    metavar="best|latest|STEP",
+    help="Which checkpoint; the best is what the evaluator's --monitor says.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["keras", "saved_model"]),
+    default="keras",
+    show_default=True,
+    help="The .keras file as it is, or a SavedModel for serving systems.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="PATH",
+    help="For keras, a path that ends in .keras, or the folder to put model.keras into; for saved_model, the folder "
+    "that becomes the SavedModel.",
+)
+def command(
+    *,
+    run_dir: Path | None,
+    checkpoints: Path | None,
+    state_dir: Path | None,
+    step: _Step,
+    form: ExportFormat,
+    output: Path,
+) -> None:
+    """Take a checkpoint out of a run, for use elsewhere.
+
+    \b
+    understudy export --run-dir RUN --step best --output best.keras
+    understudy export --run-dir RUN --step 400 --format saved_model --output models/digits/400
+
+    No server needs to run; the best checkpoint is there even when the trainer has deleted its own copy of it. A
+    SavedModel has one signature, serving_default, with the names of the model's inputs and outputs.
+    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    from understudy.evaluator.export import CheckpointStore
+
+    try:
+        settings = ServeSettings(run_dir=run_dir, checkpoints=checkpoints, state_dir=state_dir)
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
+    store = CheckpointStore(run_dir=run_dir, state_dir=settings.evaluator_state_dir)
+    with reported(EvaluatorError):
+        chosen = store.resolve(step)
+        try:
+            written = store.export(chosen, output, form)
+        except OSError as error:
+            raise CommandError(f"{output} cannot be written: {error}") from error
+    click.echo(f"step {chosen} exported to {written}")

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner, Result
+from integration.in_process import until
+from real_run import FEATURES, RealRun, dataset, step_model, wait_for_records
+
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RealRun:
+    return RealRun(tmp_path / "run")
+
+
+def export(run: RealRun, *options: str | Path) -> Result:
+    return CliRunner().invoke(main, ["export", "--run-dir", str(run.dir.root), *map(str, options)])
+
+
+def exported(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_best_is_exported_after_the_trainer_has_deleted_it(run: RealRun, tmp_path: Path) -> None:
+    run.publish(1, 4, 9)
+    with run.running(datasets=[dataset()]) as evaluator:
+        wait_for_records(evaluator, 3)
+        until(lambda: (run.dir.evaluator / "best.json").exists() and evaluator.best_step == 4)
+    original = (run.dir.checkpoint(4) / "model.keras").read_bytes()
+    with run.running(datasets=[dataset()]):  # a restart keeps it
+        pass
+    shutil.rmtree(run.dir.checkpoint(4))
+
+    said = exported(export(run, "--output", tmp_path / "best.keras"))
+    assert said == f"step 4 exported to {tmp_path / 'best.keras'}\n"
+    assert (tmp_path / "best.keras").read_bytes() == original
+    exported(export(run, "--step", "latest", "--output", tmp_path / "folder"))
+    assert keras.saving.load_model(tmp_path / "folder" / "model.keras").get_weights()[1][0] == 9.0
+
+
+def test_a_saved_model_has_a_signature_by_name_and_gives_equal_outputs(run: RealRun, tmp_path: Path) -> None:
+    model = two_by_two()
+
+    def write(folder: Path) -> None:
+        model.save(folder / "model.keras")
+
+    run.publisher.publish(7, write, epoch=None, final=False, metrics={}, signature=signature_of(model))
+    exported(export(run, "--step", "7", "--format", "saved_model", "--output", tmp_path / "models" / "7"))
+
+    serve = tf.saved_model.load(str(tmp_path / "models" / "7")).signatures["serving_default"]
+    random = np.random.default_rng(0)
+    for rows in (1, 5, 64):
+        image, size = (random.normal(size=(rows, FEATURES)).astype(np.float32) for _ in range(2))
+        answers = serve(image=tf.constant(image), size=tf.constant(size))
+        expected = model({"image": image, "size": size}, training=False)
+        assert set(answers) == {"kind", "grade"}
+        for name, answer in answers.items():
+            np.testing.assert_array_equal(answer.numpy(), expected[name].numpy())
+
+
+def two_by_two() -> keras.Model:
+    """Two inputs, two outputs, BatchNorm and Dropout."""
+    image, size = (keras.Input((FEATURES,), name=name) for name in ("image", "size"))
+    both = keras.layers.Concatenate()([keras.layers.BatchNormalization()(image), size])
+    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(4, activation="relu")(both))
+    outputs = {"kind": keras.layers.Dense(3, activation="softmax")(hidden), "grade": keras.layers.Dense(1)(hidden)}
+    model = keras.Model({"image": image, "size": size}, outputs)
+    model.compile("adam", "mse")
+    return model
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(run: RealRun, tmp_path: Path) -> None:
+    output = tmp_path / "out.keras"
+    refused = export(run, "--output", output)
+    assert refused.exit_code == 1
+    assert "no checkpoint is best yet" in refused.stderr
+    run.publish(1, 2)
+    assert "no checkpoint of step 3; there are [1, 2]" in export(run, "--step", "3", "--output", output).stderr
+    (run.dir.checkpoint(2) / "model.keras").write_bytes(b"no model")
+    assert "its manifest says" in export(run, "--step", "2", "--output", output).stderr
+    assert not output.exists()
+    exported(export(run, "--step", "1", "--output", output))
+    assert "is there already" in export(run, "--step", "1", "--output", output).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.keras", "run"]
+
+
+def test_an_export_needs_to_know_from_where(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(main, ["export", "--output", str(tmp_path / "x.keras")])
+    assert refused.exit_code == 2
+    assert "--run-dir" in refused.stderr
+
+
+def test_the_exported_file_is_a_copy_of_its_own(run: RealRun, tmp_path: Path) -> None:
+    run.publish(1, model=step_model(1))
+    exported(export(run, "--step", "1", "--output", tmp_path / "a.keras"))
+    assert (tmp_path / "a.keras").stat().st_nlink == 1
