@@ -1,0 +1,258 @@
+"""The REST door over an evaluator that does what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from service.told import ToldEvaluator
+from starlette.applications import Starlette
+
+from understudy.evaluator.errors import NotReadyError, OverloadedError
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import Prediction
+from understudy.service.dataplane.oip.plane import InferencePlane
+from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.readiness import Readiness
+from understudy.service.rest.door import RestDoor
+from understudy.service.statistics import InferenceStatistics
+
+MAX_BYTES = 1000
+INFER = "/v2/models/model/infer"
+
+Ask = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+async def evaluator() -> ToldEvaluator:
+    return ToldEvaluator()
+
+
+@pytest.fixture
+async def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.fixture
+async def client(evaluator: ToldEvaluator, readiness: Readiness) -> AsyncIterator[httpx.AsyncClient]:
+    plane = InferencePlane(
+        ServedModel(name="model", evaluator=evaluator.as_evaluator),
+        settings=EvaluatorSettings(state_dir=Path()),
+        statistics=InferenceStatistics(),
+        readiness=readiness,
+        stream_depth=2,
+    )
+    app = Starlette(routes=RestDoor(plane, readiness=readiness, max_body_bytes=MAX_BYTES).routes())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        yield client
+
+
+@pytest.fixture
+def ask(client: httpx.AsyncClient, evaluator: ToldEvaluator) -> Ask:
+    """Return what sends a request to infer and lets the model give certain outputs."""
+
+    async def ask(outputs: dict[str, Any], **request: Any) -> httpx.Response:
+        asking = asyncio.create_task(client.post(INFER, **request))
+        future = await evaluator.predictions.get()
+        future.set_result(Prediction(outputs=outputs, step=5))
+        return await asking
+
+    return ask
+
+
+def tensor(data: Any, datatype: str = "FP32", shape: Any = (1, 2), **more: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": datatype, "shape": list(shape), "data": data, **more}
+
+
+def body(*inputs: Any, **more: Any) -> dict[str, Any]:
+    return {"inputs": list(inputs), **more}
+
+
+@pytest.mark.parametrize("data", [[1, 2.5], [[1, 2.5]], [[[1], [2.5]]]])
+async def test_data_may_be_flat_or_nested(ask: Ask, evaluator: ToldEvaluator, data: Any) -> None:
+    answer = await ask({"y": np.array([[0.1]], np.float32)}, json=body(tensor(data), id="7"))
+    np.testing.assert_array_equal(evaluator.asked["inputs"]["x"], np.array([[1, 2.5]], np.float32))
+    assert answer.json() == {
+        "id": "7",
+        "model_name": "model",
+        "model_version": "5",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [0.10000000149011612]}],
+    }
+
+
+async def test_not_a_number_and_infinity_come_as_most_json_readers_know_them(ask: Ask) -> None:
+    outputs = {"y": np.array([[np.nan, np.inf, -np.inf]], np.float16)}
+    answer = await ask(outputs, content=json.dumps(body(tensor([np.nan, -np.inf]))))
+    assert '"data":[NaN,Infinity,-Infinity]' in answer.text
+
+
+async def test_binary_data_goes_both_ways(ask: Ask, evaluator: ToldEvaluator) -> None:
+    header = json.dumps(
+        {
+            "inputs": [
+                {"name": "x", "datatype": "INT16", "shape": [1, 2], "parameters": {"binary_data_size": 4}},
+                {"name": "t", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
+            ],
+            "outputs": [{"name": "y", "parameters": {"binary_data": True}}, {"name": "z"}],
+        }
+    ).encode()
+    answer = await ask(
+        {"z": np.array([[True]]), "y": np.array([[b"ab"]], dtype=object)},
+        content=header + b"\1\0\2\0" + b"\2\0\0\0hi",
+        headers={"Inference-Header-Content-Length": str(len(header))},
+    )
+    assert evaluator.asked["inputs"]["x"].tolist() == [[1, 2]]
+    assert evaluator.asked["inputs"]["t"].tolist() == [b"hi"]
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.content[length:] == b"\2\0\0\0ab"
+    first, second = json.loads(answer.content[:length])["outputs"]
+    assert first == {"name": "y", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 6}}
+    assert second == {"name": "z", "datatype": "BOOL", "shape": [1, 1], "data": [True]}
+
+
+async def test_all_outputs_may_be_asked_for_as_binary_data(ask: Ask) -> None:
+    request = body(tensor([1, 2]), parameters={"binary_data_output": True})
+    answer = await ask({"y": np.array([[1]], np.uint8)}, json=request)
+    assert answer.content.endswith(b"\1")
+
+
+@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_a_body_may_be_compressed(
+    ask: Ask, evaluator: ToldEvaluator, coding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    content = compress(json.dumps(body(tensor([1, 2]))).encode())
+    answer = await ask({"y": np.zeros((1, 1))}, content=content, headers={"content-encoding": coding})
+    assert answer.status_code == 200
+    assert evaluator.asked["inputs"]["x"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ("{", "the body is no JSON"),
+        ("[" * 900, "the body is no JSON"),
+        ("[]", "the body is JSON, but no object"),
+        (body(3), "the request: inputs is .*an array of objects was expected"),
+        (body({"datatype": "FP32"}), "input 0: name is None; text was expected"),
+        (body(tensor([1, 2], shape=[1.5])), "input 'x': shape is .*whole numbers"),
+        (body(tensor([1, 2], shape=[2**70])), "input 'x': shape is .*whole numbers"),
+        (body(tensor([1, 2], shape=[-1, 2])), r"input 'x': shape \[-1, 2\] has a negative length"),
+        (body(tensor([1, 2, 3])), r"input 'x': shape \[1, 2\] needs 2 elements in data, but 3 came"),
+        (body(tensor([1, "2"])), "input 'x': data holds text; numbers was expected"),
+        (body(tensor([1, None])), "input 'x': data holds null"),
+        (body(tensor([1, 2.0], "INT8")), "input 'x': data holds a number; whole numbers was expected"),
+        (body(tensor([1, 128], "INT8")), "input 'x': an element does not fit INT8"),
+        (body(tensor([1, -1], "UINT64")), "input 'x': an element does not fit UINT64"),
+        (body(tensor([1, 1e39])), "input 'x': an element does not fit FP32"),
+        (body(tensor([1, 10**400])), "input 'x': an element does not fit FP32"),
+        (body(tensor([True, 1], "BOOL")), "input 'x': data holds a number; true or false was expected"),
+        (body(tensor(["a", "\ud800"], "BYTES")), "input 'x': an element is no text"),
+        (body(tensor([1, 2], "FP31")), "input 'x': datatype 'FP31' is unknown"),
+        (body(tensor(3)), "input 'x': data is a number; an array"),
+        (body({"name": "x", "datatype": "FP32", "shape": [1]}), "input 'x': it has no data"),
+        (body(tensor([1, 2]), tensor([1, 2])), "input 'x' came twice"),
+        (body(tensor([1, 2], parameters={"binary_data_size": 8})), "input 'x': both data and binary_data_size"),
+        (body(tensor([1, 2]), parameters={"timeout": 10**400}), "parameter 'timeout' is 1000"),
+        (body(tensor([1, 2]), parameters=[]), "parameters are"),
+        (body(tensor([1, 2]), id=7), "id is 7; text"),
+    ],
+)
+async def test_what_is_malformed_is_400_with_a_sentence(
+    client: httpx.AsyncClient, request_: Any, sentence: str
+) -> None:
+    content = request_ if isinstance(request_, str) else json.dumps(request_)
+    answer = await client.post(INFER, content=content)
+    assert answer.status_code == 400
+    assert re.search(sentence, answer.json()["error"])
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes", "sentence"),
+    [
+        ("x", [4], "Inference-Header-Content-Length is 'x'"),
+        ("9999", [4], "Inference-Header-Content-Length is 9999"),
+        (None, [4], "binary_data_size is 4, but 0 bytes of binary data are left"),
+        ("right", [-1], "binary_data_size is -1"),
+        ("right", [3], "needs 4 bytes of content, but 3 came"),
+        ("right", ["4"], "binary_data_size is '4'; a whole number"),
+        ("right", [], "4 bytes of binary data belong to no input"),
+    ],
+)
+async def test_binary_data_that_does_not_add_up_is_400(
+    client: httpx.AsyncClient, length: str | None, sizes: list[Any], sentence: str
+) -> None:
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": n}} for n in sizes]
+    header = json.dumps({"inputs": inputs}).encode()
+    value = str(len(header)) if length == "right" else length
+    headers = {} if value is None else {"Inference-Header-Content-Length": value}
+    content = header if length is None else header + b"1234"
+    answer = await client.post(INFER, content=content, headers=headers)
+    assert answer.status_code == 400
+    assert sentence in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "coding", "status"),
+    [
+        (b"x" * (MAX_BYTES + 1), "identity", 413),
+        (zlib.compress(b"x" * 1_000_000), "deflate", 413),
+        (zlib.compress(b"{}")[:-3], "deflate", 400),
+        (b"no gzip", "gzip", 400),
+        (b"{}", "br", 501),
+    ],
+)
+async def test_a_body_is_taken_no_larger_than_it_may_be(
+    client: httpx.AsyncClient, content: bytes, coding: str, status: int
+) -> None:
+    answer = await client.post(INFER, content=content, headers={"content-encoding": coding})
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NotReadyError("not yet"), 503), (OverloadedError("full"), 429), (ZeroDivisionError("x"), 500)],
+)
+async def test_failures_have_the_status_that_fits(
+    client: httpx.AsyncClient, evaluator: ToldEvaluator, error: Exception, status: int
+) -> None:
+    evaluator.refusals = [error]
+    answer = await client.post(INFER, json=body(tensor([1, 2])))
+    assert answer.status_code == status
+    assert answer.headers.get("retry-after") == ("1" if status == 429 else None)
+    assert ("internal error" in answer.json()["error"]) == (status == 500)
+
+
+async def test_another_model_is_404_whatever_the_body(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v2/models/other/infer", content=b"{")
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "there is no model 'other' here; there is 'model'"}
+
+
+async def test_text_that_is_none_must_be_asked_for_as_binary_data(ask: Ask) -> None:
+    answer = await ask({"y": np.array([[b"\xff"]], dtype=object)}, json=body(tensor([1, 2])))
+    assert answer.status_code == 400
+    assert "output 'y' has bytes that are no UTF-8 text" in answer.json()["error"]
+
+
+async def test_while_draining_it_takes_no_new_work(client: httpx.AsyncClient, readiness: Readiness) -> None:
+    readiness.become_ready()
+    assert (await client.get("/v2/health/ready")).status_code == 200
+    readiness.start_draining()
+    assert (await client.get("/v2/health/ready")).status_code == 400
+    assert (await client.get("/v2/health/live")).status_code == 200
+    assert (await client.post(INFER, json=body(tensor([1, 2])))).status_code == 503
+
+
+async def test_every_answer_has_the_caller_s_request_id(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v2", headers={"x-request-id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
