@@ -45,6 +45,11 @@ test: $(VENV)/.installed ## Run the tests
 	tools/fetch_prometheus.sh
 	$(BIN)/pytest $(T)
 
+.PHONY: soak
+soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part
+	for topic in $(or $(TOPIC),$$($(BIN)/python -m benchmarks.soak --list)); do \
+		$(BIN)/python -m benchmarks.soak $$topic $(if $(COUNT),--count $(COUNT)); done
+
 .PHONY: check
 check: $(VENV)/.installed ## Format, lint, types and the Dockerfile
 	$(BIN)/ruff format --check .

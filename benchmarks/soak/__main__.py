@@ -35,12 +35,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\ntopics:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("topic", choices=TOPICS, metavar="TOPIC")
+    parser.add_argument("topic", choices=TOPICS, metavar="TOPIC", nargs="?")
+    parser.add_argument("--list", action="store_true", help="only print the names of the topics")
     parser.add_argument("--count", type=int, help="how much to try; by default as much as the topic says")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is random")
     parser.add_argument("--work", type=Path, help="where to keep its state; by default a folder under /tmp")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to write the result")
     arguments = parser.parse_args()
+    if arguments.list or arguments.topic is None:
+        print(" ".join(TOPICS))
+        return 0
     trial = Trial(
         topic=arguments.topic,
         count=arguments.count,
