@@ -102,21 +102,41 @@ def test_a_result_file_that_a_crash_left_out_is_written_on_recovery(room: Room) 
     assert [room.result(step)["step"] for step in (1, 2)] == [1, 2]
 
 
-def test_tensorboard_reads_one_run_per_dataset_at_the_right_steps(room: Room) -> None:
+def losses_in_tensorboard(room: Room, run: str) -> list[tuple[int, float]]:
     import tensorflow as tf
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
+    events = EventMultiplexer().AddRunsFromDirectory(str(room.folder / "tensorboard")).Reload()
+    return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors(run, "loss")]
+
+
+@pytest.mark.parametrize("lost_bytes", [0, 1, 70, 10**6])
+def test_summaries_that_a_crash_left_out_are_written_on_recovery_and_none_twice(
+    room: Room, tmp_path: Path, lost_bytes: int
+) -> None:
+    for step in (10, 20, 30):
+        room.score(step, DATASETS[0], loss=step / 8, accuracy=0.5)
+    room.recorder.close()
+    (file,) = (tmp_path / "tensorboard" / "validation").iterdir()
+    file.write_bytes(file.read_bytes()[: max(0, file.stat().st_size - lost_bytes)])
+
+    for _ in range(2):
+        restarted = Room(tmp_path)
+        restarted.recorder.recover()
+        restarted.recorder.close()
+
+    assert sorted(losses_in_tensorboard(room, "validation")) == [(10, 1.25), (20, 2.5), (30, 3.75)]
+
+
+def test_tensorboard_reads_one_run_per_dataset_at_the_right_steps(room: Room) -> None:
     room.score(10, DATASETS[0], loss=0.5, accuracy=0.75)
     room.score(20, DATASETS[0], loss=0.25)
     room.score(10, DATASETS[1], loss=1.5)
     room.recorder.close()
-    events = EventMultiplexer().AddRunsFromDirectory(str(room.folder / "tensorboard")).Reload()
 
-    assert set(events.Runs()) == {"validation", "test"}
-    losses = [
-        (event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors("validation", "loss")
-    ]
-    assert losses == [(10, 0.5), (20, 0.25)]
+    assert {run.name for run in (room.folder / "tensorboard").iterdir()} == {"validation", "test"}
+    assert losses_in_tensorboard(room, "validation") == [(10, 0.5), (20, 0.25)]
+    assert losses_in_tensorboard(room, "test") == [(10, 1.5)]
 
 
 def test_a_result_file_that_cannot_be_written_does_not_undo_the_entry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.observer import Observer
@@ -22,7 +22,7 @@ class Recorder:
     """Writes each entry to the ledger, then to the results, the summaries and whoever listens. Thread-safe.
 
     The ledger is what counts: an entry is there before anything else says so. A result file or summary that could not
-    be written is logged and does not undo the entry; `recover` writes missing result files.
+    be written is logged and does not undo the entry; `recover` writes what is missing.
 
     Args:
         ledger: Holds every entry.
@@ -139,7 +139,7 @@ class Recorder:
         return self._ledger.steps()
 
     def recover(self) -> None:
-        """Write the result files that a crash or a full disk kept from being written.
+        """Write the result files and summaries that a crash or a full disk kept from being written.
 
         Raises:
             LedgerError: The ledger cannot be read.
@@ -149,6 +149,16 @@ class Recorder:
             for step in self._ledger.steps():
                 if not self._results.path(step).exists() or (newest and newest[0].step == step):
                     self._publish(step)
+            try:
+                self._summaries.complete(self._scores())
+            except OSError:
+                _log.exception("summaries not completed")
+
+    def _scores(self) -> Iterator[EvaluationRecord]:
+        after = 0
+        while page := self._ledger.page(after_sequence=after, limit=_PAGE, outcome=EvaluationOutcome.SCORED):
+            yield from page
+            after = page[-1].sequence
 
     def close(self) -> None:
         """Close the summaries and the ledger. Idempotent."""
