@@ -250,6 +250,9 @@ def test_reflection_lists_every_service(channel: Any) -> None:
         "understudy.v1.EvaluationService",
         "understudy.v1.ModelService",
         "understudy.v1.MetricsService",
+        "inference.GRPCInferenceService",
+        "tensorflow.serving.PredictionService",
+        "tensorflow.serving.ModelService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }
