@@ -1,0 +1,110 @@
+"""Whole servers beside other people's training scripts, and scores that were missed and are filled in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from integration.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
+from integration.conftest import Run
+from integration.in_process import until
+
+from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
+from understudy.cli.main import main
+from understudy.clients import FailedPreconditionError, Metric
+
+EXPERIMENT = """
+import numpy as np
+import tensorflow as tf
+from integration.checkpoints import OUTPUTS, WIDTH, step_model
+
+
+class Theirs:
+    name = "theirs"
+    global_batch_size = 8
+
+    def build_model(self):
+        return step_model(0)
+
+    def training_data(self):
+        raise NotImplementedError
+
+    def evaluation_data(self):
+        rows = tf.data.Dataset.from_tensors((np.ones(WIDTH, np.float32), np.full(OUTPUTS, 3, np.float32)))
+        return {"threes": rows}
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    (tmp_path / "theirs.py").write_text(EXPERIMENT)
+    return f"{tmp_path / 'theirs.py'}:Theirs"
+
+
+def test_weights_are_served_in_the_experiments_model(run_service: Run, theirs: Path, experiment: str) -> None:
+    step_model(7).save_weights(theirs / "epoch-7.weights.h5")
+    service = run_service({"checkpoints": theirs, "experiment": experiment})
+    assert service.wait_ready() == 7
+    client = service.client()
+    evaluation = next(client.watch_evaluations())
+    assert (evaluation.step, evaluation.dataset, evaluation.metrics["mae"]) == (7, "threes", 4.0)
+    np.testing.assert_allclose(client.predict(ones(5)).output, np.full((5, OUTPUTS), 7), rtol=1e-6)
+
+
+def test_weights_without_an_experiment_end_the_service_with_the_remedy(run_service: Run, theirs: Path) -> None:
+    step_model(7).save_weights(theirs / "epoch-7.weights.h5")
+    with pytest.raises(UnsupportedFormatError, match="give the experiment that builds it"):
+        run_service({"checkpoints": theirs})
+
+
+def test_a_place_that_cannot_be_read_ends_the_service_with_the_alternative(run_service: Run) -> None:
+    with pytest.raises(UnsupportedLocationError, match=r"cannot read s3://bucket/run: .*; mount it"):
+        run_service({"checkpoints": Path("s3://bucket/run")})
+
+
+def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service: Run, theirs: Path) -> None:
+    step_model(7).export(theirs / "7", verbose=False)
+    service = run_service({"checkpoints": theirs})
+    assert service.wait_ready() == 7
+    client = service.client()
+    batches = [(ones(5), np.full((5, OUTPUTS), 3, np.float32))]
+    assert client.predict(ones(2)).step == 7
+    with pytest.raises(FailedPreconditionError, match="no compile configuration"):
+        client.evaluate(batches)
+    result = client.evaluate(batches, metrics=[Metric(name="mae")])
+    assert (result.step, result.examples, result.metrics) == (7, 5, {"mae": 4.0})
+
+
+def test_what_was_missed_is_filled_in_step_by_step(run_service: Run, chief: Chief, tmp_path: Path) -> None:
+    steps = (10, 20, 30, 40, 50)
+    write_dataset(tmp_path / "test.npz", best_step=30)
+    for step in steps:
+        chief.publish(step)
+    service = run_service({"eval_data": {"test": tmp_path / "test.npz"}}, {"policy": "latest", "slots": 2})
+    service.wait_ready()
+    client = service.client()
+    until(lambda: len(list(client.list_evaluations())) == len(steps))
+    skipped = [evaluation.step for evaluation in client.list_evaluations() if evaluation.outcome == "skipped"]
+    assert skipped == [10, 20, 30, 40]
+
+    command = ["evaluate", "--dataset", "test", "--step", "30,10,30", "--target", service.grpc, "--json"]
+    done = CliRunner().invoke(main, command)
+
+    assert done.exit_code == 0, done.output
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]  # the rest is the log
+    assert [result["step"] for result in results] == [30, 10, 30]
+    assert results[0] == results[2]
+    assert results[0]["metrics"]["loss"] < results[1]["metrics"]["loss"]
+    scored = [evaluation.step for evaluation in client.list_evaluations() if evaluation.outcome == "scored"]
+    assert scored == [50, 30, 10]
+    assert client.status().serving_step == 50
