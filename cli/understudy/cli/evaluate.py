@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,43 +11,17 @@ import click
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
+from understudy.cli.scoring import batch_size_option, counted_batches, metric_option, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from understudy.clients import Client, EvaluateResult, Metric, Progress, Version
-
-
-class _MetricType(click.ParamType["Metric"]):
-    name = "metric"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Metric:
-        from understudy.clients import Metric
-
-        name, equals, text = str(value).partition("=")
-        try:
-            config = json.loads(text) if equals else {}
-        except json.JSONDecodeError as error:
-            return self.fail(f"what follows {name}= is not JSON: {error}", param, ctx)
-        if not isinstance(config, dict):
-            return self.fail(f"what follows {name}= is not a JSON object: {text}", param, ctx)
-        return Metric(name=name, config=config)
 
 
 @click.command("evaluate")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 @version_option("The version to score; loaded for the purpose if need be. The one on stage by default.")
-@click.option(
-    "--metric",
-    "metrics",
-    type=_MetricType(),
-    multiple=True,
-    metavar="NAME[=JSON]",
-    help='A Keras metric with its configuration, such as AUC={"curve":"PR"}; repeatable. The compiled ones by default.',
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Rows to score at once."
-)
+@metric_option
+@batch_size_option
 @click.option(
     "--dataset", metavar="NAME", help="Score on this dataset of the server, which records it, instead of FILE."
 )
@@ -103,18 +74,12 @@ def _score_file(
     from understudy.cli.arrays import rows_to_score
 
     rows = rows_to_score(file, client.metadata())
-    with _progress(f"scoring {file.name}") as advance:
-
-        def counted() -> Iterator[tuple[Any, ...]]:
-            for index, batch in enumerate(rows.batches_of(batch_size)):
-                advance(index * batch_size, rows.count)
-                yield batch
-
-        return client.evaluate(counted(), version=version, metrics=metrics)
+    with progress_bar(f"scoring {file.name}") as advance:
+        return client.evaluate(counted_batches(rows, batch_size, advance), version=version, metrics=metrics)
 
 
 def _score_dataset(client: Client, dataset: str, version: Version | None) -> dict[str, Any]:
-    with _progress(f"scoring {dataset}") as advance:
+    with progress_bar(f"scoring {dataset}") as advance:
 
         def report(progress: Progress) -> None:
             advance(progress.examples, progress.total_examples)
@@ -133,15 +98,3 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
     print_table(("metric", "value"), [(name, f"{metrics[name]:.9g}") for name in names], title=title)
     for note in result["notes"]:
         click.echo(f"note: {note}")
-
-
-@contextmanager
-def _progress(description: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr where that is a terminal; the function given sets how far it has come."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

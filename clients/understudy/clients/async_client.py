@@ -18,13 +18,22 @@ from typing import Any
 from grpc import aio
 
 from understudy.clients import requests, responses
-from understudy.clients.async_model_calls import AsyncModelCalls
+from understudy.clients.async_model_calls import AsyncModelCalls, Request, Response
 from understudy.clients.async_status import CallEnd
 from understudy.clients.async_streams import drawn, outcomes, write_all
 from understudy.clients.errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
 from understudy.clients.pipelining import Outcome, ended_early
 from understudy.clients.reconnection import Reconnection
-from understudy.clients.types import EvaluateResult, Evaluation, Metric, PredictResult, Progress, Tensors, Version
+from understudy.clients.types import (
+    CompareResult,
+    EvaluateResult,
+    Evaluation,
+    Metric,
+    PredictResult,
+    Progress,
+    Tensors,
+    Version,
+)
 from understudy.v1 import evaluation_pb2, prediction_pb2
 
 
@@ -81,16 +90,8 @@ class AsyncClient(AsyncModelCalls):
         timeout_seconds: float | None = None,
     ) -> EvaluateResult:
         """Score a version on batches; see `Client.evaluate`. Batches that come synchronously do so on a thread."""
-        messages = self._evaluate_messages(batches, version, metrics)
         call = self._evaluations.Evaluate(None, timeout=self._stream_timeout(timeout_seconds))
-        try:
-            async with _ended(call), aclosing(messages), CallEnd(call).translated():
-                await write_all(call, messages)
-                response = await call
-        except UnderstudyError:
-            self._lone_input.forget()
-            raise
-        return responses.score(response)
+        return responses.score(await self._sent(call, self._evaluate_messages(batches, version, metrics)))
 
     async def _evaluate_messages(
         self, batches: Iterable[Any] | AsyncIterable[Any], version: Version | None, metrics: Sequence[str | Metric]
@@ -100,6 +101,34 @@ class AsyncClient(AsyncModelCalls):
             async for batch in source:
                 inputs, *_ = requests.batch_parts(batch)
                 yield requests.evaluate_batch(batch, await self._lone_name(inputs))
+
+    async def compare(
+        self,
+        batches: Iterable[Any] | AsyncIterable[Any] | None = None,
+        *,
+        versions: Sequence[Version],
+        dataset: str | None = None,
+        metrics: Sequence[str | Metric] = (),
+        resamples: int = 1000,
+        confidence: float = 0.95,
+        seed: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> CompareResult:
+        """Score versions on the same batches, and hold them against the first; see `Client.compare`."""
+        options = requests.compare_options(
+            versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
+        )
+        call = self._evaluations.Compare(None, timeout=self._stream_timeout(timeout_seconds))
+        return responses.comparison(await self._sent(call, self._compare_messages(options, batches)))
+
+    async def _compare_messages(
+        self, options: evaluation_pb2.CompareRequest, batches: Iterable[Any] | AsyncIterable[Any] | None
+    ) -> AsyncGenerator[evaluation_pb2.CompareRequest]:
+        yield options
+        async with aclosing(drawn(batches if batches is not None else ())) as source:
+            async for batch in source:
+                inputs, *_ = requests.batch_parts(batch)
+                yield requests.compare_batch(batch, await self._lone_name(inputs))
 
     async def evaluate_dataset(
         self,
@@ -145,6 +174,16 @@ class AsyncClient(AsyncModelCalls):
             with translated():
                 async for message in call:
                     yield responses.evaluation(message.evaluation)
+
+    async def _sent(self, call: aio.StreamUnaryCall[Request, Response], messages: AsyncGenerator[Request]) -> Response:
+        """Send messages, and return the answer to them all."""
+        try:
+            async with _ended(call), aclosing(messages), CallEnd(call).translated():
+                await write_all(call, messages)
+                return await call
+        except UnderstudyError:
+            self._lone_input.forget()
+            raise
 
     async def _lone_name(self, inputs: Tensors) -> str:
         """Return the name a lone array goes by; nothing needs one where arrays come by name."""

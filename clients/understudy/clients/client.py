@@ -12,10 +12,19 @@ import grpc
 from understudy.clients import requests, responses
 from understudy.clients.errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
 from understudy.clients.feed import Feed
-from understudy.clients.model_calls import ModelCalls
+from understudy.clients.model_calls import ModelCalls, Request, Response
 from understudy.clients.pipelining import Outcome, Pipeline, ended_early
 from understudy.clients.reconnection import Reconnection
-from understudy.clients.types import EvaluateResult, Evaluation, Metric, PredictResult, Progress, Tensors, Version
+from understudy.clients.types import (
+    CompareResult,
+    EvaluateResult,
+    Evaluation,
+    Metric,
+    PredictResult,
+    Progress,
+    Tensors,
+    Version,
+)
 from understudy.v1 import evaluation_pb2, prediction_pb2
 
 
@@ -98,16 +107,8 @@ class Client(ModelCalls):
             metrics: Keras metrics; the compiled ones by default.
             timeout_seconds: For the whole stream, instead of the client's own.
         """
-        feed = Feed(self._evaluate_messages(batches, version, metrics))
-        try:
-            with translated():
-                response = self._evaluations.Evaluate(feed, timeout=self._stream_timeout(timeout_seconds))
-        except UnderstudyError:
-            self._lone_input.forget()
-            feed.check()
-            raise
-        feed.check()
-        return responses.score(response)
+        messages = self._evaluate_messages(batches, version, metrics)
+        return responses.score(self._sent(self._evaluations.Evaluate, messages, timeout_seconds))
 
     def _evaluate_messages(
         self, batches: Iterable[Any], version: Version | None, metrics: Sequence[str | Metric]
@@ -116,6 +117,44 @@ class Client(ModelCalls):
         for batch in batches:
             inputs, *_ = requests.batch_parts(batch)
             yield requests.evaluate_batch(batch, self._lone_name(inputs))
+
+    def compare(
+        self,
+        batches: Iterable[Any] | None = None,
+        *,
+        versions: Sequence[Version],
+        dataset: str | None = None,
+        metrics: Sequence[str | Metric] = (),
+        resamples: int = 1000,
+        confidence: float = 0.95,
+        seed: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> CompareResult:
+        """Score versions on the same batches, and hold them against the first.
+
+        Args:
+            batches: As for `evaluate`; None with ``dataset``.
+            versions: From 2 to 16 steps or labels. Those that are not loaded take turns on the same batches.
+            dataset: The dataset of the server to score on instead.
+            metrics: Keras metrics; the compiled ones by default.
+            resamples: How many times the rows are resampled for the intervals.
+            confidence: The part of the resampled differences that an interval holds.
+            seed: The same rows in the same order with the same seed give the same intervals.
+            timeout_seconds: For the whole stream, instead of the client's own.
+        """
+        options = requests.compare_options(
+            versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
+        )
+        messages = self._compare_messages(options, batches)
+        return responses.comparison(self._sent(self._evaluations.Compare, messages, timeout_seconds))
+
+    def _compare_messages(
+        self, options: evaluation_pb2.CompareRequest, batches: Iterable[Any] | None
+    ) -> Iterator[evaluation_pb2.CompareRequest]:
+        yield options
+        for batch in batches if batches is not None else ():
+            inputs, *_ = requests.batch_parts(batch)
+            yield requests.compare_batch(batch, self._lone_name(inputs))
 
     def evaluate_dataset(
         self,
@@ -166,6 +205,24 @@ class Client(ModelCalls):
         with _ended(call), translated():
             for message in call:
                 yield responses.evaluation(message.evaluation)
+
+    def _sent(
+        self,
+        method: grpc.StreamUnaryMultiCallable[Request, Response],
+        messages: Iterator[Request],
+        timeout_seconds: float | None,
+    ) -> Response:
+        """Send messages that are drawn on another thread; what drawing them raises is raised here."""
+        feed = Feed(messages)
+        try:
+            with translated():
+                response = method(feed, timeout=self._stream_timeout(timeout_seconds))
+        except UnderstudyError:
+            self._lone_input.forget()
+            feed.check()
+            raise
+        feed.check()
+        return response
 
     def _lone_name(self, inputs: Tensors) -> str:
         """Return the name a lone array goes by; nothing needs one where arrays come by name."""

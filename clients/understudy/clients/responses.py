@@ -12,9 +12,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from understudy.clients.errors import InternalError, UnderstudyError, error_from_code
 from understudy.clients.types import (
     Checkpoint,
+    ComparedVersion,
+    CompareResult,
     EvaluateResult,
     Evaluation,
     EvaluationOutcome,
+    LossDifference,
     ModelMetadata,
     ModelStatus,
     PredictResult,
@@ -63,6 +66,28 @@ def score(response: evaluation_pb2.EvaluateResponse) -> EvaluateResult:
         waiting_seconds=response.waiting_seconds,
         computing_seconds=response.computing_seconds,
         notes=tuple(response.notes),
+    )
+
+
+def comparison(response: evaluation_pb2.CompareResponse) -> CompareResult:
+    """Read a Compare response."""
+    return CompareResult(
+        versions=tuple(_compared(version) for version in response.versions),
+        resamples=response.resamples,
+        confidence=response.confidence,
+        seed=response.seed,
+        notes=tuple(response.notes),
+    )
+
+
+def _compared(version: evaluation_pb2.ComparedVersion) -> ComparedVersion:
+    paired = version.loss_difference
+    return ComparedVersion(
+        score=score(version.score),
+        differences=dict(version.differences),
+        loss_difference=LossDifference(mean=paired.mean, low=paired.low, high=paired.high)
+        if version.HasField("loss_difference")
+        else None,
     )
 
 

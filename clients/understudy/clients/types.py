@@ -74,6 +74,59 @@ class EvaluateResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LossDifference:
+    """By how much a version's mean loss of a row exceeds the first version's; below 0 is better.
+
+    ``low`` and ``high`` bound the paired bootstrap's percentile interval. A row's loss is the compiled one without its
+    reduction, weighted by its sample weight; for several outputs it is their weighted total. Regularizers are left out.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> Literal["better", "worse", "undecided"]:
+        """Whether the interval lies below 0, above 0, or holds it."""
+        return "better" if self.high < 0 else "worse" if self.low > 0 else "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedVersion:
+    """One version beside the first.
+
+    Attributes:
+        score: Its score, as an evaluation of it alone gives it.
+        differences: By how much each metric exceeds the first version's.
+        loss_difference: The same of the mean loss of a row, with its interval; None for the first version, and where
+            rows have no losses of their own.
+    """
+
+    score: EvaluateResult
+    differences: Mapping[str, float]
+    loss_difference: LossDifference | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult:
+    """Versions on the same batches, in the order in which they were asked for.
+
+    Attributes:
+        versions: The first is what the others are held against.
+        resamples: How many times the rows were resampled for the intervals.
+        confidence: The part of the resampled differences that an interval holds.
+        seed: Of the resampling.
+        notes: Why there are no intervals, or why versions took turns.
+    """
+
+    versions: tuple[ComparedVersion, ...]
+    resamples: int
+    confidence: float
+    seed: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """One entry of the server's ledger; ``dataset`` is empty where it speaks of the checkpoint as a whole.
 

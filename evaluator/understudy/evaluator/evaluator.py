@@ -37,6 +37,9 @@ from understudy.evaluator.types import (
 )
 
 if TYPE_CHECKING:
+    from understudy.evaluator.comparison.batches import ReplayableBatches
+    from understudy.evaluator.comparison.bootstrap import BootstrapOptions
+    from understudy.evaluator.comparison.result import Comparison
     from understudy.evaluator.compute.devices import MemoryKind
     from understudy.evaluator.parts import Parts
     from understudy.evaluator.stream import EvaluationStream
@@ -188,9 +191,7 @@ class Evaluator:
             VersionNotFoundError: There is no such dataset or checkpoint.
         """
         parts = self._open_parts()
-        data = self._datasets.get(dataset)
-        if data is None:
-            raise VersionNotFoundError(f"there is no dataset {dataset!r}; there are {list(self._datasets)}")
+        data = self._dataset(dataset)
         step = self._resolve(version)
         known = parts.shelf.find(step)
         score = parts.records.recorder.score(step, known.digest, data) if known else None
@@ -206,6 +207,44 @@ class Evaluator:
                 )
 
         return parts.scorings.submit(step, work, deadline=deadline)
+
+    def compare(
+        self,
+        versions: Sequence[Version],
+        batches: ReplayableBatches | str,
+        *,
+        metrics: Sequence[MetricSpec] = (),
+        bootstrap: BootstrapOptions | None = None,
+        deadline: float | None = None,
+    ) -> Future[Comparison]:
+        """Score versions on the same batches and hold them against the first.
+
+        Those that are loaded are scored side by side. Then the others take turns in a slot for guests, on the same
+        batches. The future's exceptions are those of `open_stream` and of the batches. Nothing goes to the ledger.
+
+        Args:
+            versions: From 2 to 16.
+            batches: Read on a thread of the evaluator; or the name of a dataset known to it.
+            metrics: The compiled ones by default.
+            bootstrap: How to tell a difference from noise.
+            deadline: When the result is no longer wanted.
+
+        Raises:
+            InvalidInputError: There are too few or too many versions.
+            NotReadyError: Nothing is on stage yet, and a version is ``serving``.
+            VersionNotFoundError: There is no such dataset or checkpoint.
+            DrainingError: The evaluator is being closed.
+        """
+        from understudy.evaluator.comparison.bootstrap import BootstrapOptions
+
+        parts = self._open_parts()
+        return parts.comparer.submit(
+            [self._resolve(version) for version in versions],
+            self._batches_of(batches) if isinstance(batches, str) else batches,
+            metrics=metrics,
+            bootstrap=bootstrap or BootstrapOptions(),
+            deadline=deadline,
+        )
 
     def pin(self, version: Version, *, deadline: float | None = None) -> Future[StageChange]:
         """Put a version on stage, loading it if need be, and keep it there until `unpin`, also after a restart."""
@@ -330,6 +369,16 @@ class Evaluator:
         if self._closing:
             raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
         return self._parts
+
+    def _dataset(self, name: str) -> EvaluationDataset:
+        if name not in self._datasets:
+            raise VersionNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
+        return self._datasets[name]
+
+    def _batches_of(self, dataset: str) -> ReplayableBatches:
+        from understudy.evaluator.comparison.batches import DatasetBatches
+
+        return DatasetBatches(self._dataset(dataset), batch_rows=self._settings.evaluation_batch_rows)
 
     def _stage(self) -> Servable | None:
         return self._parts.manager.stage

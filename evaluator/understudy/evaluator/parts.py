@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from understudy.checkpoints.layout import PINNED_DIR, RESULTS_DIR
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
+from understudy.evaluator.comparison.comparer import Comparer
 from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.loaders import BuildModel
@@ -64,6 +65,7 @@ class Parts:
     scorer: DatasetScorer
     openings: LoadedWork[EvaluationStream]
     scorings: LoadedWork[EvaluationRecord]
+    comparer: Comparer
     streams: weakref.WeakSet[EvaluationStream]
 
 
@@ -126,7 +128,9 @@ def start_parts(
     scorings: LoadedWork[EvaluationRecord] = LoadedWork(manager, threads=_SCORING_THREADS, name="understudy-score")
     streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
     engine = Engine(_engine_settings(settings), observer)
+    comparer = Comparer(shelf=shelf, manager=manager, engine=engine, on_open=streams.add)
     for close in (
+        comparer.close,
         openings.close,
         scorings.close,
         lambda: manager.close(remaining_seconds()),
@@ -134,6 +138,7 @@ def start_parts(
         lambda: engine.close(remaining_seconds()),
         openings.stop,
         scorings.stop,
+        comparer.stop,
     ):
         stack.callback(close)
 
@@ -190,6 +195,7 @@ def start_parts(
         scorer=scorer,
         openings=openings,
         scorings=scorings,
+        comparer=comparer,
         streams=streams,
     )
 

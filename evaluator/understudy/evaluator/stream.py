@@ -13,7 +13,7 @@ from understudy.evaluator.compute.engine import Engine
 from understudy.evaluator.compute.scoring import Scorer
 from understudy.evaluator.errors import CancelledError
 from understudy.evaluator.lifecycle.servable import Handle
-from understudy.evaluator.types import Batch, EvaluationResult
+from understudy.evaluator.types import Array, Batch, EvaluationResult
 
 
 class EvaluationStream:
@@ -46,14 +46,22 @@ class EvaluationStream:
         return self._handle.step
 
     @property
+    def without_row_losses(self) -> str:
+        """Why rows have no losses of their own, once a batch was scored and where they were asked for."""
+        with self._lock:
+            return self._state.without_row_losses
+
+    @property
     def idle_seconds(self) -> float:
         """For how long no batch has been under way; 0 while one is."""
         with self._lock:
             self._settle()
             return 0.0 if self._under_way else time.monotonic() - self._active
 
-    def add(self, batch: Batch, deadline: float | None = None) -> Future[None]:
+    def add(self, batch: Batch, deadline: float | None = None) -> Future[Array | None]:
         """Queue a batch. Waiting for each future before adding the next batch keeps one batch in memory.
+
+        The future's result is the losses of the rows, ``[rows]``, if the scorer gives them.
 
         Args:
             batch: Rows to score. Not to be changed until the future is done.
@@ -124,15 +132,16 @@ class EvaluationStream:
     ) -> None:
         self.close()
 
-    def _score(self, batch: Batch, added: float) -> None:
+    def _score(self, batch: Batch, added: float) -> Array | None:
         began = time.monotonic()
         state = self._scorer.update(self._state, batch, between_pieces=self._engine.give_way)
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
+        return state.row_losses
 
-    def _done(self, _: Future[None]) -> None:
+    def _done(self, _: Future[Array | None]) -> None:
         with self._lock:
             self._active = time.monotonic()
         self._release_if_over()
@@ -154,7 +163,7 @@ class EvaluationStream:
 
 @dataclass(frozen=True, kw_only=True)
 class _BatchUnderWay:
-    future: Future[None]
+    future: Future[Array | None]
     prepares: bool
 
     def failure(self) -> BaseException | None:

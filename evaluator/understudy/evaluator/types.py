@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from understudy.checkpoints.signature import Signature
+from understudy.checkpoints.signature import Signature as Signature  # noqa: PLC0414 - likewise
 from understudy.checkpoints.signature import TensorSpec as TensorSpec  # noqa: PLC0414 - the service takes it from here
 
 Array = npt.NDArray[Any]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.masks import put_mask
 from understudy.evaluator.compute.outside_state import OutsideState
+from understudy.evaluator.types import Array
 
 LOSS = "loss"
 
@@ -85,12 +87,19 @@ class ScoringProgram:
         device: Where to compute.
         options: How to score.
         data: The specification of the batches.
+
+    Attributes:
+        traces: How many times it was traced.
+        row_losses: Computes the losses of a batch's rows, if that was asked for and they have any.
+        without_row_losses: Why there are none, where they were asked for.
     """
 
     def __init__(
         self, model: Any, interface: ModelInterface, *, device: str, options: ProgramOptions, data: ScoringData
     ) -> None:
         self.traces = 0
+        self.row_losses: Callable[[ScoringData], Array] | None = None
+        self.without_row_losses = ""
         self._model = model
         self._interface = interface
         self._device = device
@@ -98,11 +107,14 @@ class ScoringProgram:
         self._loss = keras.metrics.Mean(name=LOSS)
         self._create_variables(data)
         self._metrics = list(model.metrics)
+        self._has_own_result = type(model).get_metrics_result is not keras.Model.get_metrics_result
         self._variables = [*self._loss.variables, *model.metrics_variables]
         initial = tuple(self._initial_values())
         state = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
         self._update = self._function(self._trace_update).get_concrete_function(state, *data.as_arguments())
-        self._result = self._function(self._trace_result).get_concrete_function(state)
+        self._result = self._compute_result
+        if self._has_own_result:  # which looks at what the model is compiled with at that moment
+            self._result = self._function(self._compute_result).get_concrete_function(state)
         self._outside = OutsideState(self._update, model)
         self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
 
@@ -115,7 +127,7 @@ class ScoringProgram:
     def result(self, state: ProgramState) -> dict[str, float]:
         """Return the metrics by name. Metrics that give several numbers appear as ``name/0``, ``name/1``, ..."""
         with self._outside.swapped_in(state.outside):
-            values = self._result(list(state.metrics))
+            values: Mapping[str, Any] = self._result(list(state.metrics))
         if self._options.keeps_logs and state.logs.keys() != values.keys():
             values = self._logs_with_loss(state.logs, values)
         return _as_floats(values)
@@ -149,9 +161,11 @@ class ScoringProgram:
             logs = _as_tensors(logs)
         return [scope.get_current_value(variable) for variable in self._variables], logs
 
-    def _trace_result(self, state: Sequence[Any]) -> dict[str, Any]:
+    def _compute_result(self, state: Sequence[Any]) -> dict[str, Any]:
+        """Compute eagerly, as Keras does, unless it is traced: an optimized graph may round otherwise."""
         with tf.device(self._device), self._scope(state):
-            results = dict(self._model.get_metrics_result())
+            model = self._model if self._has_own_result else SimpleNamespace(metrics=self._metrics)
+            results = dict(type(self._model).get_metrics_result(model))
             if not self._options.custom_step:
                 results.pop(LOSS, None)
             if self._options.with_loss:

@@ -41,13 +41,22 @@ class GatheredForward(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreState:
-    """What has been scored of one stream. Immutable: `Scorer.update` returns a new one."""
+    """What has been scored of one stream. Immutable: `Scorer.update` returns a new one.
+
+    ``row_losses`` are those of the batch scored last, float64 ``[rows]``, if they were asked for and there are any.
+    """
 
     program: ScoringProgram | None = None
     structure: Structure = ()
     values: ProgramState | None = None
     examples: int = 0
     batches: int = 0
+    row_losses: Array | None = None
+
+    @property
+    def without_row_losses(self) -> str:
+        """Why rows have no losses of their own, where those were asked for; empty otherwise."""
+        return "" if self.program is None else self.program.without_row_losses
 
 
 class Scorer:
@@ -126,6 +135,7 @@ class Scorer:
         data = self._data(inputs, labels, outputs, masks)
         try:
             values = program.update(state.values or program.initial, data)
+            row_losses = program.row_losses(data) if program.row_losses else None
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
         return ScoreState(
@@ -134,6 +144,7 @@ class Scorer:
             values=values,
             examples=state.examples + rows,
             batches=state.batches + 1,
+            row_losses=row_losses,
         )
 
     def result(self, state: ScoreState) -> dict[str, float]:

@@ -21,6 +21,7 @@ from understudy.evaluator.compute.inputs import check_inputs, example_inputs
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.probe import find_example_length, rows_depend_on_each_other
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
+from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLosses
 from understudy.evaluator.compute.scoring import Scorer
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
@@ -165,18 +166,20 @@ class Slot:
         """
         return {name: tensor.numpy() for name, tensor in self._outputs(inputs).items()}
 
-    def scorer(self, metrics: Sequence[MetricSpec] = ()) -> Scorer:
+    def scorer(self, metrics: Sequence[MetricSpec] = (), *, row_losses: bool = False) -> Scorer:
         """Return what scores batches with these metrics, or with the compiled ones if there are none.
+
+        With ``row_losses``, it also tells the loss of each row of the batch scored last.
 
         Raises:
             InvalidInputError: Keras knows no such metric.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
         check_metrics(metrics)
-        key = repr(list(metrics))
+        key = repr((list(metrics), row_losses))
         with self._building:
             if key not in self._scorers:
-                self._scorers[key] = self._make_scorer(tuple(metrics))
+                self._scorers[key] = self._make_scorer(tuple(metrics), row_losses=row_losses)
             if len(self._scorers) > _MAX_SCORERS:
                 self._scorers.popitem(last=False)
             return self._scorers[key]
@@ -184,16 +187,28 @@ class Slot:
     def _trace(self) -> ForwardPass:
         return ForwardPass(self._model, self._interface, self._strategy, max_rows=self._max_rows)
 
-    def _make_scorer(self, metrics: tuple[MetricSpec, ...]) -> Scorer:
+    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, row_losses: bool) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
         options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
         def build(data: ScoringData) -> ScoringProgram:
             with self._building:
                 self._compilation.compile(metrics)
-                return ScoringProgram(self._model, self._interface, device=self._device, options=options, data=data)
+                program = ScoringProgram(self._model, self._interface, device=self._device, options=options, data=data)
+                return self._with_row_losses(program, data, calls_model=whole) if row_losses else program
 
         return Scorer(self._interface, forward=None if whole else self._pass, build=build)
+
+    def _with_row_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
+        """Let a program tell the losses of rows, or why it cannot."""
+        try:
+            self._compilation.compile_for_rows(adds_losses=self._pass.adds_losses)
+            program.row_losses = RowLosses(
+                self._model, self._interface, device=self._device, calls_model=calls_model, data=data
+            )
+        except NoRowLossesError as error:
+            program.without_row_losses = str(error)
+        return program
 
     def _reasons_for_whole_batches(self) -> Iterator[str]:
         if self._compilation.custom_step:

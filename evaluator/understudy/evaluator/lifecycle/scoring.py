@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from understudy.evaluator.compute.engine import Engine
 from understudy.evaluator.datasets import EvaluationDataset
@@ -76,7 +77,7 @@ class DatasetScorer:
         """Keep one batch under way while the next is read."""
         scorer = servable.slot.scorer(())
         scored = 0
-        under_way: tuple[Future[None], int] | None = None
+        under_way: tuple[Future[Any], int] | None = None
         with EvaluationStream(servable.borrow(), scorer, self._engine) as stream:
             for batch in dataset.batches(servable.slot.signature, self._batch_rows):
                 if not is_wanted():
@@ -91,7 +92,7 @@ class DatasetScorer:
             return stream.finish()
 
 
-def _wait(under_way: tuple[Future[None], int] | None) -> int:
+def _wait(under_way: tuple[Future[Any], int] | None) -> int:
     """Wait for a batch, if there is one, and return its rows."""
     if under_way is None:
         return 0

@@ -40,8 +40,11 @@ class ModelSlot(Protocol):
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model on ``[rows, ...]`` inputs and return its outputs, ``[rows, ...]`` each."""
 
-    def scorer(self, metrics: Sequence[MetricSpec]) -> Any:
-        """Return what scores batches with these metrics, or with the compiled ones if there are none."""
+    def scorer(self, metrics: Sequence[MetricSpec], *, row_losses: bool = False) -> Any:
+        """Return what scores batches with these metrics, or with the compiled ones if there are none.
+
+        With ``row_losses``, it also tells the loss of each row, ``[rows]``.
+        """
 
 
 class Servable:

@@ -13,6 +13,7 @@ from understudy.evaluator.types import EvaluationRecord
 from understudy.service.bell import Bell
 from understudy.service.dataplane import messages, paging
 from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.comparing import compare_stream
 from understudy.service.dataplane.futures import abandon, begun
 from understudy.service.dataplane.scoring import score_stream
 from understudy.service.readiness import Readiness, ReadinessState
@@ -57,6 +58,15 @@ class EvaluationPlane:
             self._evaluator, requests, call, executor=self._executor, idle_seconds=self._idle_seconds
         )
         return messages.evaluate_response(result)
+
+    async def compare(
+        self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
+    ) -> evaluation_pb2.CompareResponse:
+        """Score versions on the same batches, and hold them against the first."""
+        comparison = await compare_stream(
+            self._evaluator, requests, call, executor=self._executor, idle_seconds=self._idle_seconds
+        )
+        return messages.compare_response(comparison)
 
     async def evaluate_dataset(
         self, request: evaluation_pb2.EvaluateDatasetRequest, call: CallContext

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from understudy.evaluator.comparison.bootstrap import BootstrapOptions
+from understudy.evaluator.comparison.result import ComparedVersion, Comparison
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import (
     Batch,
@@ -119,6 +121,39 @@ def evaluate_response(result: EvaluationResult) -> evaluation_pb2.EvaluateRespon
         computing_seconds=result.computing_seconds,
         batches=result.batches,
         notes=result.notes,
+    )
+
+
+def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOptions:
+    """Return how to bootstrap; what is not set is left to the default.
+
+    Raises:
+        InvalidInputError: A value is out of range.
+    """
+    default = BootstrapOptions()
+    return BootstrapOptions(
+        resamples=options.resamples or default.resamples,
+        confidence=options.confidence or default.confidence,
+        seed=options.seed,
+    )
+
+
+def compare_response(comparison: Comparison) -> evaluation_pb2.CompareResponse:
+    """Return versions beside the first."""
+    return evaluation_pb2.CompareResponse(
+        versions=[_compared_version(version) for version in comparison.versions],
+        resamples=comparison.bootstrap.resamples,
+        confidence=comparison.bootstrap.confidence,
+        seed=comparison.bootstrap.seed,
+        notes=comparison.notes,
+    )
+
+
+def _compared_version(version: ComparedVersion) -> evaluation_pb2.ComparedVersion:
+    apart = version.loss_difference
+    paired = None if apart is None else evaluation_pb2.LossDifference(mean=apart.mean, low=apart.low, high=apart.high)
+    return evaluation_pb2.ComparedVersion(
+        score=evaluate_response(version.score), differences=version.differences, loss_difference=paired
     )
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
-from understudy.evaluator.errors import InvalidInputError, OverloadedError, StreamIdleError
+from understudy.evaluator.errors import OverloadedError
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.types import Batch, EvaluationResult
+from understudy.evaluator.types import Array, Batch, EvaluationResult
 from understudy.service.dataplane import messages
+from understudy.service.dataplane.batch_stream import BatchStream
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.futures import abandon
 from understudy.v1 import evaluation_pb2
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from understudy.evaluator.stream import EvaluationStream
 
 MAX_UNDER_WAY = 2
+
+Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
 
 
 async def score_stream(
@@ -43,8 +46,9 @@ async def score_stream(
         InvalidInputError: Options come late or twice, or there is no batch.
         StreamIdleError: The stream was silent for too long.
     """
-    incoming = _Messages(requests, idle_seconds)
-    options = await incoming.options()
+    incoming: Incoming = BatchStream(requests, idle_seconds)
+    first = await incoming.first()
+    options = evaluation_pb2.EvaluateOptions() if first is None else first.options
     opening = evaluator.open_stream(
         version=messages.version(options.version),
         metrics=messages.metric_specs(options.metrics),
@@ -58,46 +62,9 @@ async def score_stream(
         stream.close()
 
 
-class _Messages:
-    """The messages of one stream, each of which must come in time."""
-
-    def __init__(self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest], idle_seconds: float) -> None:
-        self._requests = requests
-        self._idle_seconds = idle_seconds
-        self._first_batch: evaluation_pb2.EvaluateBatch | None = None
-
-    async def options(self) -> evaluation_pb2.EvaluateOptions:
-        """Return the options if the stream begins with them, else the default ones. Call it first, and once."""
-        message = await self._next()
-        if message is None:
-            raise InvalidInputError("the stream ended without a batch; send at least one")
-        if message.WhichOneof("message") == "options":
-            return message.options
-        self._first_batch = _batch_of(message)
-        return evaluation_pb2.EvaluateOptions()
-
-    async def batches(self) -> AsyncIterator[evaluation_pb2.EvaluateBatch]:
-        """Yield the batches."""
-        if self._first_batch is not None:
-            yield self._first_batch
-            self._first_batch = None
-        while (message := await self._next()) is not None:
-            yield _batch_of(message)
-
-    async def _next(self) -> evaluation_pb2.EvaluateRequest | None:
-        try:
-            async with asyncio.timeout(self._idle_seconds):
-                return await anext(self._requests, None)
-        except TimeoutError:
-            raise StreamIdleError(
-                f"nothing came on the stream for {self._idle_seconds:g} s, and it held a slot; begin again, and send "
-                "batches without such pauses"
-            ) from None
-
-
-async def _add_all(stream: EvaluationStream, incoming: _Messages, call: CallContext) -> None:
+async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallContext) -> None:
     """Add every batch. At most two are under way: one computes while the next is read, decoded and queued."""
-    under_way: deque[asyncio.Future[None]] = deque()
+    under_way: deque[asyncio.Future[Array | None]] = deque()
     try:
         async for message in incoming.batches():
             under_way.append(await _queued(stream, messages.batch(message), call))
@@ -110,7 +77,7 @@ async def _add_all(stream: EvaluationStream, incoming: _Messages, call: CallCont
             abandon(future)
 
 
-async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[None]:
+async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[Array | None]:
     """Queue a batch, waiting while the queue is full: not reading on is what holds the caller back."""
     while True:
         try:
@@ -131,11 +98,3 @@ async def _opened(opening: Future[EvaluationStream]) -> EvaluationStream:
 def _close(opening: Future[EvaluationStream]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _batch_of(message: evaluation_pb2.EvaluateRequest) -> evaluation_pb2.EvaluateBatch:
-    kind = message.WhichOneof("message")
-    if kind != "batch":
-        came = "options came after the first message" if kind == "options" else "an empty message came"
-        raise InvalidInputError(f"{came}; send options first or not at all, then batches")
-    return message.batch

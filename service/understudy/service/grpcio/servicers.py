@@ -55,6 +55,12 @@ class EvaluationServicer(evaluation_pb2_grpc.EvaluationServiceServicer):
         """See the proto."""
         return await self._plane.evaluate(request_iterator, call_context(context))
 
+    async def Compare(
+        self, request_iterator: AsyncIterator[evaluation_pb2.CompareRequest], context: Context
+    ) -> evaluation_pb2.CompareResponse:
+        """See the proto."""
+        return await self._plane.compare(request_iterator, call_context(context))
+
     def EvaluateDataset(
         self, request: evaluation_pb2.EvaluateDatasetRequest, context: Context
     ) -> AsyncGenerator[evaluation_pb2.EvaluateDatasetResponse, None]:

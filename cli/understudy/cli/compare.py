@@ -1,0 +1,122 @@
+"""``understudy compare``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from understudy.cli.connection import ConnectionSettings, VersionType, connected, json_option
+from understudy.cli.options import settings_options
+from understudy.cli.output import print_json, print_table
+from understudy.cli.scoring import batch_size_option, counted_batches, metric_option, progress_bar
+
+if TYPE_CHECKING:
+    from understudy.clients import Client, CompareResult, Metric, Version
+
+
+class _VersionsType(click.ParamType["tuple[Version, ...]"]):
+    name = "versions"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Version, ...]:
+        versions = tuple(VersionType().convert(text.strip(), param, ctx) for text in str(value).split(","))
+        if len(versions) < 2:  # noqa: PLR2004 - a comparison takes two
+            self.fail(f"{value!r} is one version; give two or more, separated by commas.", param, ctx)
+        return versions
+
+
+@click.command("compare")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option(
+    "--versions",
+    type=_VersionsType(),
+    required=True,
+    metavar="VERSION,VERSION,...",
+    help="Steps or labels (serving, latest, best); the others are held against the first.",
+)
+@click.option("--dataset", metavar="NAME", help="Compare on this dataset of the server, instead of FILE.")
+@metric_option
+@batch_size_option
+@click.option(
+    "--resamples",
+    type=click.IntRange(1, 10_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="How many times to resample the rows for the intervals.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    metavar="PART",
+    help="The part of the resampled differences that an interval holds.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of the resampling.")
+@json_option("Print one JSON object with every version's score, differences and interval.")
+@settings_options(settings=ConnectionSettings)
+def command(
+    *,
+    file: Path | None,
+    versions: tuple[Version, ...],
+    dataset: str | None,
+    metrics: tuple[Metric, ...],
+    batch_size: int,
+    as_json: bool,
+    settings: ConnectionSettings,
+    **bootstrap: Any,
+) -> None:
+    """Score versions on the same rows, those of FILE or of a dataset the server has, and tell which is better.
+
+    FILE is an .npz file as for `understudy evaluate`. A version is better or worse than the first if the interval of
+    the difference of their mean losses, made by a paired bootstrap over the rows, does not hold 0.
+    """
+    if (file is None) == (dataset is None):
+        raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")
+    with connected(settings) as client:
+        if file is None:
+            result = client.compare(versions=versions, dataset=dataset, metrics=metrics, **bootstrap)
+        else:
+            result = _compare_file(client, file, versions, batch_size=batch_size, metrics=metrics, **bootstrap)
+    if as_json:
+        print_json(dataclasses.asdict(result))
+    else:
+        _show(result)
+
+
+def _compare_file(
+    client: Client, file: Path, versions: tuple[Version, ...], *, batch_size: int, **options: Any
+) -> CompareResult:
+    from understudy.cli.arrays import rows_to_score
+
+    rows = rows_to_score(file, client.metadata())
+    with progress_bar(f"comparing on {file.name}") as advance:
+        batches = counted_batches(rows, batch_size, advance)
+        return client.compare(batches, versions=versions, **options)
+
+
+def _show(result: CompareResult) -> None:
+    first = result.versions[0].score
+    names = sorted(first.metrics, key=lambda name: (name != "loss", name))
+    rows = [
+        (str(version.score.step), name, f"{version.score.metrics[name]:.9g}", f"{version.differences[name]:+.6g}")
+        for version in result.versions
+        for name in names
+    ]
+    title = f"{first.examples} examples, held against step {first.step}"
+    print_table(("step", "metric", "value", "difference"), rows, title=title)
+    for version in result.versions[1:]:
+        paired = version.loss_difference
+        if paired is not None:
+            click.echo(
+                f"step {version.score.step} is {_VERDICTS[paired.verdict]} step {first.step}: loss of a row "
+                f"{paired.mean:+.6g}, {result.confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"
+            )
+    for note in dict.fromkeys((*result.notes, *(note for version in result.versions for note in version.score.notes))):
+        click.echo(f"note: {note}")
+
+
+_VERDICTS = {"better": "better than", "worse": "worse than", "undecided": "not told apart from"}

@@ -1,0 +1,1 @@
+"""Compares versions on the same batches, and tells a difference from noise."""

@@ -1,0 +1,48 @@
+"""Where the batches of a comparison come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.types import Batch
+
+
+class ReplayableBatches(Protocol):
+    """Batches that can be read more than once, if that is known before the first time. Read on one thread."""
+
+    def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
+        """Yield the batches; keep them for `again` if told so."""
+
+    def again(self, signature: Signature) -> Iterator[Batch]:
+        """Yield the batches once more, from the beginning."""
+
+    def close(self) -> None:
+        """Forget what was kept. Called on the same thread, when no more will be read."""
+
+
+class DatasetBatches:
+    """The batches of a dataset, which can be read as often as needed.
+
+    Args:
+        dataset: The dataset.
+        batch_rows: Rows per batch.
+    """
+
+    def __init__(self, dataset: EvaluationDataset, *, batch_rows: int) -> None:
+        self._dataset = dataset
+        self._batch_rows = batch_rows
+
+    def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
+        """See `ReplayableBatches`."""
+        del keep
+        return self.again(signature)
+
+    def again(self, signature: Signature) -> Iterator[Batch]:
+        """See `ReplayableBatches`."""
+        return self._dataset.batches(signature, self._batch_rows)
+
+    def close(self) -> None:
+        """See `ReplayableBatches`."""

@@ -1,0 +1,108 @@
+"""Runs comparisons on threads of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from understudy.evaluator.comparison.batches import ReplayableBatches
+from understudy.evaluator.comparison.bootstrap import BootstrapOptions
+from understudy.evaluator.comparison.contest import Contest, Wanted
+from understudy.evaluator.comparison.result import Comparison
+from understudy.evaluator.compute.engine import Engine
+from understudy.evaluator.errors import InvalidInputError, VersionNotFoundError
+from understudy.evaluator.lifecycle.manager import ServableManager
+from understudy.evaluator.lifecycle.shelf import Shelf
+from understudy.evaluator.stream import EvaluationStream
+from understudy.evaluator.types import MetricSpec
+
+MIN_VERSIONS = 2
+MAX_VERSIONS = 16
+"""Bounds the memory of a comparison."""
+
+_THREADS = 4
+
+
+class Comparer:
+    """Compares versions. Thread-safe.
+
+    Args:
+        shelf: Says which checkpoints there are.
+        manager: Lends and loads them.
+        engine: Runs the batches.
+        on_open: Told of each stream, to close it when the evaluator is closed.
+    """
+
+    def __init__(
+        self, *, shelf: Shelf, manager: ServableManager, engine: Engine, on_open: Callable[[EvaluationStream], None]
+    ) -> None:
+        self._shelf = shelf
+        self._manager = manager
+        self._engine = engine
+        self._on_open = on_open
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="understudy-compare")
+        self._closing = False
+
+    def submit(
+        self,
+        steps: Sequence[int],
+        batches: ReplayableBatches,
+        *,
+        metrics: Sequence[MetricSpec],
+        bootstrap: BootstrapOptions,
+        deadline: float | None,
+    ) -> Future[Comparison]:
+        """Compare versions, the first being what the others are held against. Cancelling the future breaks it off.
+
+        Raises:
+            InvalidInputError: There are too few or too many versions.
+            VersionNotFoundError: There is no such checkpoint.
+        """
+        if not MIN_VERSIONS <= len(steps) <= MAX_VERSIONS:
+            raise InvalidInputError(
+                f"{len(steps)} versions came; {MIN_VERSIONS} to {MAX_VERSIONS} can be compared with one another"
+            )
+        for step in steps:
+            self._check_exists(step)
+        outcome: Future[Comparison] = Future()
+        wanted = Wanted(lambda: not (self._closing or outcome.cancelled()))
+        outcome.add_done_callback(lambda done: wanted.stop() if done.cancelled() else None)
+        contest = Contest(
+            manager=self._manager,
+            engine=self._engine,
+            on_open=self._on_open,
+            metrics=metrics,
+            bootstrap=bootstrap,
+            deadline=deadline,
+            wanted=wanted,
+        )
+        self._executor.submit(_settle, outcome, lambda: contest.run(steps, batches))
+        return outcome
+
+    def stop(self) -> None:
+        """Tell all comparisons that their results are not wanted any more."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Wait for all comparisons to end. To be called after `stop` and when the engine and manager are closed."""
+        self._executor.shutdown(wait=True)
+
+    def _check_exists(self, step: int) -> None:
+        try:
+            self._manager.borrow(step).release()
+        except VersionNotFoundError:
+            self._shelf.info(step)
+
+
+def _settle(outcome: Future[Comparison], run: Callable[[], Comparison]) -> None:
+    """Run, and put what comes of it into a future that may be cancelled meanwhile."""
+    if outcome.cancelled():
+        return
+    try:
+        result = run()
+    except Exception as error:  # noqa: BLE001 - the future carries it
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_exception(error)
+        return
+    if outcome.set_running_or_notify_cancel():
+        outcome.set_result(result)

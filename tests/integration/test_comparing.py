@@ -1,0 +1,230 @@
+"""Comparisons over a real channel: versions on the same batches, loaded or not, with intervals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
+from integration.handles import handles_out
+from integration.in_process import RunningService, running_service, until
+
+from understudy.cli.main import main
+from understudy.clients import (
+    AsyncClient,
+    Client,
+    CompareResult,
+    InvalidArgumentError,
+    Metric,
+    NotFoundError,
+)
+from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
+
+STEPS = (10, 20, 30, 40, 50)
+SERVING = 50
+BEST = 40
+
+
+@pytest.fixture(scope="module")
+def dataset_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "test.npz"
+    write_dataset(file, best_step=BEST)
+    return file
+
+
+@pytest.fixture(scope="module")
+def service(
+    replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory, dataset_file: Path
+) -> Iterator[RunningService]:
+    """A service with five checkpoints and room for three, of which the newest is on stage."""
+    run = tmp_path_factory.mktemp("run")
+    chief = Chief(run)
+    for step in STEPS:
+        chief.publish(step)
+    settings = {"run_dir": run, "eval_data": {"test": dataset_file}}
+    with running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator") as service:
+        service.wait_ready()
+        for evaluation in service.client().watch_evaluations():
+            if evaluation.sequence == len(STEPS):
+                break
+        yield service
+
+
+@pytest.fixture
+def client(service: RunningService) -> Client:
+    return service.client()
+
+
+@pytest.fixture
+def unloaded(client: Client) -> tuple[int, int]:
+    """Return two steps that are not loaded."""
+    loaded = {version.step for version in client.status().versions if version.state == "AVAILABLE"}
+    first, second, *_ = (step for step in STEPS if step not in loaded)
+    return first, second
+
+
+def draw(seed: int, sizes: tuple[int, ...], *, weighted: bool = False) -> list[Any]:
+    """Draw rows that step `BEST` fits best."""
+    rng = np.random.default_rng(seed)
+    batches = []
+    for size in sizes:
+        x = rng.normal(size=(size, WIDTH)).astype(np.float32)
+        y = x.sum(axis=1, keepdims=True) * np.float32(BEST / WIDTH) + rng.normal(size=(size, OUTPUTS)).astype("f4")
+        weights = rng.uniform(0, 2, size).astype(np.float32)
+        batches.append((x, y, weights) if weighted else (x, y))
+    return batches
+
+
+def row_losses(step: int, batches: list[Any]) -> Any:
+    model = step_model(step)
+    losses = []
+    for x, y, *weights in batches:
+        errors = np.mean(np.square(np.asarray(model(x)) - y), axis=1, dtype=np.float64)
+        losses.append(errors * weights[0] if weights else errors)
+    return np.concatenate(losses)
+
+
+def assert_compares(result: CompareResult, steps: list[int], batches: list[Any], *, seed: int = 0) -> None:
+    """Hold a comparison against evaluations of each step alone and a bootstrap in NumPy."""
+    baseline = row_losses(steps[0], batches)
+    weights = np.random.default_rng(seed).poisson(1.0, (len(baseline), result.resamples))
+    tail = (1 - result.confidence) / 2
+    assert [version.score.step for version in result.versions] == steps
+    for step, version in zip(steps, result.versions, strict=True):
+        losses = row_losses(step, batches)
+        assert version.score.examples == len(losses)
+        assert version.score.metrics["loss"] == pytest.approx(losses.mean(), rel=1e-6)
+        assert version.differences["loss"] == pytest.approx(
+            version.score.metrics["loss"] - result.versions[0].score.metrics["loss"]
+        )
+        if version is not result.versions[0]:
+            low, high = np.quantile(((losses - baseline) @ weights) / weights.sum(axis=0), [tail, 1 - tail])
+            paired = version.loss_difference
+            assert paired is not None
+            assert (paired.mean, paired.low, paired.high) == pytest.approx(
+                ((losses - baseline).mean(), low, high), rel=1e-4, abs=1e-6
+            )
+    assert result.versions[0].loss_difference is None
+
+
+def test_versions_that_are_not_loaded_take_turns_on_the_same_batches(client: Client, unloaded: tuple[int, int]) -> None:
+    batches = draw(1, (31, 1, 64, 2), weighted=True)
+    steps = [*unloaded, SERVING]
+    result = client.compare(batches, versions=steps, seed=3)
+    assert_compares(result, steps, batches, seed=3)
+    assert any("took turns" in note for note in result.notes)
+    until(lambda: handles_out() == 0)
+
+
+def test_versions_that_are_loaded_are_scored_side_by_side(client: Client) -> None:
+    loaded = [version.step for version in client.status().versions if version.state == "AVAILABLE"][:2]
+    batches = draw(2, (300, 7))
+    result = client.compare(batches, versions=loaded, resamples=200, confidence=0.9)
+    assert_compares(result, loaded, batches)
+    assert result.notes == ()
+    assert (result.resamples, result.confidence, result.seed) == (200, 0.9, 0)
+
+
+def test_labels_metrics_and_a_dataset_of_the_servers_can_be_chosen(client: Client, dataset_file: Path) -> None:
+    with np.load(dataset_file) as arrays:
+        batches = [(arrays["x"], arrays["y"])]
+    result = client.compare(versions=["serving", "best"], dataset="test", metrics=[Metric(name="RootMeanSquaredError")])
+    assert_compares(result, [SERVING, BEST], batches)
+    assert set(result.versions[1].differences) == {"loss", "RootMeanSquaredError"}
+    assert result.versions[1].loss_difference is not None
+    assert result.versions[1].loss_difference.verdict == "better"
+
+
+def test_versions_that_stand_for_the_same_step_do_not_differ(client: Client) -> None:
+    result = client.compare(draw(3, (9,)), versions=["serving", "latest"])
+    paired = result.versions[1].loss_difference
+    assert paired is not None
+    assert (paired.mean, paired.low, paired.high, paired.verdict) == (0.0, 0.0, 0.0, "undecided")
+
+
+async def test_the_asyncio_client_compares_too(service: RunningService) -> None:
+    batches = draw(4, (5, 6))
+    async with AsyncClient(service.grpc) as client:
+        result = await client.compare(batches, versions=[SERVING, BEST])
+        assert_compares(result, [SERVING, BEST], batches)
+        with pytest.raises(InvalidArgumentError, match="1 versions came"):
+            await client.compare(batches, versions=[SERVING])
+
+
+def test_the_command_compares_on_a_file_and_on_a_dataset(service: RunningService, dataset_file: Path) -> None:
+    shared = ["--versions", "50,best", "--target", service.grpc]
+    told = CliRunner().invoke(main, ["compare", str(dataset_file), *shared])
+    assert told.exit_code == 0, told.output
+    assert "step 40 is better than step 50" in told.stdout
+    as_json = CliRunner().invoke(main, ["compare", "--dataset", "test", *shared, "--json", "--resamples", "50"])
+    result = json.loads(as_json.stdout.splitlines()[-1])  # the service in this process logs, too
+    assert [version["score"]["step"] for version in result["versions"]] == [SERVING, BEST]
+    assert result["resamples"] == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"versions": [SERVING]}, "1 versions came; 2 to 16"),
+        ({"versions": [SERVING] * 17}, "17 versions came"),
+        ({"versions": [SERVING, BEST], "confidence": 2.0}, "confidence is 2.0"),
+        ({"versions": [SERVING, BEST], "resamples": 10**6}, "1000000 resamples"),
+        ({"versions": [SERVING, BEST], "seed": -1}, "seed is -1"),
+        ({"versions": [SERVING, BEST], "metrics": ["no_such_metric"]}, "no_such_metric"),
+        ({"versions": [SERVING, BEST], "dataset": "test"}, "a batch came beside the dataset"),
+    ],
+)
+def test_what_cannot_be_compared_is_the_callers_error(client: Client, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        client.compare(draw(5, (4,)), **options)
+    until(lambda: handles_out() == 0)
+
+
+def test_what_does_not_exist_is_not_found(client: Client) -> None:
+    with pytest.raises(NotFoundError, match="999"):
+        client.compare(draw(5, (4,)), versions=[SERVING, 999])
+    with pytest.raises(NotFoundError, match="validation"):
+        client.compare(versions=[SERVING, BEST], dataset="validation")
+
+
+def test_a_comparison_without_options_or_batches_is_the_callers_error(service: RunningService) -> None:
+    batch = evaluation_pb2.CompareRequest(batch=evaluation_pb2.EvaluateBatch())
+    versions = [tensor_pb2.VersionSelector(step=step) for step in (SERVING, BEST)]
+    options = evaluation_pb2.CompareRequest(options=evaluation_pb2.CompareOptions(versions=versions))
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = evaluation_pb2_grpc.EvaluationServiceStub(channel)
+        for messages, words in (([batch], "send options first"), ([options], "at least one"), ([], "at least one")):
+            with pytest.raises(grpc.RpcError, match=words) as caught:
+                stub.Compare(iter(messages))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    until(lambda: handles_out() == 0)
+
+
+def test_a_batch_that_does_not_fit_ends_the_comparison(client: Client, unloaded: tuple[int, int]) -> None:
+    batches = [*draw(6, (4,)), (ones(4), np.ones((3, OUTPUTS), np.float32))]
+    with pytest.raises(InvalidArgumentError, match="3 rows"):
+        client.compare(batches, versions=[SERVING, unloaded[0]])
+    until(lambda: handles_out() == 0)
+
+
+def test_a_cancelled_comparison_gives_everything_back(service: RunningService, unloaded: tuple[int, int]) -> None:
+    over = threading.Event()
+    versions = [tensor_pb2.VersionSelector(step=step) for step in unloaded]
+
+    def messages() -> Iterator[evaluation_pb2.CompareRequest]:
+        yield evaluation_pb2.CompareRequest(options=evaluation_pb2.CompareOptions(versions=versions))
+        over.wait(60)
+
+    with grpc.insecure_channel(service.grpc) as channel:
+        call = evaluation_pb2_grpc.EvaluationServiceStub(channel).Compare.future(messages())
+        until(lambda: handles_out() > 0)
+        call.cancel()  # type: ignore[no-untyped-call]
+        until(lambda: handles_out() == 0)
+        over.set()
