@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
+import psutil
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir
@@ -81,6 +82,22 @@ class Noisy(Dense):
         return super().training_data().map(lambda x, y, _: (x, y["kind"]))
 
 
+class Slow(Noisy):
+    """As noisy, and slow enough to be interrupted; to be trained without the cache."""
+
+    name = "slow"
+
+    def training_data(self) -> tf.data.Dataset:
+        def wait(x: Array) -> Array:
+            time.sleep(0.01)
+            return x
+
+        def slowly(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), (8,)), y
+
+        return super().training_data().map(slowly)
+
+
 class Exploding(Noisy):
     """The 6th step ruins its weights, so that the loss is NaN from the 7th on."""
 
@@ -124,6 +141,15 @@ def free_ports(count: int) -> list[int]:
         return [int(server.getsockname()[1]) for server in sockets]
 
 
+def kill_family(pid: int) -> None:
+    """Kill a process and those that it started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
 def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
 
@@ -157,9 +183,11 @@ class Task:
         return time.monotonic()
 
 
-def start_training(experiment: str, run_dir: Path, *options: str, environ: Mapping[str, str] | None = None) -> Task:
-    """Run ``understudy train`` on one of this file's experiments."""
-    command = [sys.executable, "-m", "understudy.cli", "train", f"{__file__}:{experiment}", "--run-dir", str(run_dir)]
+def start_training(
+    experiment: str, run_dir: Path, *options: str, environ: Mapping[str, str] | None = None, verb: str = "train"
+) -> Task:
+    """Run ``understudy train``, or ``run``, on one of this file's experiments."""
+    command = [sys.executable, "-m", "understudy.cli", verb, f"{__file__}:{experiment}", "--run-dir", str(run_dir)]
     return Task(
         subprocess.Popen(
             [*command, *options],
@@ -178,6 +206,8 @@ def cluster(
     *options: str,
     roles: Sequence[str] = ("worker", "worker"),
     evaluator: bool = False,
+    strategy: str = "multi_worker",
+    verb: str = "train",
 ) -> Iterator[list[Task]]:
     """Run a cluster of training tasks on this machine; none outlives the block."""
     ports = free_ports(len(roles) + 1)
@@ -192,12 +222,12 @@ def cluster(
     try:
         for role, index in members:
             environ = {"TF_CONFIG": tf_config(spec, role, index)}
-            arguments = ("--strategy", "multi_worker", *options)
-            tasks.append(start_training(experiment, run_dir, *arguments, environ=environ))
+            arguments = ("--strategy", strategy, *options)
+            tasks.append(start_training(experiment, run_dir, *arguments, environ=environ, verb=verb))
         yield tasks
     finally:
         for task in tasks:
-            task.process.kill()
+            kill_family(task.process.pid)
             task.process.wait()
             for stream in (task.process.stdout, task.process.stderr):
                 if stream is not None:

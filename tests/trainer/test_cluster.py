@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import pytest
 from trainer.rig import STEPS, Task, assert_bit_equal, cluster, state_of, weights_of
 
@@ -16,6 +17,7 @@ from understudy.checkpoints.layout import MODEL_FILE
 
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
 PEER_LOST = 4
+PREEMPTED = 143
 
 
 def finish(tasks: list[Task]) -> None:
@@ -79,6 +81,33 @@ def test_after_a_kill_all_tasks_end_and_a_restart_gives_the_same_bits(chief_and_
     with cluster("Noisy", tmp_path, *OPTIONS, roles=("chief", "worker")) as tasks:
         finish(tasks)
         assert "resuming after step 5" in "".join(tasks[1].lines)
+    assert_bit_equal(state_of(chief_and_worker, STEPS), state_of(tmp_path, STEPS))
+
+
+def test_sigterm_to_one_task_makes_all_save_the_same_step_and_a_restart_goes_on_there(
+    chief_and_worker: Path, tmp_path: Path
+) -> None:
+    slow = (*OPTIONS, "--no-cache")
+    with cluster("Slow", tmp_path, *slow, "--checkpoint-every", "100", roles=("chief", "worker")) as (chief, worker):
+        worker.wait_for("step ")
+        worker.process.terminate()
+        assert (worker.end(), chief.end()) == (PREEMPTED, PREEMPTED), (worker.errors, chief.errors)
+    (saved,) = RunDir(tmp_path).committed_steps()
+    assert 0 < saved < STEPS
+    assert f"step {saved} is saved" in worker.errors
+    with cluster("Noisy", tmp_path, *OPTIONS, roles=("chief", "worker")) as tasks:
+        finish(tasks)
+    assert_bit_equal(state_of(chief_and_worker, STEPS), state_of(tmp_path, STEPS))
+
+
+def test_run_starts_the_tasks_again_after_a_kill(chief_and_worker: Path, tmp_path: Path) -> None:
+    supervised = (*OPTIONS, "--no-cache", "--restarts", "5", "--cluster-timeout-seconds", "50")
+    with cluster("Slow", tmp_path, *supervised, roles=("chief", "worker"), verb="run") as tasks:
+        tasks[0].wait_for("published step 5")
+        (child,) = psutil.Process(tasks[1].process.pid).children()
+        child.kill()
+        finish(tasks)
+    assert "starting it again in" in tasks[1].errors
     assert_bit_equal(state_of(chief_and_worker, STEPS), state_of(tmp_path, STEPS))
 
 

@@ -6,6 +6,7 @@ size; so these name another one, and `test_command.py` tries the default.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -23,7 +24,10 @@ from understudy.checkpoints import DirectoryLock, LockHeldError, RunDir, read_ma
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.trainer import (
     NonFiniteLossError,
+    PreemptedError,
+    ProgressUpdate,
     ResumeError,
+    SilentReporter,
     StrategyError,
     TrainSettings,
 )
@@ -161,6 +165,24 @@ def test_resuming_gives_the_same_bits(noisy: Path, tmp_path: Path) -> None:
     assert ours == theirs
 
 
+class Preempting(SilentReporter):
+    """Sends SIGTERM to this process once some steps are done."""
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        if update.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_saves_first_and_resuming_gives_the_same_bits(noisy: Path, tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(PreemptedError, match="step 4 is saved"):
+        run(Noisy(), tmp_path, checkpoint_every=10, steps_per_call=2, progress=Preempting(), **mirrored(2))
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert RunDir(tmp_path).committed_steps() == [4]
+    run(Noisy(), tmp_path, **mirrored(2))
+    assert_bit_equal(state_of(noisy, STEPS), state_of(tmp_path, STEPS))
+
+
 def test_a_training_that_is_done_has_nothing_to_do(one_device: tuple[Path, list[Any]]) -> None:
     run_dir, _ = one_device
     before = (RunDir(run_dir).checkpoint(STEPS) / MODEL_FILE).stat()
@@ -228,7 +250,8 @@ def test_every_replica_drops_out_its_own(logical_cpus: tuple[str, ...]) -> None:
 def test_what_was_captured_is_restored_to_every_replica(tmp_path: Path) -> None:
     settings = TrainSettings(run_dir=tmp_path, steps=4, checkpoint_every=2, steps_per_call=2, **mirrored(2))
     job = TrainingJob(Noisy(), settings, build_strategy(settings, None))
-    ((step, _),) = islice(job.run(0), 1)
+    (advance,) = islice(job.run(0), 1)
+    step = advance.step
     captured = job.capture(step)
     list(job.run(step))
     moved_on = job.capture(4)

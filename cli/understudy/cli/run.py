@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from understudy.cli.errors import CommandError, reported
 from understudy.cli.options import settings_makers
 from understudy.cli.serve import run_service
+from understudy.cli.supervisor import Supervisor, is_supervised, own_command
 from understudy.cli.train import ProgressFormat, progress_option, run_training
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.settings import ServeSettings
@@ -21,6 +22,15 @@ from understudy.trainer.tf_config import ClusterTask, parse
 @click.command("run")
 @click.argument("experiment")
 @progress_option
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    envvar="UNDERSTUDY_RESTARTS",
+    help="Start the task again up to N times, with growing pauses, when it was killed or lost another task.",
+)
 @settings_makers(
     evaluator_settings=EvaluatorSettings,
     serve_settings=ServeSettings,
@@ -33,6 +43,7 @@ def command(
     experiment: str,
     *,
     progress: ProgressFormat,
+    restarts: int,
     evaluator_settings: Callable[..., EvaluatorSettings],
     serve_settings: Callable[..., ServeSettings],
     train_settings: Callable[..., TrainSettings],
@@ -48,6 +59,8 @@ def command(
     """  # noqa: D301 - click wants the character itself, which keeps the line below it as it is
     with reported(TFConfigError):
         task = _own_task()
+    if restarts and not is_supervised(os.environ):
+        context.exit(Supervisor(own_command(), restarts=restarts).run())
     if task.role == "evaluator":
         run_service(serve_settings(experiment=experiment, checkpoints=None), evaluator_settings())
     elif task.role == "ps":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
+import os
 import sys
-from typing import Literal
+from typing import Literal, NoReturn
 
 import click
 
@@ -16,12 +16,12 @@ from understudy.trainer import (
     JsonLinesReporter,
     LineReporter,
     PeerLostError,
+    PreemptedError,
     ProgressReporter,
     TrainerError,
     TrainSettings,
 )
-
-_EXIT_SECONDS = 30.0
+from understudy.trainer.tf_config import parse
 
 ProgressFormat = Literal["lines", "json"]
 
@@ -50,7 +50,7 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
 
     Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
-    4 another task of the cluster died, so start all of them again.
+    4 another task of the cluster died, so start all of them again; 143 SIGTERM came, and a checkpoint was saved first.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     run_training(experiment, settings, progress)
 
@@ -67,9 +67,8 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
     try:
         train(load_experiment(experiment), settings, progress=_reporter(progress))
     except TrainerError as error:
-        if isinstance(error, PeerLostError):
-            # TensorFlow's shutdown may wait for tasks of the cluster that are gone.
-            faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True)
+        if isinstance(error, PeerLostError) or (isinstance(error, PreemptedError) and _follows_a_chief()):
+            _exit_at_once(error)
         raise TrainFailedError(str(error), exit_code=error.exit_code) from error
     except (ExperimentError, CheckpointError) as error:
         raise CommandError(str(error)) from error
@@ -81,6 +80,19 @@ class TrainFailedError(CommandError):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance as well
+
+
+def _follows_a_chief() -> bool:
+    task = parse(os.environ)
+    return task is not None and not task.is_chief
+
+
+def _exit_at_once(error: TrainerError) -> NoReturn:
+    """End the process without TensorFlow's shutdown, which may wait for tasks of the cluster that are gone."""
+    TrainFailedError(str(error), exit_code=error.exit_code).show()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code)
 
 
 def _reporter(progress: ProgressFormat) -> ProgressReporter:

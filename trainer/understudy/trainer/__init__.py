@@ -1,19 +1,24 @@
 """Training: one loop under every strategy, exact resume, and a checkpoint that anyone can load. See `train`.
 
-Importing this package does not import TensorFlow; asking it for `train` does.
+Importing this package does not import TensorFlow; asking it for `train` or `EvaluationStopping` does.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from understudy.trainer.errors import (
     ClusterError,
     DataError,
+    EvaluationTimeoutError,
     ModelError,
     NonFiniteLossError,
     PeerLostError,
+    PreemptedError,
+    PublishError,
     ResumeError,
+    StopRuleError,
     StrategyError,
     TFConfigError,
     TrainerError,
@@ -30,21 +35,27 @@ from understudy.trainer.settings import TrainSettings
 from understudy.trainer.tf_config import ClusterTask
 
 if TYPE_CHECKING:
+    from understudy.trainer.callback import EvaluationStopping
     from understudy.trainer.training import TrainResult, train
 
 __all__ = [
     "ClusterError",
     "ClusterTask",
     "DataError",
+    "EvaluationStopping",
+    "EvaluationTimeoutError",
     "JsonLinesReporter",
     "LineReporter",
     "ModelError",
     "NonFiniteLossError",
     "PeerLostError",
+    "PreemptedError",
     "ProgressReporter",
     "ProgressUpdate",
+    "PublishError",
     "ResumeError",
     "SilentReporter",
+    "StopRuleError",
     "StrategyError",
     "TFConfigError",
     "TrainResult",
@@ -55,9 +66,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in ("TrainResult", "train"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from understudy.trainer import training
+_LATE = {"EvaluationStopping": "callback", "TrainResult": "training", "train": "training"}
+"""What needs TensorFlow, and the module that it is in."""
 
-    return getattr(training, name)
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"understudy.trainer.{_LATE[name]}"), name)

@@ -9,6 +9,7 @@ from typing import Self
 import keras
 
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
+from understudy.trainer.errors import PublishError
 from understudy.trainer.progress import ProgressUpdate
 from understudy.trainer.publishing import ModelPublisher
 from understudy.trainer.settings import TrainSettings
@@ -65,13 +66,24 @@ class Chief:
         if self._summaries is not None:
             self._summaries.write(update)
 
-    def publish(self, snapshot: Snapshot, update: ProgressUpdate) -> None:
-        """Publish a checkpoint; raises what `ModelPublisher.publish` does."""
+    def publish(self, snapshot: Snapshot, update: ProgressUpdate, *, final: bool) -> None:
+        """Publish a checkpoint, the last one or not; when this returns it is committed.
+
+        Raises:
+            CheckpointError: From the publisher.
+            PublishError: The disk is full, or the like.
+        """
         if self._publisher is None:
             raise RuntimeError("prepare() comes before publish()")
-        self._publisher.publish(
-            snapshot,
-            epoch=int(update.epoch),
-            final=update.step == update.steps,
-            metrics=update.metrics,
-        )
+        try:
+            self._publisher.publish(
+                snapshot,
+                epoch=int(update.epoch),
+                final=final,
+                metrics=update.metrics,
+            )
+        except OSError as error:
+            raise PublishError(
+                f"step {snapshot.step} could not be published: {error}; the checkpoints before it stay, and once there "
+                "is room again, starting again goes on from the newest",
+            ) from error

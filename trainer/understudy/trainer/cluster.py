@@ -59,6 +59,11 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     _reduce(strategy, tf.distribute.ReduceOp.SUM, 0)
 
 
+def any_task(strategy: tf.distribute.Strategy, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
+    """Return whether any task answers yes, once every task has called this."""
+    return _reduce(strategy, tf.distribute.ReduceOp.SUM, int(answer)) > 0
+
+
 def _reduce(strategy: tf.distribute.Strategy, operation: tf.distribute.ReduceOp, value: int) -> int:
     @tf.function
     def reduce_over_replicas() -> tf.Tensor:

@@ -8,6 +8,10 @@ TrainerError                    1  it could not train, for the reason that the t
 ├── ModelError                  1  the loop cannot train this model
 ├── DataError                   1  the loop cannot train on this data
 ├── ResumeError                 1  the run folder's checkpoint does not continue this training
+├── PublishError                1  a checkpoint could not be written; those before it stay
+├── PreemptedError            143  SIGTERM came: a checkpoint was saved, and starting every task again goes on there
+├── StopRuleError               1  --stop-when names what the evaluator does not score
+├── EvaluationTimeoutError      6  training is done, but the last checkpoint was not evaluated in time
 └── NonFiniteLossError          3  the loss or the weights became NaN or infinite; starting again will not help
 """
 
@@ -54,6 +58,26 @@ class DataError(TrainerError):
 
 class ResumeError(TrainerError):
     """The newest checkpoint in the run folder does not continue this training. The text names the difference."""
+
+
+class PublishError(TrainerError):
+    """A checkpoint could not be written, as when the disk is full. Those before it stay as they are."""
+
+
+class PreemptedError(TrainerError):
+    """SIGTERM came to this task or another. If there was a step to save, it is published. Every task ends with this."""
+
+    exit_code = 143  # 128 + SIGTERM, which schedulers take for "start it again"
+
+
+class StopRuleError(TrainerError):
+    """The rule that says when to stop names a dataset or a metric that the evaluator does not score."""
+
+
+class EvaluationTimeoutError(TrainerError):
+    """Training is done and published, but the evaluator did not settle the last checkpoint in time."""
+
+    exit_code = 6
 
 
 class NonFiniteLossError(TrainerError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import keras
 import tensorflow as tf
 
 from understudy.experiments import Experiment, ExperimentError
+from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
 from understudy.trainer.data import DataPlan, distribute, global_batches, plan_data
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
@@ -16,8 +19,53 @@ from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Array, Snapshot
 
 
+@dataclass(frozen=True, kw_only=True)
+class Advance:
+    """Some steps were done.
+
+    Attributes:
+        step: Steps done.
+        metrics: Since the last checkpoint was due, over all replicas.
+        due: Whether a checkpoint is due now.
+        stopping: Whether any task was asked to stop; the same in all of them.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    due: bool
+    stopping: bool
+
+
+class Job(Protocol):
+    """A training in progress, whichever strategy it is under. In a cluster, all tasks that train call each method."""
+
+    plan: DataPlan
+
+    @property
+    def replicas(self) -> int:
+        """How many models are trained in step, over all workers."""
+
+    def capture(self, step: int) -> Snapshot:
+        """Return the values of all variables now, when ``step`` steps are done."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Give all variables the values that `capture` returned."""
+
+    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool]) -> Iterator[Advance]:
+        """Train; every now and then, and wherever a checkpoint is due, yield how far it is."""
+
+    def check_agreement(self, first_step: int) -> None:
+        """Raise ClusterError if another task would go on from another step."""
+
+    def any_task(self, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
+        """Return whether any task answers yes, once every task has called this."""
+
+    def wait_for_all(self) -> None:
+        """Return when every task has called this."""
+
+
 class TrainingJob:
-    """A model under a strategy, the data it learns from, and where it is.
+    """A model under a synchronous strategy, the data it learns from, and where it is.
 
     In a cluster, all tasks call each method together. One thread uses it.
 
@@ -52,6 +100,23 @@ class TrainingJob:
         self._replica_state.tell_replicas_apart()
         self._run_steps = make_loop(self._model, strategy)
 
+    @property
+    def replicas(self) -> int:
+        """How many models are trained in step, over all workers."""
+        return int(self._strategy.num_replicas_in_sync)
+
+    def check_agreement(self, first_step: int) -> None:
+        """Raise ClusterError if another task would go on from another step."""
+        check_agreement(self._strategy, first_step=first_step)
+
+    def any_task(self, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
+        """Return whether any task answers yes, once every task has called this."""
+        return any_task(self._strategy, answer)
+
+    def wait_for_all(self) -> None:
+        """Return when every task has called this."""
+        wait_for_all(self._strategy)
+
     def capture(self, step: int) -> Snapshot:
         """Return the values of all variables now, when ``step`` steps are done."""
         return Snapshot(
@@ -74,11 +139,12 @@ class TrainingJob:
         _assign(self._model.optimizer.variables, snapshot.optimizer)
         self._replica_state.write(snapshot.replica)
 
-    def run(self, first_step: int) -> Iterator[tuple[int, Mapping[str, float]]]:
-        """Train; after each call of the graph, yield the steps done and the metrics since the last checkpoint was due.
+    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[Advance]:
+        """Train; after each call of the graph, yield how far it is.
 
         Args:
             first_step: Steps done before.
+            asked_to_stop: Whether this task is to stop; all of them hear of it with the next advance.
         """
         settings = self._settings
         batches = iter(distribute(self._strategy, global_batches(self._dataset, self.plan, first_step=first_step)))
@@ -90,10 +156,11 @@ class TrainingJob:
             checkpoint_every=settings.checkpoint_every,
             steps_per_call=settings.steps_per_call,
         ):
-            metrics = self._run_steps(batches, size)
+            metrics, stopping = self._run_steps(batches, size, asked_to_stop())
             step += size
-            yield step, metrics
-            if step % settings.checkpoint_every == 0:
+            due = step % settings.checkpoint_every == 0 or step == settings.steps
+            yield Advance(step=step, metrics=metrics, due=due, stopping=stopping)
+            if due:
                 self._model.reset_metrics()
 
 

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 import keras
 import tensorflow as tf
 
-RunSteps = Callable[[Iterator[object], int], Mapping[str, float]]
+RunSteps = Callable[[Iterator[object], int, bool], tuple[Mapping[str, float], bool]]
 
 
 def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
     """Return a function that takes global batches from an iterator, trains on that many, and returns the metrics.
 
-    The metrics are those since they were last reset, over all replicas. In a cluster, all tasks call it together.
+    The metrics are those since they were last reset, over all replicas. In a cluster, all tasks call it together. Its
+    third argument says whether this task was asked to stop, its second result whether any of them was: so all of them
+    stop after the same step.
 
     Args:
         model: Built and prepared in the strategy's scope.
@@ -31,14 +33,18 @@ def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
     train_step = _train_step(model)
 
     @tf.function
-    def run_steps(batches: Iterator[object], count: tf.Tensor) -> Mapping[str, tf.Tensor]:
+    def run_steps(
+        batches: Iterator[object], count: tf.Tensor, asked_to_stop: tf.Tensor
+    ) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
         for _ in tf.range(count):
             strategy.run(train_step, args=(next(batches),))
-        return model.get_metrics_result()  # type: ignore[no-any-return]
+        asked = strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(tf.identity, args=(asked_to_stop,)), axis=None)
+        return model.get_metrics_result(), asked
 
-    def run(batches: Iterator[object], count: int) -> Mapping[str, float]:
-        results = run_steps(batches, tf.constant(count))
-        return {name: value for name, result in results.items() if (value := _scalar(result)) is not None}
+    def run(batches: Iterator[object], count: int, asked_to_stop: bool) -> tuple[Mapping[str, float], bool]:  # noqa: FBT001 - as RunSteps says
+        results, asked = run_steps(batches, tf.constant(count), tf.constant(int(asked_to_stop)))
+        metrics = {name: value for name, result in results.items() if (value := _scalar(result)) is not None}
+        return metrics, bool(asked > 0)
 
     return run
 

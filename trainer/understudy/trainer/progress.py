@@ -69,6 +69,9 @@ class ProgressReporter(Protocol):
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
         """A checkpoint was committed. Only the chief hears this."""
 
+    def stopped(self, step: int, reason: str) -> None:
+        """Training stops early, for this reason. Only the chief hears this."""
+
     def finished(self, step: int) -> None:
         """The last step is done, and published."""
 
@@ -83,6 +86,9 @@ class SilentReporter:
         """Say nothing."""
 
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say nothing."""
+
+    def stopped(self, step: int, reason: str) -> None:
         """Say nothing."""
 
     def finished(self, step: int) -> None:
@@ -135,6 +141,10 @@ class LineReporter:
         """Write that there is a new checkpoint."""
         self._write(f"published step {step}  {_metrics(metrics)}")
 
+    def stopped(self, step: int, reason: str) -> None:
+        """Write why it stops early."""
+        self._write(f"stopping early at step {step}: {reason}")
+
     def finished(self, step: int) -> None:
         """Write that it is over."""
         self._write(f"finished at step {step}")
@@ -165,6 +175,10 @@ class JsonLinesReporter:
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write ``{"event": "published", "step": ..., "metrics": ...}``."""
         self._write("published", step=step, metrics=_finite(metrics))
+
+    def stopped(self, step: int, reason: str) -> None:
+        """Write ``{"event": "stopped", "step": ..., "reason": ...}``."""
+        self._write("stopped", step=step, reason=reason)
 
     def finished(self, step: int) -> None:
         """Write ``{"event": "finished", "step": ...}``."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from understudy.checkpoints.layout import RunDir
+from understudy.trainer.stopping import StopMode, parse_stop_rule
+
 StrategyName = Literal["one_device", "mirrored", "multi_worker"]
 CrossDeviceOpsName = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
 CommunicationName = Literal["auto", "ring", "nccl"]
@@ -57,6 +60,29 @@ class TrainSettings:
         metadata={"help": "Examples to shuffle among; the whole dataset if not given.", "metavar": "N"},
     )
     tensorboard: bool = field(default=True, metadata={"help": "Write TensorBoard scalars to RUN/tensorboard/train."})
+    stop_when: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stop early, at a checkpoint, when the evaluator's score has not improved in N evaluations; such "
+            "as validation/loss:5.",
+            "metavar": "DATASET/METRIC:N",
+        },
+    )
+    stop_mode: StopMode | None = field(
+        default=None,
+        metadata={"help": "Whether less or more of the metric of --stop-when is better; min for a loss."},
+    )
+    wait_for_evaluation: float | None = field(
+        default=None,
+        metadata={
+            "help": "When done, wait up to this long for the evaluator to have settled the last checkpoint.",
+            "metavar": "SECONDS",
+        },
+    )
+    state_dir: Path | None = field(
+        default=None,
+        metadata={"help": "The evaluator's state folder, where its results are; RUN/evaluator if not given."},
+    )
     cluster_timeout_seconds: float = field(
         default=300.0,
         metadata={"help": "How long to wait for the other tasks of the cluster at the start."},
@@ -71,6 +97,7 @@ class TrainSettings:
         if self.cluster_timeout_seconds <= 0:
             raise ValueError(f"cluster_timeout_seconds is a positive time, not {self.cluster_timeout_seconds}")
         self._check_strategy()
+        self._check_evaluation()
 
     def _check_strategy(self) -> None:
         if self.strategy != "mirrored" and self.cross_device_ops != "auto":
@@ -87,6 +114,22 @@ class TrainSettings:
             raise ValueError("devices and logical_cpus exclude each other")
         if self.strategy == "one_device" and self.logical_cpus is not None:
             raise ValueError("logical_cpus makes replicas; one_device trains one")
+
+    def _check_evaluation(self) -> None:
+        if self.stop_when is not None:
+            try:
+                parse_stop_rule(self.stop_when, self.stop_mode)
+            except ValueError as error:
+                raise ValueError(f"stop_when {error}") from error
+        elif self.stop_mode is not None:
+            raise ValueError("stop_mode goes with stop_when, which says what to watch")
+        if self.wait_for_evaluation is not None and self.wait_for_evaluation <= 0:
+            raise ValueError(f"wait_for_evaluation is a positive time, not {self.wait_for_evaluation}")
+
+    @property
+    def evaluator_state_dir(self) -> Path:
+        """Where the evaluator's results are."""
+        return RunDir(self.run_dir).evaluator if self.state_dir is None else self.state_dir
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from understudy.checkpoints.results import StepResult
+from understudy.checkpoints.results import EvaluationResults, StepResult
+from understudy.trainer.errors import StopRuleError
+
+_log = logging.getLogger(__name__)
 
 StopMode = Literal["min", "max"]
 
@@ -90,3 +95,31 @@ def parse_stop_rule(text: str, mode: StopMode | None = None) -> StopRule:
     if mode is None and metric != _LOSS:
         raise ValueError(f"is {text!r}; say with stop_mode whether less (min) or more (max) of {metric} is better")
     return StopRule(dataset=dataset, metric=metric, evaluations=int(count), mode=mode or "min")
+
+
+class ResultsWatch:
+    """Asks an evaluator's results whether to stop. For one thread at a time.
+
+    Args:
+        rule: When to stop.
+        state_dir: The evaluator's state folder, which need not exist yet.
+    """
+
+    def __init__(self, rule: StopRule, state_dir: Path) -> None:
+        self._rule = rule
+        self._results = EvaluationResults(state_dir)
+
+    def reason_to_stop(self, step: int) -> str | None:
+        """Return why to stop at a step, or None if training may go on or the results cannot be read at the moment.
+
+        Raises:
+            StopRuleError: The evaluator scores on no such dataset, or has no such metric.
+            UnsupportedFormatError: The results are of another version.
+        """
+        try:
+            return self._rule.reason_to_stop(self._results.read(), up_to_step=step)
+        except OSError as error:
+            _log.warning("the evaluator's results could not be read, training goes on: %s", error)
+            return None
+        except ValueError as error:
+            raise StopRuleError(f"the rule when to stop cannot apply: {error}") from error

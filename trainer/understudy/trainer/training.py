@@ -12,15 +12,18 @@ from understudy.checkpoints import RunDir, read_manifest
 from understudy.checkpoints.manifest import verify_files
 from understudy.experiments import Experiment
 from understudy.trainer.chief import Chief
-from understudy.trainer.cluster import check_agreement, peers_watched, wait_for_all
-from understudy.trainer.errors import NonFiniteLossError
-from understudy.trainer.job import TrainingJob
+from understudy.trainer.cluster import peers_watched
+from understudy.trainer.early_stop import EarlyStop
+from understudy.trainer.errors import NonFiniteLossError, PreemptedError
+from understudy.trainer.job import Job, TrainingJob
 from understudy.trainer.model import build_model
 from understudy.trainer.pace import ProgressMeter
+from understudy.trainer.preemption import PreemptionWatch
 from understudy.trainer.progress import ProgressReporter, SilentReporter, TrainingPlan
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import read_snapshot
 from understudy.trainer.strategies import build_strategy, training_task
+from understudy.trainer.waiting import wait_for_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +34,13 @@ class TrainResult:
         step: Steps done.
         first_step: Of these, steps done by earlier starts.
         metrics: The last metrics; empty if there was nothing left to do.
+        stopped_early: Whether it ended before its last step because the evaluator's scores said so.
     """
 
     step: int
     first_step: int
     metrics: Mapping[str, float]
+    stopped_early: bool = False
 
 
 def train(
@@ -64,14 +69,15 @@ def train(
     """
     task = training_task(settings, os.environ if environ is None else environ)
     with ExitStack() as stack:
+        preemption = stack.enter_context(PreemptionWatch())
         chief = stack.enter_context(Chief(settings)) if task is None or task.is_chief else None
         stack.enter_context(peers_watched())
         strategy = build_strategy(settings, task)
         # Built in every task, so that Keras gives the trained model's layers the same names in all of them.
         published_model = build_model(experiment, seed=settings.seed)
-        job = TrainingJob(experiment, settings, strategy)
+        job: Job = TrainingJob(experiment, settings, strategy)
         first_step = _resume(job, settings)
-        check_agreement(strategy, first_step=first_step)
+        job.check_agreement(first_step)
         if chief is not None:
             chief.prepare(published_model, first_step=first_step)
         reporter = progress or SilentReporter()
@@ -79,7 +85,7 @@ def train(
             TrainingPlan(
                 experiment=experiment.name,
                 strategy=settings.strategy,
-                replicas=strategy.num_replicas_in_sync,
+                replicas=job.replicas,
                 task="" if task is None else f"{task.role} {task.index}",
                 first_step=first_step,
                 steps=settings.steps,
@@ -87,13 +93,16 @@ def train(
                 global_batch_size=job.plan.global_batch_size,
             ),
         )
-        result = _run(job, settings, first_step, reporter, chief)
-        wait_for_all(strategy)
+        preemption.save_from_now_on()
+        result = _run(job, settings, first_step, reporter=reporter, chief=chief, preemption=preemption)
+        job.wait_for_all()
         reporter.finished(result.step)
-        return result
+    if chief is not None and settings.wait_for_evaluation is not None:
+        _wait_for_evaluation(settings, settings.wait_for_evaluation)
+    return result
 
 
-def _resume(job: TrainingJob, settings: TrainSettings) -> int:
+def _resume(job: Job, settings: TrainSettings) -> int:
     """Restore the newest committed checkpoint; return its step, or 0 if there is none."""
     run_dir = RunDir(settings.run_dir)
     committed = run_dir.committed_steps()
@@ -107,30 +116,59 @@ def _resume(job: TrainingJob, settings: TrainSettings) -> int:
 
 
 def _run(
-    job: TrainingJob,
+    job: Job,
     settings: TrainSettings,
     first_step: int,
+    *,
     reporter: ProgressReporter,
     chief: Chief | None,
+    preemption: PreemptionWatch,
 ) -> TrainResult:
     """Do the steps that are left, and publish where it is due."""
     meter = ProgressMeter(settings.steps, job.plan)
     step = first_step
     metrics: Mapping[str, float] = {}
-    for step, metrics in job.run(first_step):
+    early_stop = EarlyStop(job, settings, reporter, is_chief=chief is not None)
+    stopped_early = 0 < step < settings.steps and early_stop.is_due(step)
+    if stopped_early:
+        return TrainResult(step=step, first_step=first_step, metrics=metrics, stopped_early=True)
+    # Named, so that an exception keeps it: letting go of its iterator would wait for a chief that has left already.
+    advances = job.run(first_step, asked_to_stop=lambda: preemption.requested)
+    for advance in advances:
+        step, metrics = advance.step, advance.metrics
         _check_finite(step, metrics)
         update = meter.measure(step, metrics)
         reporter.advanced(update)
         if chief is not None:
             chief.advanced(update)
-        if step % settings.checkpoint_every == 0 or step == settings.steps:
+        stopped_early = advance.due and step < settings.steps and early_stop.is_due(step)
+        if advance.due or advance.stopping:
             # All tasks take part in collecting the state.
             snapshot = job.capture(step)
             snapshot.check_finite()
             if chief is not None:
-                chief.publish(snapshot, update)
+                chief.publish(snapshot, update, final=stopped_early or step >= settings.steps)
                 reporter.published(step, metrics)
-    return TrainResult(step=step, first_step=first_step, metrics=metrics)
+        if stopped_early:
+            break
+        if advance.stopping and step < settings.steps:
+            job.wait_for_all()
+            raise PreemptedError(
+                f"asked to end by SIGTERM; step {step} is saved, and starting every task again goes on there",
+            )
+    return TrainResult(step=step, first_step=first_step, metrics=metrics, stopped_early=stopped_early)
+
+
+def _wait_for_evaluation(settings: TrainSettings, timeout_seconds: float) -> None:
+    """Wait for the evaluator to settle the newest checkpoint."""
+    run_dir = RunDir(settings.run_dir)
+    step = run_dir.committed_steps()[-1]
+    wait_for_evaluation(
+        settings.evaluator_state_dir,
+        step=step,
+        digest=read_manifest(run_dir.checkpoint(step)).digest,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def _check_finite(step: int, metrics: Mapping[str, float]) -> None:

@@ -1,0 +1,97 @@
+"""Starts a task again when it ended in a way that starting again can mend: ``understudy run --restarts N``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from understudy.trainer import PeerLostError, PreemptedError
+
+RESTART_COUNT = "UNDERSTUDY_RESTART_COUNT"
+"""The variable that tells a supervised process how often it was started again."""
+
+_RESTARTABLE = (PeerLostError.exit_code, PreemptedError.exit_code)
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_SIGNALLED = 128
+
+
+def is_supervised(environ: Mapping[str, str]) -> bool:
+    """Whether this process was started by a `Supervisor`."""
+    return RESTART_COUNT in environ
+
+
+class Supervisor:
+    """Runs a command in a child process until it ends for good.
+
+    It starts the child again when a signal killed it, when it lost another task of its cluster, or when it was asked to
+    end but this process was not. A SIGTERM to this process goes on to the child, which is then not started again.
+
+    Args:
+        command: The command line.
+        restarts: How often to start it again, at most.
+    """
+
+    def __init__(self, command: Sequence[str], *, restarts: int) -> None:
+        self._command = list(command)
+        self._restarts = restarts
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+
+    def run(self) -> int:
+        """Return the child's last exit status, as a shell gives it. For the main thread."""
+        with self._terminations_passed_on():
+            count = 0
+            while True:
+                status = self._run_once(count)
+                if count == self._restarts or self._stopping.is_set() or not _is_restartable(status):
+                    break
+                pause = min(_FIRST_PAUSE_SECONDS * 2**count, _LONGEST_PAUSE_SECONDS)
+                count += 1
+                click.echo(
+                    f"the task ended with {status}; starting it again in {pause:g} s ({count} of {self._restarts})",
+                    err=True,
+                )
+                if self._stopping.wait(pause):
+                    break
+        return status if status >= 0 else _SIGNALLED - status
+
+    def _run_once(self, count: int) -> int:
+        self._child = subprocess.Popen(self._command, env={**os.environ, RESTART_COUNT: str(count)})
+        try:
+            return self._child.wait()
+        except KeyboardInterrupt:
+            self._stopping.set()
+            # The terminal sent it to the child as well.
+            return self._child.wait()
+
+    @contextmanager
+    def _terminations_passed_on(self) -> Iterator[None]:
+        previous = signal.signal(signal.SIGTERM, self._terminate)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+    def _terminate(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        self._stopping.set()
+        if self._child is not None:
+            self._child.terminate()
+
+
+def own_command() -> list[str]:
+    """Return the command line that this process was started with."""
+    return [sys.executable, "-m", "understudy.cli", *sys.argv[1:]]
+
+
+def _is_restartable(status: int) -> bool:
+    return status < 0 or status in _RESTARTABLE
