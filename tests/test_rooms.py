@@ -36,7 +36,7 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """Libraries that a room is kept free of."""
 
-CLIENT_COMMANDS = ("predict", "evaluate", "status", "watch", "promote", "health")
+CLIENT_COMMANDS = ("predict", "evaluate", "compare", "status", "watch", "promote", "health")
 
 
 def sources(room: str) -> list[Path]:

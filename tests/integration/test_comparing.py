@@ -12,9 +12,17 @@ import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
-from integration.handles import handles_out
-from integration.in_process import RunningService, running_service, until
+from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
+from integration.crowded import (
+    BEST,
+    DATASET_FILE,
+    SERVING,
+    absent_steps,
+    crowded_service,
+    handles_out,
+    loaded_steps,
+)
+from integration.in_process import RunningService, until
 
 from understudy.cli.main import main
 from understudy.clients import (
@@ -27,34 +35,19 @@ from understudy.clients import (
 )
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 
-STEPS = (10, 20, 30, 40, 50)
-SERVING = 50
-BEST = 40
-
 
 @pytest.fixture(scope="module")
-def dataset_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("data") / "test.npz"
+def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with crowded_service(tmp_path_factory.mktemp("run"), replicas) as service:
+        yield service
+
+
+@pytest.fixture
+def dataset_file(tmp_path: Path) -> Path:
+    """Return a copy of the service's dataset."""
+    file = tmp_path / DATASET_FILE
     write_dataset(file, best_step=BEST)
     return file
-
-
-@pytest.fixture(scope="module")
-def service(
-    replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory, dataset_file: Path
-) -> Iterator[RunningService]:
-    """A service with five checkpoints and room for three, of which the newest is on stage."""
-    run = tmp_path_factory.mktemp("run")
-    chief = Chief(run)
-    for step in STEPS:
-        chief.publish(step)
-    settings = {"run_dir": run, "eval_data": {"test": dataset_file}}
-    with running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator") as service:
-        service.wait_ready()
-        for evaluation in service.client().watch_evaluations():
-            if evaluation.sequence == len(STEPS):
-                break
-        yield service
 
 
 @pytest.fixture
@@ -65,8 +58,7 @@ def client(service: RunningService) -> Client:
 @pytest.fixture
 def unloaded(client: Client) -> tuple[int, int]:
     """Return two steps that are not loaded."""
-    loaded = {version.step for version in client.status().versions if version.state == "AVAILABLE"}
-    first, second, *_ = (step for step in STEPS if step not in loaded)
+    first, second, *_ = absent_steps(client)
     return first, second
 
 
@@ -124,7 +116,7 @@ def test_versions_that_are_not_loaded_take_turns_on_the_same_batches(client: Cli
 
 
 def test_versions_that_are_loaded_are_scored_side_by_side(client: Client) -> None:
-    loaded = [version.step for version in client.status().versions if version.state == "AVAILABLE"][:2]
+    loaded = loaded_steps(client)[:2]
     batches = draw(2, (300, 7))
     result = client.compare(batches, versions=loaded, resamples=200, confidence=0.9)
     assert_compares(result, loaded, batches)

@@ -10,33 +10,18 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
-from integration.handles import handles_out
-from integration.in_process import RunningService, running_service, until
+from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model
+from integration.crowded import BEST, SERVING, absent_steps, crowded_service, handles_out, loaded_steps
+from integration.in_process import RunningService, until
 
 from understudy.clients import Client, InvalidArgumentError, Metric
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 from understudy.wire import encode
 
-STEPS = (10, 20, 30, 40, 50)
-SERVING = 50
-BEST = 20
-
 
 @pytest.fixture(scope="module")
 def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """A service with five checkpoints and room for three, of which the newest is on stage and the second is best."""
-    run = tmp_path_factory.mktemp("run")
-    chief = Chief(run)
-    for step in STEPS:
-        chief.publish(step)
-    write_dataset(run / "test.npz", best_step=BEST)
-    settings = {"run_dir": run, "eval_data": {"test": run / "test.npz"}}
-    with running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator") as service:
-        service.wait_ready()
-        for evaluation in service.client().watch_evaluations():
-            if evaluation.sequence == len(STEPS):
-                break
+    with crowded_service(tmp_path_factory.mktemp("run"), replicas) as service:
         yield service
 
 
@@ -67,12 +52,8 @@ def keras_score(step: int, batches: list[Any]) -> dict[str, float]:
     return scores
 
 
-def loaded_steps(client: Client) -> set[int]:
-    return {version.step for version in client.status().versions if version.state == "AVAILABLE"}
-
-
 def test_eight_streams_on_three_versions_each_score_as_one_device_does(client: Client, service: RunningService) -> None:
-    absent = sorted(set(STEPS) - loaded_steps(client))[:2]
+    absent = absent_steps(client)[:2]
     versions = [*absent, SERVING, *absent, SERVING, *absent]
     streams = [draw(seed, (7, 1, 2, 31, 64, 3)) for seed in range(len(versions))]
     loads = service.metric("understudy_checkpoint_loads_total", outcome="loaded")
@@ -134,7 +115,7 @@ def test_what_cannot_be_scored_is_the_callers_error(
 def test_a_stream_that_is_cancelled_or_broken_gives_its_handle_back(
     service: RunningService, client: Client, *, broken: bool
 ) -> None:
-    absent = next(step for step in STEPS if step not in loaded_steps(client))
+    absent = absent_steps(client)[0]
     over = threading.Event()
 
     def messages() -> Iterator[evaluation_pb2.EvaluateRequest]:
@@ -155,5 +136,5 @@ def test_a_stream_that_is_cancelled_or_broken_gives_its_handle_back(
     until(lambda: handles_out() == 0)
     over.set()
     channel.close()
-    another = next(step for step in STEPS if step not in {*loaded_steps(client), absent})
+    another = next(step for step in absent_steps(client) if step != absent)
     assert client.evaluate(draw(12, (8,)), version=another, timeout_seconds=30).step == another

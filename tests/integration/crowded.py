@@ -1,0 +1,52 @@
+"""A service with more checkpoints than it has slots, and how many handles are out in this process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from integration.checkpoints import Chief, write_dataset
+from integration.in_process import RunningService, running_service
+
+from understudy.clients import Client
+from understudy.evaluator.lifecycle.servable import Servable
+
+STEPS = (10, 20, 30, 40, 50)
+SERVING = 50
+BEST = 40
+DATASET_FILE = "test.npz"
+
+
+@contextmanager
+def crowded_service(run: Path, replicas: tuple[str, ...]) -> Iterator[RunningService]:
+    """Run a service with five checkpoints, all scored on ``test``, and room for three, the newest being on stage."""
+    chief = Chief(run)
+    for step in STEPS:
+        chief.publish(step)
+    write_dataset(run / DATASET_FILE, best_step=BEST)
+    settings = {"run_dir": run, "eval_data": {"test": run / DATASET_FILE}}
+    with running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator") as service:
+        service.wait_ready()
+        for evaluation in service.client().watch_evaluations():
+            if evaluation.sequence == len(STEPS):
+                break
+        yield service
+
+
+def loaded_steps(client: Client) -> list[int]:
+    """Return the steps that are loaded, the one on stage first."""
+    versions = [version for version in client.status().versions if version.state == "AVAILABLE"]
+    return [version.step for version in sorted(versions, key=lambda version: not version.serving)]
+
+
+def absent_steps(client: Client) -> list[int]:
+    """Return the steps that are not loaded."""
+    return sorted(set(STEPS) - set(loaded_steps(client)))
+
+
+def handles_out() -> int:
+    """Return the handles that are out, of all servables there are."""
+    servables = [thing for thing in gc.get_objects() if type(thing) is Servable]
+    return sum(servable.handles for servable in servables)
