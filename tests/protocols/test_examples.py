@@ -10,10 +10,12 @@ import sys
 
 import numpy as np
 import pytest
-from protocols.conftest import ROOT, Fetch
+from protocols.conftest import INSTALL_SECONDS, ROOT, Fetch
 from protocols.served import Pair
 
 from understudy.clients import Client
+
+pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
 EXAMPLES = ROOT / "clients" / "examples"
 SECONDS = 60

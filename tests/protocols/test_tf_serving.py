@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from protocols.conftest import Report
+from protocols.conftest import INSTALL_SECONDS, Report
 from protocols.values import DTYPES, EVERY_STEP, PLAIN, packed, values
+
+pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
 REFUSALS = {
     "another model": ("NOT_FOUND", f"no model 'nobody' here; there is '{PLAIN}'"),

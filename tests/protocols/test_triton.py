@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from protocols.conftest import Report
+from protocols.conftest import INSTALL_SECONDS, Report
 from protocols.values import DTYPES, EVERY, EVERY_STEP, PLAIN, packed, values
 
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
+
+pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
 STATUS = {
     "INVALID_ARGUMENT": "400",
