@@ -11,13 +11,14 @@ from google.protobuf.message import DecodeError
 
 from understudy.checkpoints.errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
-from understudy.checkpoints.formats.tensor_bundle import read_bundle
+from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, read_bundle
 from understudy.checkpoints.kinds import ModelKind
 
 GRAPH_FILE = "saved_model.pb"
 _FINGERPRINT = "fingerprint.pb"
 _VARIABLES = Path("variables") / "variables"
 _ASSETS = Path("assets")
+_LARGEST_BUCKET = 2**63 - 1
 _TEMPORARY = re.compile(r"_temp$|\.tmp")
 
 
@@ -48,30 +49,43 @@ class SavedModelFolder:
     def inspect(self, copy: Path) -> Content:
         """See `Format`."""
         try:
+            _check_graph(copy)
             _check_fingerprint(copy)
             return read_bundle(copy / _VARIABLES, *_hashes(copy))
         except ValueError as error:
             raise DamagedCheckpointError(f"{copy.name} is not a whole SavedModel: {error}") from error
 
 
-def _check_fingerprint(copy: Path) -> None:
-    """Raise ValueError unless graph and variables are those that the writer, as its last act, took fingerprints of.
+def _check_graph(copy: Path) -> None:
+    """Raise ValueError unless the graph is whole: TensorFlow names it only when it is, but a copying tool may not."""
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-    TensorFlow has done so since 2.12; what is older goes unchecked.
-    """
-    from tensorflow.core.protobuf.fingerprint_pb2 import FingerprintDef
-    from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
-
-    if not (copy / _FINGERPRINT).exists():
-        return
     try:
-        stored = FingerprintDef.FromString((copy / _FINGERPRINT).read_bytes())
-        found = FingerprintDef.FromString(fingerprinting.CreateFingerprintDef(str(copy)))
-    except (RuntimeError, DecodeError, fingerprinting.FingerprintException) as error:
-        raise ValueError(str(error)) from error
-    if stored.saved_model_checksum != found.saved_model_checksum:
-        raise ValueError(f"{GRAPH_FILE} is not the one that its fingerprint is of")
-    if stored.checkpoint_hash != found.checkpoint_hash:
+        graphs = SavedModel.FromString((copy / GRAPH_FILE).read_bytes()).meta_graphs
+    except DecodeError as error:
+        raise ValueError(f"{GRAPH_FILE} cannot be read: {error}") from error
+    if not graphs:
+        raise ValueError(f"{GRAPH_FILE} holds no graph")
+
+
+def _check_fingerprint(copy: Path) -> None:
+    """Raise ValueError unless the variables are those that the writer, as its last act, took a fingerprint of.
+
+    The hash is FarmHash's Fingerprint64 of the index, of which TensorFlow gives the remainder of a division.
+    TensorFlow has left fingerprints since 2.12; what is older goes unchecked.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf.fingerprint_pb2 import FingerprintDef
+
+    try:
+        expected = FingerprintDef.FromString((copy / _FINGERPRINT).read_bytes()).checkpoint_hash
+    except FileNotFoundError:
+        return
+    except DecodeError as error:
+        raise ValueError(f"{_FINGERPRINT} cannot be read: {error}") from error
+    index = copy.joinpath(f"{_VARIABLES}{INDEX_SUFFIX}")
+    found = int(tf.strings.to_hash_bucket_fast(index.read_bytes(), _LARGEST_BUCKET)) if index.exists() else 0
+    if found != expected % _LARGEST_BUCKET:
         raise ValueError("its variables are not those that its fingerprint is of")
 
 

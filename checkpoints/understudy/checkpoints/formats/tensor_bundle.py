@@ -42,17 +42,19 @@ def read_bundle(prefix: Path, *extra: str) -> Content:
     """
     import tensorflow as tf
 
+    digest = hashlib.sha256("\n".join(extra).encode())
+    count = 0
     try:
         reader = tf.train.load_checkpoint(str(prefix))
-        shapes = reader.get_variable_to_shape_map()
-        names = sorted(name for name in shapes if not _NO_PART_OF_THE_MODEL.fullmatch(name))
-        digest = hashlib.sha256("\n".join(extra).encode())
-        for name in names:
-            digest.update(f"\n{name}:".encode() + _fingerprint(reader.get_tensor(name)))
-        counts = [int(reader.get_tensor(name)) for name in names if _COUNT.fullmatch(name) and not shapes[name]]
-    except (tf.errors.OpError, RuntimeError) as error:
+        for name in sorted(reader.get_variable_to_shape_map()):
+            tensor = reader.get_tensor(name)
+            if not _NO_PART_OF_THE_MODEL.fullmatch(name):
+                digest.update(f"\n{name}:".encode() + _fingerprint(tensor))
+            if _COUNT.fullmatch(name) and tensor.ndim == 0:
+                count = max(count, int(tensor))
+    except (tf.errors.OpError, RuntimeError, LookupError) as error:
         raise ValueError(str(error).strip().splitlines()[0]) from error
-    return Content(digest=digest.hexdigest(), iterations=max(counts, default=0) or None)
+    return Content(digest=digest.hexdigest(), iterations=count or None)
 
 
 def _fingerprint(tensor: Any) -> bytes:
