@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -31,14 +32,14 @@ class _StepType(click.ParamType["_Step"]):
         return self.fail(f"{text!r} is neither a step nor best or latest.", param, ctx)
 
 
-def _folder(help_text: str, *flag: str) -> Any:
-    return click.option(*flag, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help=help_text)
+def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(flag, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help=help_text)
 
 
 @click.command("export")
-@_folder("The run folder.", "--run-dir")
-@_folder("Instead of --run-dir, the folder of checkpoints that the server was given.", "--checkpoints")
-@_folder("The evaluator's state folder, if it was given one.", "--state-dir")
+@_folder("--run-dir", "The run folder.")
+@_folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given.")
+@_folder("--state-dir", "The evaluator's state folder, if it was given one.")
 @click.option(
     "--step",
     type=_StepType(),

@@ -50,7 +50,8 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
 
     Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
-    4 another task of the cluster died, so start all of them again; 143 SIGTERM came, and a checkpoint was saved first.
+    4 another task of the cluster died, so start all of them again; 6 done, but --wait-for-evaluation ran out; 143
+    SIGTERM came, and a checkpoint was saved first.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     run_training(experiment, settings, progress)
 

@@ -98,7 +98,7 @@ class CheckpointStore:
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{file} is damaged ({error}); delete it, and the evaluator writes it anew"
+                f"{file} is damaged ({error}); delete it, and the evaluator writes it when it is started"
             ) from error
 
     @contextmanager
@@ -113,9 +113,7 @@ class CheckpointStore:
             except CheckpointError as error:
                 raise LoadError(f"step {step} cannot be exported: {error}") from error
             if taken.kind is not ModelKind.KERAS:
-                raise LoadError(
-                    f"step {step} is stored as {taken.kind.value}, not as a .keras file; export reads only those"
-                )
+                raise LoadError(f"step {step} is stored as {taken.kind.value}; only .keras files can be exported")
             yield taken
             return
         raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")

@@ -1,0 +1,45 @@
+"""A little of what ``make soak`` tries at length, by the same code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_SECONDS = 110.0
+
+
+def soak(topic: str, count: int, folder: Path) -> dict[str, Any]:
+    """Try a little of a topic; return its result."""
+    options = ("--count", str(count), "--work", str(folder / "work"), "--results", str(folder))
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.soak", topic, *options],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result: dict[str, Any] = json.loads((folder / f"soak_{topic}.json").read_text())
+    assert result["held"], result
+    assert not (folder / "work").exists()
+    return result
+
+
+def test_no_damaged_checkpoint_is_served_and_the_last_good_one_goes_on_serving(tmp_path: Path) -> None:
+    result = soak("damage", 20, tmp_path)
+
+    assert result["damaged"] == 20
+    assert result["predictions"] > 0
+
+
+def test_killed_at_random_the_evaluator_neither_repeats_nor_skips_a_checkpoint(tmp_path: Path) -> None:
+    result = soak("kills", 2, tmp_path)
+
+    assert (result["kills"], result["checkpoints"]) == (2, 2)
