@@ -43,6 +43,8 @@ demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it 
 .PHONY: test
 test: $(VENV)/.installed ## Run the tests
 	tools/fetch_prometheus.sh
+	for client in triton tfserving node; do \
+		tools/fetch_clients.sh $$client || echo "so the tests with the clients of $$client will be skipped" >&2; done
 	$(BIN)/pytest $(T)
 
 .PHONY: soak
