@@ -15,6 +15,7 @@ from integration.in_process import until
 from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
 from understudy.cli.main import main
 from understudy.clients import FailedPreconditionError, Metric
+from understudy.evaluator.errors import ConfigurationError
 
 EXPERIMENT = """
 import numpy as np
@@ -70,6 +71,12 @@ def test_weights_without_an_experiment_end_the_service_with_the_remedy(run_servi
 def test_a_place_that_cannot_be_read_ends_the_service_with_the_alternative(run_service: Run) -> None:
     with pytest.raises(UnsupportedLocationError, match=r"cannot read s3://bucket/run: .*; mount it"):
         run_service({"checkpoints": Path("s3://bucket/run")})
+
+
+def test_a_folder_that_is_none_ends_the_service(run_service: Run, theirs: Path) -> None:
+    (theirs / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"the checkpoints' folder .*file cannot be read"):
+        run_service({"checkpoints": theirs / "file"})
 
 
 def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service: Run, theirs: Path) -> None:

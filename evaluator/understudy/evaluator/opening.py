@@ -40,7 +40,7 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
     Raises:
         DeviceError: The devices cannot be had.
         ExperimentError: The experiment cannot be loaded.
-        ConfigurationError: A dataset or the run folder cannot be used.
+        ConfigurationError: A dataset or the folder of checkpoints cannot be used.
         CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
     """
     build_strategy(device_settings(settings))
@@ -60,6 +60,15 @@ def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
         if origin.url is not None:
             raise ConfigurationError(f"a run folder is a local folder, not {origin.url}; mount it and give the folder")
         return RunSource(RunDir(origin.folder))
+    try:
+        return _foreign_source(origin, settings)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the checkpoints' folder {origin.url or origin.folder} cannot be read: {error}"
+        ) from error
+
+
+def _foreign_source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
     mirror = settings.state_dir / "mirror"
     folder = origin.folder if origin.url is None else mirror
     source = FolderSource(folder, settings.state_dir / "staging", takes_variables=origin.experiment is not None)
