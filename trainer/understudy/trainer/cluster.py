@@ -6,7 +6,8 @@ the collective operation that a survivor is in, or enters next, fails, and every
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
@@ -47,7 +48,7 @@ def check_agreement(strategy: tf.distribute.Strategy, *, first_step: int) -> Non
     Raises:
         ClusterError: They do not, as when their run folders are different ones.
     """
-    if _reduce(strategy, tf.distribute.ReduceOp.SUM, first_step) != first_step * strategy.num_replicas_in_sync:
+    if _sum(strategy, first_step) != first_step * strategy.num_replicas_in_sync:
         raise ClusterError(
             f"this task would go on from step {first_step}, another from a different one; "
             "run_dir is to be one folder that all tasks share",
@@ -56,17 +57,25 @@ def check_agreement(strategy: tf.distribute.Strategy, *, first_step: int) -> Non
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Return when every task has called this. A task that ends before the others are done makes them fail."""
-    _reduce(strategy, tf.distribute.ReduceOp.SUM, 0)
+    _sum(strategy, 0)
 
 
 def any_task(strategy: tf.distribute.Strategy, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
     """Return whether any task answers yes, once every task has called this."""
-    return _reduce(strategy, tf.distribute.ReduceOp.SUM, int(answer)) > 0
+    return _sum(strategy, int(answer)) > 0
 
 
-def _reduce(strategy: tf.distribute.Strategy, operation: tf.distribute.ReduceOp, value: int) -> int:
+def _sum(strategy: tf.distribute.Strategy, value: int) -> int:
+    """Return the sum of the values that all replicas of all tasks were given."""
+    return int(_adder(strategy)(tf.constant(value, tf.int64)))
+
+
+@functools.lru_cache(maxsize=1)
+def _adder(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a function that is traced once for a strategy."""
+
     @tf.function
-    def reduce_over_replicas() -> tf.Tensor:
-        return strategy.reduce(operation, strategy.run(lambda: tf.constant(value, tf.int64)), axis=None)
+    def add_up(value: tf.Tensor) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(tf.identity, args=(value,)), axis=None)
 
-    return int(reduce_over_replicas())
+    return add_up  # type: ignore[no-any-return]
