@@ -141,6 +141,21 @@ def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[st
         score(classifier, image_batch(3, **changes))
 
 
+def test_weights_that_do_not_fit_the_elements_of_a_row_are_refused_with_both_shapes(
+    make_slot: Callable[..., Slot],
+) -> None:
+    inputs = keras.Input((7, 3), name="x")
+    model = keras.Model(inputs, layers.Dense(2)(inputs))
+    model.compile("sgd", "mse")
+    batch = Batch(
+        inputs={"x": np.ones((5, 7, 3), np.float32)},
+        targets={"targets": np.ones((5, 7, 2), np.float32)},
+        sample_weights={"sample_weights": np.ones((5, 6), np.float32)},
+    )
+    with pytest.raises(InvalidInputError, match=r"\[5,7\] vs. \[5,6\]|incompatible|Dimensions must be equal"):
+        score(make_slot(model), batch)
+
+
 def test_the_targets_of_one_stream_are_of_one_kind(classifier: Slot) -> None:
     column = image_batch(2, targets={"targets": np.zeros((2, 1), np.int64)})
     with pytest.raises(InvalidInputError, match="of the same kind"):

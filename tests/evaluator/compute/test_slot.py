@@ -126,6 +126,13 @@ def test_statistics_that_were_turned_into_constants_are_taken_up(
     np.testing.assert_allclose(slot.forward({"inputs": values})["outputs"], model(values), rtol=1e-6)
 
 
+def test_dropout_that_is_off_at_inference_draws_nothing(make_slot: Callable[..., Slot]) -> None:
+    inputs = keras.Input((5, 3), name="x")
+    recurrent = layers.LSTM(2, dropout=0.3, recurrent_dropout=0.3)(inputs)
+    slot = make_slot(keras.Model(inputs, layers.Dropout(0.5)(recurrent)), replicas=2)
+    assert slot.notes == ()
+
+
 def test_random_numbers_at_inference_are_noted(make_slot: Callable[..., Slot]) -> None:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, zoo.Noise()(inputs))

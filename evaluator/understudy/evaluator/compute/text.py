@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+_GRAPH_ERROR = "Graph execution error:"
+_NODE = "[[{{node"
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type where there is no text."""
-    return str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type where there is no text.
+
+    Of an error in a graph, whose text begins with a traceback, it is the line that says what is wrong.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines and lines[0] == _GRAPH_ERROR:
+        said = next((index for index, line in enumerate(lines) if _NODE in line), 0)
+        lines = [lines[said].partition(_NODE)[0].strip() or lines[said - 1]]
+    return (lines or [""])[0] or type(error).__name__
