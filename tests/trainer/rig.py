@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,7 @@ class Task:
     """One task of a cluster, as a process; ``output`` is what it printed, once it has ended."""
 
     process: subprocess.Popen[str]
+    again: Callable[[], Task] | None = None
     lines: list[str] = field(default_factory=list)
     errors: str = ""
 
@@ -176,6 +178,13 @@ class Task:
         output, self.errors = self.process.communicate(timeout=TIMEOUT_SECONDS)
         self.lines += output.splitlines(keepends=True)
         return self.process.returncode
+
+    def restart(self) -> None:
+        """Kill it, and start it again in the same place of its cluster."""
+        assert self.again is not None
+        self.kill()
+        self.end()
+        self.process = self.again().process
 
     def kill(self) -> float:
         """Send SIGKILL; return when."""
@@ -218,12 +227,14 @@ def cluster(
         spec[role].append(f"127.0.0.1:{port}")
     if evaluator:
         spec["evaluator"] = [f"127.0.0.1:{ports[-1]}"]
-    tasks = []
+    tasks: list[Task] = []
     try:
         for role, index in members:
             environ = {"TF_CONFIG": tf_config(spec, role, index)}
             arguments = ("--strategy", strategy, *options)
-            tasks.append(start_training(experiment, run_dir, *arguments, environ=environ, verb=verb))
+            task = start_training(experiment, run_dir, *arguments, environ=environ, verb=verb)
+            task.again = functools.partial(start_training, experiment, run_dir, *arguments, environ=environ, verb=verb)
+            tasks.append(task)
         yield tasks
     finally:
         for task in tasks:

@@ -16,13 +16,21 @@ def task(index: int, ports: list[int]) -> ClusterTask:
 
 def test_a_task_listens_while_it_waits_and_returns_once_its_peer_is_there() -> None:
     ports = free_ports(2)
-    waiting = threading.Thread(target=wait_for_peers, args=(task(1, ports),), kwargs={"timeout_seconds": 20.0})
-    waiting.start()
-    # This task sees the other one, which is not let go before it sees a server in this one's place.
+    over = threading.Event()
+
+    def come_and_stay() -> None:
+        wait_for_peers(task(1, ports), timeout_seconds=20.0)
+        # As TensorFlow's server does.
+        with socket.create_server(("127.0.0.1", ports[1])):
+            over.wait(20.0)
+
+    other = threading.Thread(target=come_and_stay)
+    other.start()
     wait_for_peers(task(0, ports), timeout_seconds=20.0)
     with socket.create_server(("127.0.0.1", ports[0])):
-        waiting.join(20.0)
-    assert not waiting.is_alive()
+        over.set()
+        other.join(20.0)
+    assert not other.is_alive()
 
 
 def test_a_peer_that_never_comes_is_named() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 from click.core import ParameterSource
 
-from understudy.cli.errors import CommandError, reported
+from understudy.cli.errors import reported
 from understudy.cli.options import settings_makers
 from understudy.cli.serve import run_service
 from understudy.cli.supervisor import Supervisor, is_supervised, own_command
@@ -54,8 +54,9 @@ def command(
     understudy run digits --run-dir RUN --steps 10000 --checkpoint-every 500
 
     The chief and the workers train EXPERIMENT, as `understudy train` does, under the multi_worker strategy unless
-    another is named; the evaluator scores and serves what they publish, as `understudy serve` does. So one image and
-    one command fit every task of a cluster. RUN must be the same folder for all of them.
+    another is named; where the cluster has ps, under parameter_server, and ps tasks hold the variables. The evaluator
+    scores and serves what they publish, as `understudy serve` does. So one image and one command fit every task of a
+    cluster. RUN must be the same folder for all of them.
     """  # noqa: D301 - click wants the character itself, which keeps the line below it as it is
     with reported(TFConfigError):
         task = _own_task()
@@ -63,8 +64,6 @@ def command(
         context.exit(Supervisor(own_command(), restarts=restarts).run())
     if task.role == "evaluator":
         run_service(serve_settings(experiment=experiment, checkpoints=None), evaluator_settings())
-    elif task.role == "ps":
-        raise CommandError("task.type is 'ps'; parameter servers are not offered: remove ps from TF_CONFIG's cluster")
     else:
         run_training(experiment, train_settings(**_strategy(context, task)), progress)
 
@@ -79,6 +78,8 @@ def _own_task() -> ClusterTask:
 
 
 def _strategy(context: click.Context, task: ClusterTask) -> dict[str, str]:
-    """Choose multi_worker where the user chose nothing and there is somebody to train with."""
+    """Choose what the cluster is made for, where the user chose nothing and there is somebody to train with."""
     chosen = context.get_parameter_source("strategy") is not ParameterSource.DEFAULT
-    return {} if chosen or len(task.trainers) == 1 else {"strategy": "multi_worker"}
+    if chosen or len(task.trainers) == 1:
+        return {}
+    return {"strategy": "parameter_server" if task.cluster.get("ps") else "multi_worker"}

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from understudy.experiments import Experiment, ExperimentError
 from understudy.trainer.errors import DataError
 
 _SEEDS = 2**31
+_WORKER_STRIDE = 1_000_003  # more epochs than anybody trains
 _ENDLESS = tf.int64.max
 _GLOBAL_SEED = 1  # anything but 0, with which TensorFlow takes no seed that a graph computes
 
@@ -35,6 +37,16 @@ class DataPlan:
     seed: int
     shuffle_buffer: int
     cache: bool
+
+    def facts(self, *, replicas: int) -> dict[str, int]:
+        """Return what must stay the same for a training to go on exactly."""
+        return {
+            "replicas": replicas,
+            "global_batch_size": self.global_batch_size,
+            "examples": self.examples,
+            "seed": self.seed,
+            "shuffle_buffer": self.shuffle_buffer,
+        }
 
     @property
     def steps_per_epoch(self) -> int:
@@ -85,8 +97,25 @@ def plan_data(
     )
 
 
-def global_batches(dataset: tf.data.Dataset, plan: DataPlan, *, first_step: int) -> tf.data.Dataset:
-    """Return the endless dataset of global batches ``[global_batch_size, ...]`` from step ``first_step`` on."""
+def training_data(experiment: Experiment) -> tf.data.Dataset:
+    """Return an experiment's training data; raise ExperimentError if its code raises."""
+    try:
+        return experiment.training_data()
+    except Exception as error:
+        raise ExperimentError(f"{experiment.name}: training_data() raised {type(error).__name__}: {error}") from error
+
+
+def global_batches(
+    dataset: tf.data.Dataset, plan: DataPlan, *, first_step: int, worker: int | tf.Tensor = 0
+) -> tf.data.Dataset:
+    """Return the endless dataset of global batches ``[global_batch_size, ...]`` from step ``first_step`` on.
+
+    Args:
+        dataset: Of single examples.
+        plan: How to cut it.
+        first_step: Steps done before.
+        worker: The index of a worker that trains on its own: each shuffles differently.
+    """
     # TensorFlow mixes its global seed into every seed given, and a user's code may have changed it.
     tf.random.set_seed(_GLOBAL_SEED)
     examples = dataset.cache() if plan.cache else dataset
@@ -94,7 +123,7 @@ def global_batches(dataset: tf.data.Dataset, plan: DataPlan, *, first_step: int)
     epoch, step_in_epoch = divmod(first_step, plan.steps_per_epoch)
 
     def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
-        seed = tf.math.floormod(plan.seed + epoch, _SEEDS)
+        seed = tf.math.floormod(plan.seed + epoch + _WORKER_STRIDE * tf.cast(worker, tf.int64), _SEEDS)
         order = examples.shuffle(plan.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)
         return order.take(examples_per_epoch)
 

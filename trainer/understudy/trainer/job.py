@@ -9,9 +9,9 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from understudy.experiments import Experiment, ExperimentError
+from understudy.experiments import Experiment
 from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
-from understudy.trainer.data import DataPlan, distribute, global_batches, plan_data
+from understudy.trainer.data import DataPlan, distribute, global_batches, plan_data, training_data
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.replica_state import ReplicaState
@@ -83,7 +83,7 @@ class TrainingJob:
     def __init__(self, experiment: Experiment, settings: TrainSettings, strategy: tf.distribute.Strategy) -> None:
         self._settings = settings
         self._strategy = strategy
-        self._dataset = _training_data(experiment)
+        self._dataset = training_data(experiment)
         self.plan: DataPlan = plan_data(
             self._dataset,
             global_batch_size=settings.global_batch_size or experiment.global_batch_size,
@@ -121,13 +121,7 @@ class TrainingJob:
         """Return the values of all variables now, when ``step`` steps are done."""
         return Snapshot(
             step=step,
-            facts={
-                "replicas": self._strategy.num_replicas_in_sync,
-                "global_batch_size": self.plan.global_batch_size,
-                "examples": self.plan.examples,
-                "seed": self.plan.seed,
-                "shuffle_buffer": self.plan.shuffle_buffer,
-            },
+            facts=self.plan.facts(replicas=self.replicas),
             trained=[variable.numpy() for variable in self._model.trainable_variables],
             optimizer=[variable.numpy() for variable in self._model.optimizer.variables],
             replica=self._replica_state.read(),
@@ -162,13 +156,6 @@ class TrainingJob:
             yield Advance(step=step, metrics=metrics, due=due, stopping=stopping)
             if due:
                 self._model.reset_metrics()
-
-
-def _training_data(experiment: Experiment) -> tf.data.Dataset:
-    try:
-        return experiment.training_data()
-    except Exception as error:
-        raise ExperimentError(f"{experiment.name}: training_data() raised {type(error).__name__}: {error}") from error
 
 
 def _assign(variables: Iterable[keras.Variable], values: Iterable[Array]) -> None:

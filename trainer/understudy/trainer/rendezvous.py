@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from understudy.trainer.errors import ClusterError
 from understudy.trainer.tf_config import ClusterTask, Peer
@@ -22,15 +22,16 @@ def wait_for_peers(
     task: ClusterTask,
     *,
     timeout_seconds: float,
+    peers: Sequence[Peer] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return when every other training task of the cluster has been seen.
+    """Return when the peers, or else every other task that trains synchronously, have been seen.
 
     Raises:
         ClusterError: Some did not come in time, or this task's own port is taken. The text names them.
     """
     me = next(peer for peer in task.trainers if (peer.role, peer.index) == (task.role, task.index))
-    missing = {peer: "not tried" for peer in task.trainers if peer != me}
+    missing = {peer: "not tried" for peer in (task.trainers if peers is None else peers) if peer != me}
     deadline = clock() + timeout_seconds
     with _listen(me):
         while missing:

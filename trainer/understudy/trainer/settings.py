@@ -9,7 +9,7 @@ from typing import Literal
 from understudy.checkpoints.layout import RunDir
 from understudy.trainer.stopping import StopMode, parse_stop_rule
 
-StrategyName = Literal["one_device", "mirrored", "multi_worker"]
+StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server"]
 CrossDeviceOpsName = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
 CommunicationName = Literal["auto", "ring", "nccl"]
 
@@ -106,6 +106,10 @@ class TrainSettings:
             raise ValueError(f"communication is for the multi_worker strategy; {self.strategy} does not use it")
         if self.strategy == "multi_worker" and self.logical_cpus is not None:
             raise ValueError("logical_cpus is for one machine; TensorFlow gives a worker without GPUs one CPU replica")
+        if self.strategy == "parameter_server" and (self.devices or self.logical_cpus is not None):
+            raise ValueError(
+                "strategy parameter_server takes neither devices nor logical_cpus; start more workers instead"
+            )
         if self.strategy == "one_device" and len(self.devices) > 1:
             raise ValueError(
                 f"devices names {len(self.devices)} devices; for more than one, choose the mirrored strategy"

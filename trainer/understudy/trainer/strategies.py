@@ -21,14 +21,26 @@ def training_task(settings: TrainSettings, environ: Mapping[str, str]) -> Cluste
     Raises:
         TFConfigError: The multi-worker strategy was chosen, and TF_CONFIG does not make this process one that trains.
     """
-    if settings.strategy != "multi_worker":
+    if settings.strategy not in ("multi_worker", "parameter_server"):
         return None
     task = parse(environ)
     if task is None:
-        raise TFConfigError("TF_CONFIG is unset or has no cluster; the multi_worker strategy needs it in every task")
-    if task.role not in ("chief", "worker"):
+        raise TFConfigError(
+            f"TF_CONFIG is unset or has no cluster; the {settings.strategy} strategy needs it in every task"
+        )
+    if settings.strategy == "parameter_server":
+        _check_asynchronous(task)
+    elif task.role not in ("chief", "worker"):
         raise TFConfigError(f"task.type is {task.role!r}; under the multi_worker strategy the chief and workers train")
     return task
+
+
+def _check_asynchronous(task: ClusterTask) -> None:
+    for role in ("chief", "worker", "ps"):
+        if not task.cluster.get(role):
+            raise TFConfigError(f"cluster.{role} is missing; the parameter_server strategy needs chief, worker and ps")
+    if task.role == "evaluator":
+        raise TFConfigError("task.type is 'evaluator', which does not train; use `understudy run` or `serve`")
 
 
 def build_strategy(settings: TrainSettings, task: ClusterTask | None) -> tf.distribute.Strategy:
@@ -39,6 +51,8 @@ def build_strategy(settings: TrainSettings, task: ClusterTask | None) -> tf.dist
         ClusterError: The cluster did not come together in time.
     """
     devices.configure(settings.logical_cpus)
+    if task is not None and settings.strategy == "parameter_server":
+        return _parameter_server(settings, task)
     if task is not None:
         return _multi_worker(settings, task)
     if settings.strategy == "mirrored":
@@ -95,6 +109,18 @@ def _multi_worker(settings: TrainSettings, task: ClusterTask) -> tf.distribute.S
             cluster_resolver=resolver,
             communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation),
         )
+
+
+def _parameter_server(settings: TrainSettings, task: ClusterTask) -> tf.distribute.Strategy:
+    wait_for_peers(task, timeout_seconds=settings.cluster_timeout_seconds, peers=task.servers)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({role: list(task.cluster[role]) for role in ("chief", "worker", "ps")}),
+        task_type=task.role,
+        task_id=task.index,
+        rpc_layer="grpc",
+    )
+    with _bounded(settings.cluster_timeout_seconds):
+        return tf.distribute.ParameterServerStrategy(resolver)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _LARGEST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A task that takes part in synchronous training, and its ``host:port``."""
+    """A task that takes part in training, and its ``host:port``."""
 
     role: Role
     index: int
@@ -50,9 +50,17 @@ class ClusterTask:
     @property
     def trainers(self) -> tuple[Peer, ...]:
         """The tasks that train synchronously: the chief, if there is one, then the workers."""
+        return self._peers("chief", "worker")
+
+    @property
+    def servers(self) -> tuple[Peer, ...]:
+        """The tasks that a chief of asynchronous training gives work to: the workers, and the parameter servers."""
+        return self._peers("worker", "ps")
+
+    def _peers(self, *roles: Role) -> tuple[Peer, ...]:
         return tuple(
             Peer(role=role, index=index, address=address)
-            for role in ("chief", "worker")
+            for role in roles
             for index, address in enumerate(self.cluster.get(role, ()))
         )
 

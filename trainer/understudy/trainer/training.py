@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from understudy.checkpoints import RunDir, read_manifest
 from understudy.checkpoints.manifest import verify_files
 from understudy.experiments import Experiment
@@ -18,6 +20,8 @@ from understudy.trainer.errors import NonFiniteLossError, PreemptedError
 from understudy.trainer.job import Job, TrainingJob
 from understudy.trainer.model import build_model
 from understudy.trainer.pace import ProgressMeter
+from understudy.trainer.parameter_server.job import ParameterServerJob
+from understudy.trainer.parameter_server.servers import serve_until_done
 from understudy.trainer.preemption import PreemptionWatch
 from understudy.trainer.progress import ProgressReporter, SilentReporter, TrainingPlan
 from understudy.trainer.settings import TrainSettings
@@ -68,6 +72,9 @@ def train(
         CheckpointError: The run folder is in use by another trainer, or its newest checkpoint is damaged.
     """
     task = training_task(settings, os.environ if environ is None else environ)
+    if task is not None and settings.strategy == "parameter_server" and not task.is_chief:
+        step = serve_until_done(task, settings)
+        return TrainResult(step=step, first_step=0, metrics={})
     with ExitStack() as stack:
         preemption = stack.enter_context(PreemptionWatch())
         chief = stack.enter_context(Chief(settings)) if task is None or task.is_chief else None
@@ -75,7 +82,7 @@ def train(
         strategy = build_strategy(settings, task)
         # Built in every task, so that Keras gives the trained model's layers the same names in all of them.
         published_model = build_model(experiment, seed=settings.seed)
-        job: Job = TrainingJob(experiment, settings, strategy)
+        job = _make_job(experiment, settings, strategy)
         first_step = _resume(job, settings)
         job.check_agreement(first_step)
         if chief is not None:
@@ -100,6 +107,12 @@ def train(
     if chief is not None and settings.wait_for_evaluation is not None:
         _wait_for_evaluation(settings, settings.wait_for_evaluation)
     return result
+
+
+def _make_job(experiment: Experiment, settings: TrainSettings, strategy: tf.distribute.Strategy) -> Job:
+    if settings.strategy == "parameter_server":
+        return ParameterServerJob(experiment, settings, strategy)
+    return TrainingJob(experiment, settings, strategy)
 
 
 def _resume(job: Job, settings: TrainSettings) -> int:
