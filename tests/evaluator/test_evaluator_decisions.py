@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from integration.in_process import until
 from real_run import GOAL, WAIT_SECONDS, RealRun, dataset, outcomes, predicted_step, rows, step_model, wait_for_records
 
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.errors import ConfigurationError, LedgerError
+from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome
 
 SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
@@ -91,3 +93,31 @@ def test_a_gate_needs_a_dataset(run: RealRun) -> None:
 def test_settings_that_make_no_sense_are_refused(run: RealRun, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         run.evaluator(**settings)
+
+
+def test_a_full_disk_under_the_ledger_puts_the_evaluation_off_and_loses_nothing(
+    run: RealRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.publish(1)
+    with run.running(datasets=[dataset()]) as evaluator:
+        wait_for_records(evaluator, 1)
+        fill(evaluator.ledger)
+        entries = len(evaluator.ledger.page(limit=1_000_000))
+        run.publish(2)
+        until(lambda: "evaluation put off" in caplog.text)
+        assert predicted_step(evaluator) == 2
+        assert len(evaluator.ledger.page(limit=1_000_000)) == entries
+        evaluator.ledger._connection.execute("PRAGMA max_page_count = 1000000")
+        assert evaluator.ledger.wait_beyond(entries, WAIT_SECONDS)
+        (record,) = evaluator.ledger.page(after_sequence=entries)
+
+        assert outcomes([record]) == [(2, "test", SCORED)]
+
+
+def fill(ledger: Ledger) -> None:
+    """Leave no room for another entry."""
+    (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
+    ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with contextlib.suppress(LedgerError):
+        for step in range(1_000_000, 2_000_000):
+            ledger.append(step=step, checkpoint_digest="d", dataset="other", outcome=EvaluationOutcome.SKIPPED)
