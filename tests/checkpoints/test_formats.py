@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from understudy.checkpoints import (
     ModelKind,
     open_taken,
 )
-from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format
+from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format, hdf5, hdf5_contents
 
 LONG_AGO = 1_000_000_000
 
@@ -237,3 +238,35 @@ def test_a_manager_says_which_checkpoints_count(theirs: Path, tmp_path: Path, lo
     shutil.rmtree(tmp_path / "staging")
     with pytest.raises(CheckpointGoneError):
         found[0].take(tmp_path / "pinned")
+
+
+@pytest.mark.parametrize("kind", [ModelKind.WEIGHTS, ModelKind.HDF5])
+def test_a_file_with_a_hole_in_it_is_read_apart_and_damaged_or_whole(
+    saved: dict[ModelKind, Path], tmp_path: Path, kind: ModelKind
+) -> None:
+    format_ = format_of(kind)
+    (path,) = format_.find(saved[kind])
+    chance = random.Random(7)  # noqa: S311 - no secrets here
+    content = path.read_bytes()
+    copy = tmp_path / kind.file_name
+    damaged = 0
+    for _ in range(6):
+        start = chance.randrange(64, len(content) // 2)
+        copy.write_bytes(content[:start] + bytes(4096) + content[start + 4096 :])
+        try:
+            format_.inspect(copy)
+        except DamagedCheckpointError:
+            damaged += 1
+    assert damaged > 0
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGSEGV)", "signal.pause()"])
+def test_a_file_that_crashes_its_reader_or_keeps_it_for_ever_is_damaged(
+    saved: dict[ModelKind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    reader = tmp_path / "reader.py"
+    reader.write_text(f"import os, signal, sys\nsignal.alarm(int(sys.argv[3]))\n{ending}\n")
+    monkeypatch.setattr(hdf5_contents, "__file__", str(reader))
+    monkeypatch.setattr(hdf5, "_START_SECONDS", 1)
+    with pytest.raises(DamagedCheckpointError, match="reading it was ended by signal"):
+        hdf5.inspect_model(saved[ModelKind.HDF5] / "epoch-9.h5")

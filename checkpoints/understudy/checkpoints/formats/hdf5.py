@@ -1,19 +1,21 @@
 """Looking into a private copy of an HDF5 file: ``.weights.h5``, and the whole models that older Keras wrote.
 
 HDF5 has no checksums. What it has is a superblock at its front, which a writer puts to disk last, when everything else
-is there; it says where the file ends. A file that was cut off, or is half written, ends elsewhere.
+is there; it says where the file ends. A file that was cut off, or is half written, ends elsewhere. Whatever else may be
+wrong with it is found by reading all of it, in a process of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.formats import hdf5_contents
 from understudy.checkpoints.formats.format import Content
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -21,63 +23,26 @@ _SUPERBLOCK_BYTES = 64
 _END_OFFSETS = {0: 40, 1: 44, 2: 28, 3: 28}
 """Where a superblock keeps the address of the file's end, by its version (HDF5 File Format Specification, II.A)."""
 
-# A LossScaleOptimizer counts in the optimizer that it wraps; its own counter stays at 0.
-OPTIMIZER_COUNTS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
-
-_LEGACY_OPTIMIZER = "optimizer_weights/"
-_LEGACY_COUNTS = ("iteration", "iterations", "iter", "iteration:0", "iterations:0", "iter:0")
-
-_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError)
-"""What h5py raises on files that are not whole, besides what this module raises itself."""
+_START_SECONDS = 10
+_BYTES_PER_SECOND = 10_000_000
+"""The slowest reading that is waited for."""
 
 
-def inspect_weights(path: Path) -> Content:
-    """Look into a ``.weights.h5`` file. Raises as `Format.inspect` does."""
-
-    def read_count(file: Any) -> int | None:
-        return first_count(file, OPTIMIZER_COUNTS)
-
-    return _inspect(path, what=".weights.h5", read_count=read_count, attributes=())
-
-
-def inspect_model(path: Path) -> Content:
-    """Look into an ``.h5`` file that holds a whole model. Raises as `Format.inspect` does."""
-
-    def read_count(file: Any) -> int | None:
-        names: list[str] = []
-        file.visit(names.append)
-        counts = (name for name in names if name.startswith(_LEGACY_OPTIMIZER) and _last(name) in _LEGACY_COUNTS)
-        return first_count(file, tuple(counts))
-
-    return _inspect(path, what=".h5", read_count=read_count, attributes=("model_config", "training_config"))
-
-
-def first_count(file: Any, names: tuple[str, ...]) -> int | None:
-    """Return the first scalar integer above 0 among these datasets of an open HDF5 file, or None."""
-    for name in names:
-        count = _as_count(file.get(name))
-        if count:
-            return count
-    return None
-
-
-def _inspect(path: Path, *, what: str, read_count: Callable[[Any], int | None], attributes: tuple[str, ...]) -> Content:
-    import h5py
-
-    with _damage_to(path, what):
+def _inspect(kind: Literal["weights", "model"], path: Path) -> Content:
+    """Look into a file. Raises as `Format.inspect` does."""
+    try:
         _check_end(path)
-        with h5py.File(path, "r") as file:
-            if attributes and attributes[0] not in file.attrs:
-                raise ValueError(
-                    f"it has no {attributes[0]}, so it does not hold a whole model; weights alone are read from "
-                    "*.weights.h5 files"
-                )
-            digest = hashlib.sha256()
-            for name in attributes:
-                digest.update(f"{name}={_text(file.attrs.get(name))}\n".encode())
-            for line in _contents(file):
-                digest.update(line)
-            return Content(digest=digest.hexdigest(), iterations=read_count(file))
+        return _read_apart(kind, path)
+    except ValueError as error:
+        suffix = ".weights.h5" if kind == "weights" else ".h5"
+        raise DamagedCheckpointError(f"{path.name} is not a whole {suffix} file: {error}") from error
+
+
+inspect_weights = partial(_inspect, "weights")
+"""Looks into a ``.weights.h5`` file. Raises as `Format.inspect` does."""
+
+inspect_model = partial(_inspect, "model")
+"""Looks into an ``.h5`` file that holds a whole model. Raises as `Format.inspect` does."""
 
 
 def _check_end(path: Path) -> None:
@@ -94,44 +59,19 @@ def _check_end(path: Path) -> None:
         raise ValueError(f"it ends at byte {size}, its superblock says {end}")
 
 
-def _contents(file: Any) -> Iterator[bytes]:
-    """Give the name, type, shape and hash of every dataset, which also reads all of it."""
-    import h5py
-
-    names: list[str] = []
-    file.visit(names.append)
-    found = False
-    for name in sorted(names):
-        item = file[name]
-        if isinstance(item, h5py.Dataset):
-            found = True
-            value = item[()]
-            content = value.tobytes() if item.dtype.kind != "O" else json.dumps(value, default=_text).encode()
-            yield f"{name}:{item.dtype.str}:{item.shape}:{hashlib.sha256(content).hexdigest()}\n".encode()
-    if not found:
-        raise ValueError("it holds no weights")
-
-
-@contextlib.contextmanager
-def _damage_to(path: Path, what: str) -> Iterator[None]:
+def _read_apart(kind: str, path: Path) -> Content:
+    """Read a file in a process of its own; raise ValueError for what is wrong with the file."""
+    seconds = _START_SECONDS + path.stat().st_size // _BYTES_PER_SECOND
+    program = [sys.executable, "-P", hdf5_contents.__file__, kind, str(path), str(seconds)]
     try:
-        yield
-    except (FileNotFoundError, PermissionError):
-        raise
-    except _DAMAGE as error:
-        raise DamagedCheckpointError(f"{path.name} is not a whole {what} file: {error}") from error
-
-
-def _as_count(dataset: Any) -> int | None:
-    """Return a scalar integer dataset's value, or None for anything else."""
-    if dataset is None or getattr(dataset, "shape", None) != () or dataset.dtype.kind not in "iu":
-        return None
-    return int(dataset[()])
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * seconds, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"reading it did not end within {error.timeout} s") from error
+    if done.returncode < 0:
+        raise ValueError(f"reading it was ended by signal {-done.returncode} within {seconds} s")
+    if done.returncode > 0:
+        raise OSError(f"{path} could not be read: {done.stderr.decode(errors='replace').strip()[-500:]}")
+    found = json.loads(done.stdout)
+    if "damage" in found:
+        raise ValueError(found["damage"])
+    return Content(digest=str(found["digest"]), iterations=found["iterations"])

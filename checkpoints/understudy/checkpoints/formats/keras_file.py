@@ -18,7 +18,7 @@ from typing import IO
 
 from understudy.checkpoints.errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
-from understudy.checkpoints.formats.hdf5 import OPTIMIZER_COUNTS, first_count
+from understudy.checkpoints.formats.hdf5_contents import OPTIMIZER_COUNTS, first_count
 
 _CONFIG = "config.json"
 _METADATA = "metadata.json"
