@@ -326,3 +326,10 @@ def test_evaluations_hands_its_filters_to_the_server(run: Run, script: Script) -
     asked = script.requests[-1]
     assert (asked.dataset, asked.min_step, asked.max_step) == ("test", 40, 80)
     assert asked.outcome == evaluation_pb2.EVALUATION_OUTCOME_REFUSED
+
+
+def test_status_shows_what_the_gate_said_beside_the_score(run: Run, script: Script) -> None:
+    script.record(STEP, metrics={"loss": 0.5})
+    script.record(STEP, outcome=evaluation_pb2.EVALUATION_OUTCOME_REFUSED, reason="loss is 0.5; at most 0.25")
+
+    assert "test: loss 0.5; refused: loss is 0.5; at most 0.25" in run("status").stdout

@@ -35,7 +35,7 @@ from understudy.trainer.settings import TrainSettings
 from understudy.trainer.tf_config import ClusterTask
 
 if TYPE_CHECKING:
-    from understudy.trainer.callback import EvaluationStopping
+    from understudy.trainer.evaluation_stopping import EvaluationStopping
     from understudy.trainer.training import TrainResult, train
 
 __all__ = [
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-_LATE = {"EvaluationStopping": "callback", "TrainResult": "training", "train": "training"}
+_LATE = {"EvaluationStopping": "evaluation_stopping", "TrainResult": "training", "train": "training"}
 """What needs TensorFlow, and the module that it is in."""
 
 

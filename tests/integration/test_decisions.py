@@ -1,0 +1,39 @@
+"""The gate and its decisions, as a client sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from integration.checkpoints import Chief, ones
+from integration.conftest import Run
+
+from understudy.clients import Evaluation
+
+
+def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the_same(
+    run_service: Run, chief: Chief, dataset_file: Path
+) -> None:
+    service = run_service({"eval_data": {"test": dataset_file}}, {"min_improvement": 0.0})
+    client = service.client()
+    entries: dict[tuple[int, str], Evaluation] = {}
+    watch = client.watch_evaluations()
+    for step, decision in ((20, "accepted"), (30, "accepted"), (50, "refused")):
+        chief.publish(step)
+        while (step, decision) not in entries:
+            entry = next(watch)
+            entries[entry.step, entry.outcome] = entry
+    service.wait_ready()
+
+    (refused,) = client.list_evaluations(outcome="refused")
+    assert refused == entries[50, "refused"]
+    assert refused.metrics["value"] == entries[50, "scored"].metrics["loss"]
+    assert refused.metrics["stage_value"] == entries[30, "scored"].metrics["loss"]
+    assert "of step 30 on stage; 0.0 is asked for" in refused.reason
+    assert [entry.step for entry in client.list_evaluations(outcome="accepted", min_step=25)] == [30]
+    status = client.status()
+    assert (status.serving_step, status.best_step) == (30, 30)
+
+    assert client.promote(50).serving_step == 50
+    assert client.predict({"x": ones(1)}).step == 50
+    assert client.roll_back().serving_step == 30
+    assert client.predict({"x": ones(1)}).step == 30
