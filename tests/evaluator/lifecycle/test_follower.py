@@ -411,3 +411,25 @@ def test_the_best_is_held_and_named_in_a_file_also_after_a_restart(make_stage: C
     assert again.held() == [2, 5]
     with again.theatre.acquire(2) as handle:
         assert handle.step == 2
+
+
+def test_a_step_that_was_trained_anew_does_not_inherit_the_score_of_its_namesake(
+    make_stage: Callable[..., Stage],
+) -> None:
+    stage = make_stage(serve="best")
+    for step, loss in ((1, 0.1), (2, 0.2)):
+        stage.theatre.publish(step)
+        stage.look()
+        stage.evaluate_next(loss)
+    stage.look()
+    assert stage.on_stage() == 1
+    for step in (1, 2):
+        shutil.rmtree(stage.theatre.run.checkpoint(step))
+    stage.theatre.publish(1, text="net 100")
+    stage.look()
+    assert stage.ranking.best() == 2
+    stage.evaluate_next(loss=0.3)
+    stage.look()
+
+    assert stage.ranking.value(1) == 0.3
+    assert stage.ranking.best() == 2

@@ -157,6 +157,7 @@ class Follower:
                 continue
             if info.key not in self._unsettled:
                 self._history.discovered(info.step)
+                self._ranking.replaced(*info.key)
                 new.append(info)
             self._unsettled[info.key] = info
         for info in list(self._unsettled.values()):

@@ -78,6 +78,7 @@ class Ranking:
         self._lock = threading.Lock()
         self._values: dict[int, float] = {}
         self._unfit: set[int] = set()
+        self._digests: dict[int, str] = {}
 
     def observe(self, records: Iterable[EvaluationRecord]) -> None:
         """Take in records; of two for one step, the later counts."""
@@ -93,12 +94,23 @@ class Ranking:
     def _take(self, record: EvaluationRecord, monitor: Monitor) -> None:
         value = monitor.value_of(record)
         with self._lock:
-            self._values.pop(record.step, None)
-            self._unfit.discard(record.step)
+            self._forget(record.step)
+            self._digests[record.step] = record.checkpoint_digest
             if value is not None:
                 self._values[record.step] = value
             elif monitor.is_unfit(record):
                 self._unfit.add(record.step)
+
+    def replaced(self, step: int, digest: str) -> None:
+        """Forget the score of a step if it was another checkpoint's, as when training began anew in the same folder."""
+        with self._lock:
+            if self._digests.get(step) not in (None, digest):
+                self._forget(step)
+
+    def _forget(self, step: int) -> None:
+        self._values.pop(step, None)
+        self._unfit.discard(step)
+        self._digests.pop(step, None)
 
     def value(self, step: int) -> float | None:
         """Return the monitored value of a step, or None if it has none."""
