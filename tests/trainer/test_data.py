@@ -19,7 +19,7 @@ def numbers(count: int = 10) -> tf.data.Dataset:
 
 def plan(dataset: tf.data.Dataset, **values: Any) -> DataPlan:
     defaults = {"global_batch_size": 4, "replicas": 1, "seed": 3, "shuffle_buffer": None, "cache": True}
-    return plan_data(dataset, **{**defaults, **values})
+    return plan_data(dataset, **{**defaults, "keep_remainder": False, **values})
 
 
 def take(dataset: tf.data.Dataset, steps: int) -> list[list[int]]:
@@ -31,6 +31,14 @@ def test_an_epoch_holds_each_example_at_most_once_and_only_whole_batches() -> No
     epoch = take(global_batches(data, plan(data), first_step=0), 2)
     assert [len(batch) for batch in epoch] == [4, 4]
     assert len(set(epoch[0] + epoch[1])) == 8
+
+
+def test_a_remainder_that_is_kept_begins_the_next_epoch() -> None:
+    data = numbers()
+    batches = take(global_batches(data, plan(data, keep_remainder=True), first_step=0), 5)
+    assert [len(batch) for batch in batches] == [4] * 5
+    seen = [number for batch in batches for number in batch]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
 
 
 def test_epochs_are_shuffled_differently() -> None:
@@ -47,9 +55,14 @@ def test_seeds_shuffle_differently() -> None:
 
 @pytest.mark.parametrize("first_step", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("shuffle_buffer", [None, 3])
-def test_what_is_in_a_step_depends_on_the_step_alone(first_step: int, shuffle_buffer: int | None) -> None:
+@pytest.mark.parametrize("keep_remainder", [False, True])
+def test_what_is_in_a_step_depends_on_the_step_alone(
+    first_step: int,
+    shuffle_buffer: int | None,
+    keep_remainder: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
     data = numbers()
-    cut = plan(data, shuffle_buffer=shuffle_buffer)
+    cut = plan(data, shuffle_buffer=shuffle_buffer, keep_remainder=keep_remainder)
     whole = take(global_batches(data, cut, first_step=0), 7)
     tf.random.set_seed(first_step + 99)
     assert take(global_batches(data, cut, first_step=first_step), 7 - first_step) == whole[first_step:]

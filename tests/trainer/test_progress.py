@@ -93,7 +93,7 @@ def test_json_lines_hold_no_nan() -> None:
 
 def test_the_rate_leaves_out_the_first_call() -> None:
     clock = Clock()
-    plan = DataPlan(examples=100, global_batch_size=10, seed=0, shuffle_buffer=100, cache=True)
+    plan = DataPlan(examples=100, global_batch_size=10, seed=0, shuffle_buffer=100, cache=True, keep_remainder=False)
     meter = ProgressMeter(100, plan, clock=clock)
     first = meter.measure(20, {})
     clock.now += 2.0

@@ -6,6 +6,8 @@ size; so these name another one, and `test_command.py` tries the default.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from understudy.trainer import (
     NonFiniteLossError,
     PreemptedError,
     ProgressUpdate,
+    PublishError,
     ResumeError,
     SilentReporter,
     StrategyError,
@@ -58,7 +61,9 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_device_gives_what_fit_gives(one_device: tuple[Path, list[Any]]) -> None:
     experiment = Dense()
     data = experiment.training_data()
-    plan = plan_data(data, global_batch_size=BATCH, replicas=1, seed=0, shuffle_buffer=None, cache=False)
+    plan = plan_data(
+        data, global_batch_size=BATCH, replicas=1, seed=0, shuffle_buffer=None, cache=False, keep_remainder=False
+    )
     model = build_model(experiment, seed=0)
     batches = global_batches(data, plan, first_step=0)
     history = model.fit(batches, steps_per_epoch=STEPS // 2, shuffle=False, verbose=0)
@@ -78,6 +83,49 @@ def test_replicas_give_the_weights_of_one_device(
     for one, many in zip(weights_of(run_dir, STEPS), weights_of(tmp_path, STEPS), strict=True):
         np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
     assert result.metrics == pytest.approx(read_manifest(RunDir(run_dir).checkpoint(STEPS)).metrics, rel=1e-5)
+
+
+class Synchronised(Dense):
+    """BatchNorm over the whole global batch, and everything that can be compiled: a schedule, clipping, averaging."""
+
+    name = "synchronised"
+
+    def build_model(self) -> keras.Model:
+        features = keras.Input((8,), name="features")
+        hidden = keras.layers.Dense(16, activation="relu")(features)
+        hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+        model = keras.Model(features, keras.layers.Dense(3, activation="softmax")(hidden))
+        schedule = keras.optimizers.schedules.CosineDecay(1e-1, STEPS)
+        model.compile(keras.optimizers.SGD(schedule, momentum=0.9, clipnorm=0.2), "sparse_categorical_crossentropy")
+        return model
+
+    def training_data(self) -> tf.data.Dataset:
+        return super().training_data().map(lambda x, y, _: (x, y["kind"]))
+
+
+def test_synchronised_batchnorm_sees_the_global_batch(tmp_path: Path) -> None:
+    run(Synchronised(), tmp_path / "one", remainder="keep")
+    run(Synchronised(), tmp_path / "two", remainder="keep", **mirrored(2))
+    for one, two in zip(weights_of(tmp_path / "one", STEPS), weights_of(tmp_path / "two", STEPS), strict=True):
+        np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+    statistics = [rows for rows in state_of(tmp_path / "two", STEPS).values() if rows.shape == (1, 16)]
+    assert len(statistics) == 2, "all replicas have the same"
+
+
+def test_a_full_disk_stops_training_and_leaves_the_checkpoints_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(Dense(), tmp_path, steps=5)
+    monkeypatch.setattr("understudy.trainer.publishing.write_snapshot", _disk_full)
+    with pytest.raises(PublishError, match=r"step 10 could not be published: .*No space left on device"):
+        run(Dense(), tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000000000005", "lock"]
+    monkeypatch.undo()
+    assert run(Dense(), tmp_path).first_step == 5
+
+
+def _disk_full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_nccl_without_gpus_is_refused(tmp_path: Path) -> None:

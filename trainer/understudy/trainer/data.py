@@ -1,8 +1,9 @@
 """The input pipeline: which examples are in which step is a function of the step alone.
 
 Epoch ``e`` is shuffled by ``seed + e``; a step takes one global batch; what is left of an epoch and fills no batch is
-dropped. So a training that resumes at a step sees what it would have seen without the interruption, on any number of
-replicas and workers.
+dropped, or kept as the beginning of the next epoch's first batch. So no batch is ever smaller than the others, and a
+training that resumes at a step sees what it would have seen without the interruption, on any number of replicas and
+workers.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class DataPlan:
         seed: Of the shuffling.
         shuffle_buffer: Examples to shuffle among.
         cache: Whether to keep the examples in memory.
+        keep_remainder: Whether what is left of an epoch goes into the next one's first batch.
     """
 
     examples: int
@@ -37,6 +39,7 @@ class DataPlan:
     seed: int
     shuffle_buffer: int
     cache: bool
+    keep_remainder: bool
 
     def facts(self, *, replicas: int) -> dict[str, int]:
         """Return what must stay the same for a training to go on exactly."""
@@ -46,7 +49,13 @@ class DataPlan:
             "examples": self.examples,
             "seed": self.seed,
             "shuffle_buffer": self.shuffle_buffer,
+            "keep_remainder": int(self.keep_remainder),
         }
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Examples of an epoch that are trained on."""
+        return self.examples if self.keep_remainder else self.steps_per_epoch * self.global_batch_size
 
     @property
     def steps_per_epoch(self) -> int:
@@ -62,6 +71,7 @@ def plan_data(
     seed: int,
     shuffle_buffer: int | None,
     cache: bool,
+    keep_remainder: bool,
 ) -> DataPlan:
     """Check that a dataset of single examples can be trained on, and return how.
 
@@ -94,6 +104,7 @@ def plan_data(
         seed=seed,
         shuffle_buffer=min(shuffle_buffer or examples, examples),
         cache=cache,
+        keep_remainder=keep_remainder,
     )
 
 
@@ -119,16 +130,15 @@ def global_batches(
     # TensorFlow mixes its global seed into every seed given, and a user's code may have changed it.
     tf.random.set_seed(_GLOBAL_SEED)
     examples = dataset.cache() if plan.cache else dataset
-    examples_per_epoch = plan.steps_per_epoch * plan.global_batch_size
-    epoch, step_in_epoch = divmod(first_step, plan.steps_per_epoch)
+    epoch, examples_in_epoch = divmod(first_step * plan.global_batch_size, plan.examples_per_epoch)
 
     def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
         seed = tf.math.floormod(plan.seed + epoch + _WORKER_STRIDE * tf.cast(worker, tf.int64), _SEEDS)
         order = examples.shuffle(plan.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)
-        return order.take(examples_per_epoch)
+        return order.take(plan.examples_per_epoch)
 
     endless = tf.data.Dataset.range(epoch, _ENDLESS).flat_map(shuffled)
-    remaining = endless.skip(step_in_epoch * plan.global_batch_size)
+    remaining = endless.skip(examples_in_epoch)
     return remaining.batch(plan.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 

@@ -30,7 +30,7 @@ class ProgressMeter:
         return ProgressUpdate(
             step=step,
             steps=self._steps,
-            epoch=step / self._plan.steps_per_epoch,
+            epoch=step * self._plan.global_batch_size / self._plan.examples_per_epoch,
             metrics=metrics,
             examples_per_second=steps_per_second * self._plan.global_batch_size,
             remaining_seconds=(self._steps - step) / steps_per_second if steps_per_second else None,

@@ -12,6 +12,7 @@ from understudy.trainer.stopping import StopMode, parse_stop_rule
 StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server"]
 CrossDeviceOpsName = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
 CommunicationName = Literal["auto", "ring", "nccl"]
+RemainderName = Literal["drop", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,13 @@ class TrainSettings:
     shuffle_buffer: int | None = field(
         default=None,
         metadata={"help": "Examples to shuffle among; the whole dataset if not given.", "metavar": "N"},
+    )
+    remainder: RemainderName = field(
+        default="drop",
+        metadata={
+            "help": "What becomes of an epoch's last examples that fill no batch: they are left out, or begin the next "
+            "epoch's first batch.",
+        },
     )
     tensorboard: bool = field(default=True, metadata={"help": "Write TensorBoard scalars to RUN/tensorboard/train."})
     stop_when: str | None = field(

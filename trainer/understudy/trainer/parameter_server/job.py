@@ -56,6 +56,7 @@ class ParameterServerJob:
             seed=settings.seed,
             shuffle_buffer=settings.shuffle_buffer,
             cache=settings.cache,
+            keep_remainder=settings.remainder == "keep",
         )
         with strategy.scope():
             self._model = build_model(experiment, seed=settings.seed)

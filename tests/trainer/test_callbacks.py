@@ -1,0 +1,123 @@
+"""Publishing from ``fit`` and from loops that people write themselves, with an evaluator that needs nothing else."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainer.rig import Noisy
+
+from understudy.checkpoints import MODEL_FILE, DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
+from understudy.trainer import ModelError
+from understudy.trainer.callbacks import PublishCheckpoint, publish_model
+from understudy.trainer.replica_state import ReplicaState
+
+STEPS_PER_EPOCH = 4
+
+
+def fit(run_dir: Path, *, epochs: int = 2, extra: tuple[Any, ...] = (), **values: Any) -> keras.Model:
+    model = Noisy().build_model()
+    data = Noisy().training_data().batch(25)
+    model.fit(data, epochs=epochs, callbacks=[*extra, PublishCheckpoint(run_dir, **values)], shuffle=False, verbose=0)
+    return model
+
+
+def finals(run_dir: Path) -> dict[int, bool]:
+    run = RunDir(run_dir)
+    return {step: read_manifest(run.checkpoint(step)).final for step in run.committed_steps()}
+
+
+def state(run_dir: Path) -> str:
+    status = read_training_status(RunDir(run_dir), now=0.0)
+    assert status is not None
+    return status.state
+
+
+def test_every_epoch_is_published_and_the_last_is_final(tmp_path: Path) -> None:
+    model = fit(tmp_path)
+    assert finals(tmp_path) == {4: False, 8: True}
+    manifest = read_manifest(RunDir(tmp_path).checkpoint(8))
+    assert manifest.epoch == 2
+    assert manifest.metrics.keys() == {"loss", "accuracy"}
+    assert manifest.signature is not None
+    assert [spec.name for spec in manifest.signature.inputs] == ["features"]
+    status = read_training_status(RunDir(tmp_path), now=0.0)
+    assert status is not None
+    assert (status.state, status.final_step) == ("finished", 8)
+    published = keras.models.load_model(RunDir(tmp_path).checkpoint(8) / MODEL_FILE)
+    for one, other in zip(published.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_steps_are_published_as_often_as_was_asked(tmp_path: Path) -> None:
+    fit(tmp_path, every=3)
+    assert finals(tmp_path) == {3: False, 6: False, 8: True}
+
+
+def test_a_training_that_another_callback_ends_has_a_final_checkpoint(tmp_path: Path) -> None:
+    fit(tmp_path, epochs=9, extra=(keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1),))
+    assert finals(tmp_path) == {4: False, 8: True}
+
+
+def test_going_on_publishes_beside_what_is_there(tmp_path: Path) -> None:
+    model = fit(tmp_path, epochs=1)
+    data = Noisy().training_data().batch(25)
+    model.fit(data, epochs=1, callbacks=[PublishCheckpoint(tmp_path)], shuffle=False, verbose=0)
+    assert list(finals(tmp_path)) == [4, 8]
+
+
+def test_a_fit_that_raises_leaves_a_training_that_failed(tmp_path: Path) -> None:
+    def explode(*_: Any) -> None:
+        raise RuntimeError("no luck")
+
+    with pytest.raises(RuntimeError, match="no luck"):
+        fit(tmp_path, extra=(keras.callbacks.LambdaCallback(on_epoch_end=explode),))
+    gc.collect()
+    assert state(tmp_path) == "failed"
+    fit(tmp_path)
+    assert state(tmp_path) == "finished"
+
+
+def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path), pytest.raises(LockHeldError):
+        fit(tmp_path)
+
+
+def test_under_mirrored_strategy_the_replicas_are_averaged_and_go_on_unchanged(
+    tmp_path: Path, logical_cpus: tuple[str, ...]
+) -> None:
+    operations = tf.distribute.ReductionToOneDevice()
+    strategy = tf.distribute.MirroredStrategy(list(logical_cpus[:2]), cross_device_ops=operations)
+    with strategy.scope():
+        model = Noisy().build_model()
+    data = Noisy().training_data().batch(50)
+    model.fit(data, epochs=1, callbacks=[PublishCheckpoint(tmp_path)], shuffle=False, verbose=0)
+    rows = [value for value in ReplicaState(strategy, model.non_trainable_variables).read() if value.shape == (2, 16)]
+    published = keras.models.load_model(RunDir(tmp_path).checkpoint(2) / MODEL_FILE)
+    norm = published.get_layer(index=2)
+    for own, mean in zip(rows, (norm.moving_mean, norm.moving_variance), strict=True):
+        assert not np.array_equal(own[0], own[1])
+        np.testing.assert_allclose(own.mean(axis=0), mean.numpy(), rtol=1e-6)
+
+
+def test_a_loop_of_one_s_own_publishes_with_a_function(tmp_path: Path) -> None:
+    model = Noisy().build_model()
+    manifest = publish_model(model, tmp_path, step=7, metrics={"loss": 0.5}, final=True)
+    assert (manifest.step, manifest.final, dict(manifest.metrics)) == (7, True, {"loss": 0.5})
+    assert finals(tmp_path) == {7: True}
+
+
+def test_a_model_without_variables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no variables yet"):
+        publish_model(keras.Sequential([keras.layers.Dense(1)]), tmp_path, step=1)
+
+
+@pytest.mark.parametrize("every", [0, "batch", 2.5])
+def test_a_frequency_that_is_none_is_refused(every: Any) -> None:
+    with pytest.raises(ValueError, match="'epoch' or a number of steps"):
+        PublishCheckpoint("run", every=every)

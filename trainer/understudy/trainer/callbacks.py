@@ -1,0 +1,193 @@
+"""Publishing from a user's own training: a callback for ``fit``, and a function for loops of one's own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from understudy.checkpoints import CheckpointPublisher, DirectoryLock, Manifest, RunDir, TrainingJournal
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.trainer.errors import ModelError, StrategyError
+from understudy.trainer.replica_state import ReplicaState, average
+
+
+def publish_model(
+    model: keras.Model,
+    run_dir: Path | str,
+    *,
+    step: int,
+    epoch: int | None = None,
+    metrics: Mapping[str, float] | None = None,
+    final: bool = False,
+    keep: int = 5,
+) -> Manifest:
+    """Publish a model as a committed checkpoint; when this returns, an evaluator sees it as a whole.
+
+    Under MirroredStrategy the published model holds the mean of what each replica has to itself, such as BatchNorm's
+    statistics; the model itself stays as it is. To be called from the thread that trains, between two steps.
+
+    Args:
+        model: Built; compiled, if the evaluator is to score it with its own loss and metrics.
+        run_dir: The run folder; made if it is missing.
+        step: Training steps done.
+        epoch: Epochs completed.
+        metrics: Training metrics by name.
+        final: Whether training ends with it.
+        keep: How many of the newest checkpoints to keep.
+
+    Raises:
+        ModelError: The model is not built.
+        StrategyError: It is trained by several workers or asynchronously; `understudy.trainer.train` publishes there.
+        AlreadyPublishedError: This step is published already.
+        OSError: The disk is full, or the like. The checkpoints before stay.
+    """
+    if not model.built:
+        raise ModelError("the model has no variables yet; give it an Input, or call model.build(), before publishing")
+    publisher = CheckpointPublisher(RunDir(Path(run_dir)), keep=keep)
+
+    def write(folder: Path) -> None:
+        with _averaged(model):
+            model.save(folder / MODEL_FILE)
+
+    return publisher.publish(
+        step,
+        write,
+        epoch=epoch,
+        final=final,
+        metrics={name: float(value) for name, value in (metrics or {}).items()},
+        signature=signature_of(model),
+    )
+
+
+class PublishCheckpoint(keras.callbacks.Callback):
+    """Publishes committed checkpoints from ``fit``, on one device or under MirroredStrategy, and keeps the journal.
+
+    The step is the optimizer's. Put it last, so that it sees whether another callback ended training. Where training
+    ends without an exception, the last step is published in any case.
+
+    Args:
+        run_dir: The run folder, which belongs to this callback from the beginning of ``fit`` to its end.
+        every: ``"epoch"``, or a number of steps.
+        keep: How many of the newest checkpoints to keep.
+
+    Raises:
+        ValueError: ``every`` is neither.
+        LockHeldError: From ``fit``: another training works in the run folder.
+        StrategyError: From ``fit``: the model is trained in a way that Keras' ``fit`` does not do right.
+    """
+
+    def __init__(self, run_dir: Path | str, *, every: int | str = "epoch", keep: int = 5) -> None:
+        super().__init__()
+        if every != "epoch" and not (isinstance(every, int) and every > 0):
+            raise ValueError(f"every is 'epoch' or a number of steps, not {every!r}")
+        self._run_dir = RunDir(Path(run_dir))
+        self._every = every
+        self._keep = keep
+        self._published = 0
+        self._epoch = 0
+        self._logs: Mapping[str, Any] = {}
+        self._journal: TrainingJournal | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Take the run folder, and say that training is running."""
+        del logs
+        _check_strategy(self.model)
+        self._end_as_failed()
+        self._journal = TrainingJournal(self._run_dir)
+        self._published = self._step
+        with ExitStack() as stack:
+            stack.enter_context(DirectoryLock(self._run_dir.root))
+            stack.enter_context(self._journal)
+            self._journal.record_step(self._step)
+            # Keras does not say so when fit raises; then this does, at the latest when Python ends.
+            self._end = weakref.finalize(self, _fail, stack.pop_all())
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Publish if a number of steps was given, and is reached."""
+        del batch
+        step = self._step
+        if self._journal is not None:
+            self._journal.record_step(step)
+        self._logs = logs or {}
+        if isinstance(self._every, int) and step // self._every > self._published // self._every:
+            self._publish(final=False)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Publish if that was asked for."""
+        self._epoch = epoch + 1
+        self._logs = logs or {}
+        is_last = self._epoch == (self.params or {}).get("epochs") or self.model.stop_training
+        if self._every == "epoch":
+            self._publish(final=bool(is_last))
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Publish the last step, if that is not done yet, and say that training has finished."""
+        self._logs = logs or self._logs
+        self._publish(final=True)
+        if self._end is not None and (detached := self._end.detach()) is not None:
+            _, _, (stack,), _ = detached
+            stack.close()
+
+    @property
+    def _step(self) -> int:
+        return int(self.model.optimizer.iterations.numpy())
+
+    def _publish(self, *, final: bool) -> None:
+        step = self._step
+        if step == self._published:
+            return
+        publish_model(
+            self.model,
+            self._run_dir.root,
+            step=step,
+            epoch=self._epoch,
+            metrics={name: value for name, value in self._logs.items() if not name.startswith("val_")},
+            final=final,
+            keep=self._keep,
+        )
+        self._published = step
+
+    def _end_as_failed(self) -> None:
+        if self._end is not None:
+            self._end()
+
+
+def _fail(stack: ExitStack) -> None:
+    error = RuntimeError("fit did not come to its end")
+    stack.__exit__(RuntimeError, error, None)
+
+
+def _check_strategy(model: keras.Model) -> None:
+    strategy = model.distribute_strategy
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.ParameterServerStrategy):
+        raise StrategyError(
+            f"the model is trained under {type(strategy).__name__}, which Keras' fit does not do right; train it with "
+            "`understudy train`, which publishes by itself",
+        )
+
+
+@contextmanager
+def _averaged(model: keras.Model) -> Iterator[None]:
+    """Let every replica have the mean of all while the block runs, and its own values again afterwards."""
+    _check_strategy(model)
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1:
+        yield
+        return
+    variables = model.non_trainable_variables
+    state = ReplicaState(strategy, variables)
+    own = state.read()
+    means = [average(variable, rows)[None] for variable, rows in zip(variables, own, strict=True)]
+    state.write([mean.repeat(len(rows), axis=0) for mean, rows in zip(means, own, strict=True)])
+    try:
+        yield
+    finally:
+        state.write(own)
