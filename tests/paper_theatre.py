@@ -69,8 +69,8 @@ class PaperSlot:
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         return {"y": np.full_like(inputs["x"], self.number)}
 
-    def scorer(self, metrics: Sequence[MetricSpec]) -> Any:
-        raise NotImplementedError(metrics)
+    def scorer(self, metrics: Sequence[MetricSpec], *, row_losses: bool = False) -> Any:
+        raise NotImplementedError(metrics, row_losses)
 
 
 def read(model_file: Path) -> tuple[str, int]:
