@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.checkpoints import DamagedCheckpointError, FileEntry, Manifest, Signature, UnsupportedFormatError
+from understudy.checkpoints import (
+    DamagedCheckpointError,
+    FileEntry,
+    Manifest,
+    ModelKind,
+    Signature,
+    UnsupportedFormatError,
+)
 from understudy.checkpoints.atomic import encode_json
 from understudy.checkpoints.manifest import decode_manifest, encode_manifest
 
@@ -96,6 +103,18 @@ def test_a_path_out_of_the_checkpoint_is_refused(path: str) -> None:
 def test_a_manifest_without_a_model_is_refused() -> None:
     with pytest.raises(DamagedCheckpointError, match=r"lists no model\.keras"):
         decode_manifest(_with(files=[]), origin=_ORIGIN)
+
+
+@pytest.mark.parametrize("kind", list(ModelKind))
+def test_a_manifest_says_how_its_model_is_stored(kind: ModelKind) -> None:
+    file = f"{kind.file_name}.index" if kind is ModelKind.TF_CHECKPOINT else kind.file_name
+    content = _with(kind=kind.value, files=[{"path": file, "size_bytes": 1, "sha256": ""}])
+    assert decode_manifest(content, origin=_ORIGIN).kind is kind
+
+
+def test_a_manifest_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(DamagedCheckpointError, match="'pickle' is not a valid ModelKind"):
+        decode_manifest(_with(kind="pickle"), origin=_ORIGIN)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b"{", b"\xff", json.dumps({"format_version": 1}).encode()])

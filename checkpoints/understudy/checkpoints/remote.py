@@ -56,7 +56,7 @@ class RemoteFolderSource:
         remote = self._list()
         for name in _local_names(self._mirror) - remote.keys():
             (self._mirror / name).unlink()
-        for folder in {path for path in self._mirror.iterdir() if path.is_dir() and not any(path.rglob("*.*"))}:
+        for folder in [path for path in self._mirror.iterdir() if path.is_dir() and not _local_names(path)]:
             remove_folder(folder)
         for name, status in remote.items():
             if _status_of(self._mirror / name) != status:
