@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import tensorflow as tf
 from trainer.rig import Noisy
 
 from understudy.checkpoints import MODEL_FILE, DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
+from understudy.evaluator.records.ledger import Ledger
 from understudy.trainer import ModelError
 from understudy.trainer.callbacks import PublishCheckpoint, publish_model
 from understudy.trainer.replica_state import ReplicaState
 
-STEPS_PER_EPOCH = 4
+SERVE_OPTIONS = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
 
 
 def fit(run_dir: Path, *, epochs: int = 2, extra: tuple[Any, ...] = (), **values: Any) -> keras.Model:
@@ -110,6 +113,30 @@ def test_a_loop_of_one_s_own_publishes_with_a_function(tmp_path: Path) -> None:
     manifest = publish_model(model, tmp_path, step=7, metrics={"loss": 0.5}, final=True)
     assert (manifest.step, manifest.final, dict(manifest.metrics)) == (7, True, {"loss": 0.5})
     assert finals(tmp_path) == {7: True}
+
+
+def test_an_evaluator_needs_nothing_else(tmp_path: Path) -> None:
+    model = fit(tmp_path / "run", epochs=2)
+    ((x, y),) = Noisy().training_data().batch(100).as_numpy_iterator()
+    np.savez(tmp_path / "test.npz", x=x, y=y)
+    options = ("--run-dir", str(tmp_path / "run"), "--eval-data", f"test={tmp_path / 'test.npz'}")
+    ended = subprocess.run(
+        [sys.executable, "-m", "understudy.cli", "serve", *options, *SERVE_OPTIONS],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "READY" in ended.stdout
+    ledger = Ledger(RunDir(tmp_path / "run").evaluator / "ledger.sqlite")
+    try:
+        records = ledger.page(limit=10)
+    finally:
+        ledger.close()
+    assert [record.step for record in records] == [4, 8]
+    expected = model.evaluate(x, y, batch_size=100, verbose=0, return_dict=True)
+    assert dict(records[-1].metrics) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_model_without_variables_is_refused(tmp_path: Path) -> None:
