@@ -8,6 +8,7 @@ must be exactly what the weights of the step that it names give. ``--count`` is 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from benchmarks.soak.trial import Trial
 from understudy.checkpoints import FolderSource
 from understudy.evaluator.errors import NotReadyError
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.lifecycle import loads
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
 
@@ -32,7 +34,7 @@ SECONDS = 60
 
 _WAIT_SECONDS = 60.0
 _ASK_SECONDS = 0.002
-_OVERWRITTEN = "overwritten or deleted before"
+_GONE = "overwritten or deleted before"
 
 
 @dataclass
@@ -45,7 +47,8 @@ class Tally:
         loaded: How many different steps were on stage when somebody asked for a prediction.
         predictions: How many predictions were checked.
         wrong: Those that were not what their step's weights give.
-        torn: Why checkpoints could not be loaded, but for those that were gone.
+        gone: How many checkpoints were overwritten or deleted before they could be taken.
+        torn: Why others could not be taken or loaded.
         last_served: Whether the last save came on stage in the end.
     """
 
@@ -54,6 +57,7 @@ class Tally:
     loaded: int = 0
     predictions: int = 0
     wrong: list[str] = field(default_factory=list)
+    gone: int = 0
     torn: list[str] = field(default_factory=list)
     last_served: bool = False
 
@@ -100,7 +104,7 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
     folder = work / "theirs"
     folder.mkdir(parents=True, exist_ok=True)
     tally, steps = Tally(), set[int]()
-    with _evaluator(folder, work / "state") as evaluator:
+    with _Failures() as failures, _evaluator(folder, work / "state") as evaluator:
         assert writer.stdin is not None
         assert writer.stdout is not None
         writer.stdin.write(f"{name} {folder} {seconds}\n")
@@ -115,10 +119,30 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
         while report["last_step"] not in steps and time.monotonic() < ends:
             _ask(evaluator, tally, steps)
         tally.last_served = report["last_step"] in steps
-        errors = {status.error for status in evaluator.status() if status.error}
     tally.loaded = len(steps)
-    tally.torn = sorted(error for error in errors if _OVERWRITTEN not in error)
+    tally.gone = sum(_GONE in reason for reason in failures.reasons)
+    tally.torn = sorted(reason for reason in failures.reasons if _GONE not in reason)
     return tally
+
+
+class _Failures(logging.Handler):
+    """Collects why checkpoints could not be taken or loaded, as the log says it. A context manager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: list[str] = []
+        self._log = logging.getLogger(loads.__name__)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "reason"):
+            self.reasons.append(str(record.reason))
+
+    def __enter__(self) -> Self:
+        self._log.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.removeHandler(self)
 
 
 def _evaluator(folder: Path, state: Path) -> Evaluator:
