@@ -136,6 +136,17 @@ def test_nccl_without_gpus_is_refused(tmp_path: Path) -> None:
     assert status.state == "failed"
 
 
+def test_without_a_tpu_the_tpu_strategy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match=r"there is no TPU 'local': .*Error"):
+        run(Dense(), tmp_path, strategy="tpu")
+
+
+def test_a_tpu_that_cannot_be_reached_is_given_up_in_time(tmp_path: Path) -> None:
+    address = "grpc://192.0.2.1:8470"  # reserved for documentation: nobody answers
+    with pytest.raises(StrategyError, match=rf"no TPU '{address}' was found within 6 s"):
+        run(Dense(), tmp_path, strategy="tpu", tpu=address, cluster_timeout_seconds=6.0)
+
+
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, logical_cpus: tuple[str, ...]) -> None:
     with pytest.raises(StrategyError, match=rf"no device 'GPU:7' here; there are {', '.join(logical_cpus)}"):
         run(Dense(), tmp_path, strategy="mirrored", devices=("CPU:0", "GPU:7"))

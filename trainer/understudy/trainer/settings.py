@@ -9,7 +9,7 @@ from typing import Literal
 from understudy.checkpoints.layout import RunDir
 from understudy.trainer.stopping import StopMode, parse_stop_rule
 
-StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server"]
+StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server", "tpu"]
 CrossDeviceOpsName = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
 CommunicationName = Literal["auto", "ring", "nccl"]
 RemainderName = Literal["drop", "keep"]
@@ -45,6 +45,10 @@ class TrainSettings:
     communication: CommunicationName = field(
         default="auto",
         metadata={"help": "How the workers of a cluster add up their gradients."},
+    )
+    tpu: str = field(
+        default="local",
+        metadata={"help": "Name or address of the TPU, for the tpu strategy.", "metavar": "NAME"},
     )
     global_batch_size: int | None = field(
         default=None,
@@ -108,16 +112,16 @@ class TrainSettings:
         self._check_evaluation()
 
     def _check_strategy(self) -> None:
+        if self.strategy != "tpu" and self.tpu != "local":
+            raise ValueError(f"tpu is for the tpu strategy; {self.strategy} does not use it")
         if self.strategy != "mirrored" and self.cross_device_ops != "auto":
             raise ValueError(f"cross_device_ops is for the mirrored strategy; {self.strategy} does not use it")
         if self.strategy != "multi_worker" and self.communication != "auto":
             raise ValueError(f"communication is for the multi_worker strategy; {self.strategy} does not use it")
         if self.strategy == "multi_worker" and self.logical_cpus is not None:
             raise ValueError("logical_cpus is for one machine; TensorFlow gives a worker without GPUs one CPU replica")
-        if self.strategy == "parameter_server" and (self.devices or self.logical_cpus is not None):
-            raise ValueError(
-                "strategy parameter_server takes neither devices nor logical_cpus; start more workers instead"
-            )
+        if self.strategy in ("parameter_server", "tpu") and (self.devices or self.logical_cpus is not None):
+            raise ValueError(f"strategy {self.strategy} finds its devices itself; leave out devices and logical_cpus")
         if self.strategy == "one_device" and len(self.devices) > 1:
             raise ValueError(
                 f"devices names {len(self.devices)} devices; for more than one, choose the mirrored strategy"

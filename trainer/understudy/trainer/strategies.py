@@ -13,6 +13,7 @@ from understudy.trainer.errors import StrategyError, TFConfigError
 from understudy.trainer.rendezvous import wait_for_peers
 from understudy.trainer.settings import CrossDeviceOpsName, TrainSettings
 from understudy.trainer.tf_config import ClusterTask, parse
+from understudy.trainer.tpu import build_tpu_strategy
 
 
 def training_task(settings: TrainSettings, environ: Mapping[str, str]) -> ClusterTask | None:
@@ -57,6 +58,8 @@ def build_strategy(settings: TrainSettings, task: ClusterTask | None) -> tf.dist
         return _multi_worker(settings, task)
     if settings.strategy == "mirrored":
         return _mirrored(settings)
+    if settings.strategy == "tpu":
+        return build_tpu_strategy(settings.tpu, timeout_seconds=settings.cluster_timeout_seconds)
     return _one_device(settings)
 
 

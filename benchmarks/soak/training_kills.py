@@ -1,0 +1,163 @@
+"""SIGKILLs and SIGTERMs of training tasks at random moments: what comes out is bit-equal to the uninterrupted training.
+
+The bundled digits, with BatchNorm and Dropout, are learnt in turn by two workers and by two mirrored replicas. One
+task is signalled; all tasks have to end by themselves, and all are started again, until the training is done. Then
+every array of the last step's state is compared with that of a training that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soak.trial import Trial
+from understudy.checkpoints import RunDir
+from understudy.checkpoints.layout import RESUME_DIR
+
+SIGNALS = 70
+KILLS_OF_SIGNALS = 50 / 70
+
+STEPS = 600
+KINDS = ("multi_worker", "mirrored")
+
+_OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2")
+_LONGEST_START_SECONDS = 15.0
+_BUSY_SECONDS = 4.0
+_EXIT_SECONDS = 120.0
+_FINISH_SECONDS = 600.0
+
+
+def run(trial: Trial) -> None:
+    """Send as many signals as the trial says, and compare each training that came to its end."""
+    wanted = trial.count(SIGNALS)
+    state: dict[str, Any] = {"SIGKILL": 0, "SIGTERM": 0, "trainings": 0, "equal": 0, "longest_exit_seconds": 0.0}
+    state |= trial.load_state()
+    for kind in KINDS:
+        _finish(_start(kind, trial.work / f"undisturbed-{kind}"))
+    while (done := state["SIGKILL"] + state["SIGTERM"]) < wanted or _is_unfinished(trial.work):
+        kind = KINDS[state["trainings"] % len(KINDS)]
+        run_dir = trial.work / f"disturbed-{kind}"
+        tasks = _start(kind, run_dir)
+        if done < wanted:
+            _disturb(tasks, trial.chance(done), state)
+        else:
+            _finish(tasks)
+        if RunDir(run_dir).committed_steps()[-1:] == [STEPS]:
+            state["trainings"] += 1
+            state["equal"] += _is_equal(trial.work / f"undisturbed-{kind}", run_dir)
+            shutil.rmtree(run_dir)
+        trial.save_state(state)
+        trial.report(held=state["equal"] == state["trainings"], finished=False, wanted=wanted, steps=STEPS, **state)
+    held = state["equal"] == state["trainings"]
+    trial.report(held=held, finished=True, wanted=wanted, steps=STEPS, **state)
+    if held:
+        trial.finish()
+
+
+def _is_unfinished(work: Path) -> bool:
+    """Whether a training was disturbed that has not come to its end yet."""
+    return any((work / f"disturbed-{kind}").exists() for kind in KINDS)
+
+
+Tasks = list[tuple[subprocess.Popen[bytes], Path]]
+
+
+def _start(kind: str, run_dir: Path) -> Tasks:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if kind == "mirrored":
+        return [_start_task(run_dir, 0, ("--strategy", "mirrored", "--logical-cpus", "2"), {})]
+    workers = [f"127.0.0.1:{port}" for port in _free_ports(2)]
+    return [
+        _start_task(
+            run_dir,
+            index,
+            ("--strategy", "multi_worker"),
+            {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})},
+        )
+        for index in range(len(workers))
+    ]
+
+
+def _start_task(run_dir: Path, index: int, options: tuple[str, ...], environ: dict[str, str]) -> Any:
+    command = [sys.executable, "-m", "understudy.cli", "train", "digits", "--run-dir", str(run_dir), *_OPTIONS]
+    log = run_dir / f"task-{index}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environ},
+        )
+    return process, log
+
+
+def _disturb(tasks: Tasks, chance: random.Random, state: dict[str, Any]) -> None:
+    """Signal one of the tasks at some moment, and wait until all have ended, as they are to do by themselves."""
+    number = signal.SIGKILL if chance.random() < KILLS_OF_SIGNALS else signal.SIGTERM
+    victim, log = chance.choice(tasks)
+    if chance.random() < 0.25:
+        time.sleep(chance.uniform(0, _LONGEST_START_SECONDS))
+    else:
+        _wait_until_training(victim, log)
+        time.sleep(chance.uniform(0, _BUSY_SECONDS))
+    if victim.poll() is not None:
+        # It was done before; that is no disturbance.
+        _finish(tasks)
+        return
+    victim.send_signal(number)
+    signalled_at = time.monotonic()
+    _end(tasks, _EXIT_SECONDS)
+    state["longest_exit_seconds"] = max(state["longest_exit_seconds"], round(time.monotonic() - signalled_at, 1))
+    state[number.name] += 1
+
+
+def _wait_until_training(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _FINISH_SECONDS
+    while b"\nstep " not in log.read_bytes() and process.poll() is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no step was done in {_FINISH_SECONDS:g} s; see {log}")
+        time.sleep(0.05)
+
+
+def _finish(tasks: Tasks) -> None:
+    _end(tasks, _FINISH_SECONDS)
+    for process, log in tasks:
+        if process.returncode != 0:
+            raise RuntimeError(f"a task that nobody disturbed ended with {process.returncode}; see {log}")
+
+
+def _end(tasks: Tasks, seconds: float) -> None:
+    """Wait for the ends of all tasks; leave none behind."""
+    deadline = time.monotonic() + seconds
+    try:
+        for process, _ in tasks:
+            process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process, _ in tasks:
+            process.kill()
+            process.wait()
+
+
+def _is_equal(one: Path, other: Path) -> bool:
+    states = [np.load(RunDir(path).checkpoint(STEPS) / RESUME_DIR / "state.npz") for path in (one, other)]
+    with states[0], states[1]:
+        first, second = ({name: arrays[name].tobytes() for name in arrays.files} for arrays in states)
+        return first == second
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(server.getsockname()[1]) for server in sockets]
