@@ -34,7 +34,8 @@ SECONDS = 60
 
 _WAIT_SECONDS = 60.0
 _ASK_SECONDS = 0.002
-_GONE = "overwritten or deleted before"
+_GONE = ("overwritten or deleted before", "was deleted before", "there is no checkpoint of step")
+"""How the evaluator says that a writer was faster."""
 
 
 @dataclass
@@ -120,8 +121,8 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
             _ask(evaluator, tally, steps)
         tally.last_served = report["last_step"] in steps
     tally.loaded = len(steps)
-    tally.gone = sum(_GONE in reason for reason in failures.reasons)
-    tally.torn = sorted(reason for reason in failures.reasons if _GONE not in reason)
+    tally.torn = sorted(reason for reason in failures.reasons if not any(words in reason for words in _GONE))
+    tally.gone = len(failures.reasons) - len(tally.torn)
     return tally
 
 
