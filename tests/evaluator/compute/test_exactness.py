@@ -26,12 +26,15 @@ ROOT = Path(__file__).parents[3]
 SIZES = (31, 1, 2, 3, 32, 1)
 REPLICAS = 3
 MAX_ROWS = 16
-SOAKED = 10
+SOAKED = 8
 
 Compiled = Callable[[str, int], tuple[Any, Slot]]
 
+pytestmark = pytest.mark.timeout(400)
+"""A machine that does much else at the same time needs longer than most tests may take."""
+
 drawn = settings(
-    max_examples=120,
+    max_examples=110,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -87,7 +90,7 @@ def test_any_batches_score_as_one_device_does(
 @given(
     name=st.sampled_from(sorted(wider_zoo.PASSED_THROUGH)),
     replicas=st.sampled_from([1, 4]),
-    streams=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=3),
+    streams=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=2),
     weighted=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -431,10 +432,10 @@ def cut(structure: Any, start: int, stop: int) -> Any:
 
 def evaluate_on_one_device(model: Any, batches: list[tuple[Any, ...]]) -> dict[str, float]:
     """Return what `model.evaluate` gives for these batches, from a dataset whose length is known."""
-    batches = [keras.tree.lists_to_tuples(batch) for batch in batches]  # as tf.data wants them
-    spec = keras.tree.map_structure(open_spec, batches[0])
-    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    parts = [keras.tree.lists_to_tuples(batch) for batch in batches]  # as tf.data wants them
+    none = keras.tree.map_structure(_without_rows, parts[0])  # whose shape leaves the batch open when it is skipped
+    datasets = map(tf.data.Dataset.from_tensors, [none, *parts])
+    dataset = functools.reduce(lambda before, after: before.concatenate(after), datasets).skip(1)
     return flat_logs(model.evaluate(dataset, verbose=0, return_dict=True))
 
 
@@ -445,6 +446,11 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, float]:
         array = np.asarray(value)
         flat.update({f"{name}/{i}": float(v) for i, v in enumerate(array)} if array.ndim else {name: float(array)})
     return flat
+
+
+def _without_rows(array: Any) -> Any:
+    spec = open_spec(array)
+    return tf.zeros([length or 0 for length in spec.shape], spec.dtype)
 
 
 def open_spec(array: Any) -> Any:
