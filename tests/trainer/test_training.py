@@ -9,18 +9,32 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import httpx
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer.rig import BATCH, STEPS, Array, Dense, Exploding, Noisy, assert_bit_equal, run, state_of, weights_of
+from trainer.rig import (
+    BATCH,
+    STEPS,
+    Array,
+    Dense,
+    Exploding,
+    Noisy,
+    assert_bit_equal,
+    free_ports,
+    run,
+    state_of,
+    weights_of,
+)
 
 from understudy.checkpoints import DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
@@ -35,6 +49,7 @@ from understudy.trainer import (
     TrainSettings,
 )
 from understudy.trainer.data import global_batches, plan_data
+from understudy.trainer.errors import MetricsError
 from understudy.trainer.job import TrainingJob
 from understudy.trainer.model import build_model
 from understudy.trainer.replica_state import ReplicaState
@@ -240,6 +255,32 @@ def test_sigterm_saves_first_and_resuming_gives_the_same_bits(noisy: Path, tmp_p
     assert RunDir(tmp_path).committed_steps() == [4]
     run(Noisy(), tmp_path, **mirrored(2))
     assert_bit_equal(state_of(noisy, STEPS), state_of(tmp_path, STEPS))
+
+
+class Scraping(SilentReporter):
+    """Reads the metrics at the end of the training."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/metrics"
+        self.text = ""
+
+    def finished(self, step: int) -> None:
+        del step
+        self.text = httpx.get(self._url, timeout=10).text
+
+
+def test_prometheus_can_scrape_a_task(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    scraping = Scraping(port)
+    run(Dense(), tmp_path, metrics_port=port, progress=scraping)
+    lines = scraping.text.splitlines()
+    assert f"understudy_train_steps_total {STEPS:.1f}" in lines
+    assert f"understudy_train_examples_total {STEPS * BATCH:.1f}" in lines
+    assert "understudy_train_checkpoint_seconds_count 2.0" in lines
+    assert "understudy_train_restarts 0.0" in lines
+    assert any(line.startswith("understudy_train_loss ") for line in lines)
+    with socket.create_server(("", port)), pytest.raises(MetricsError, match=f"--metrics-port {port} cannot"):
+        run(Dense(), tmp_path, metrics_port=port)
 
 
 def test_a_training_that_is_done_has_nothing_to_do(one_device: tuple[Path, list[Any]]) -> None:

@@ -14,9 +14,7 @@ from types import FrameType
 import click
 
 from understudy.trainer import PeerLostError, PreemptedError
-
-RESTART_COUNT = "UNDERSTUDY_RESTART_COUNT"
-"""The variable that tells a supervised process how often it was started again."""
+from understudy.trainer.errors import RESTART_COUNT
 
 _RESTARTABLE = (PeerLostError.exit_code, PreemptedError.exit_code)
 _FIRST_PAUSE_SECONDS = 1.0

@@ -8,6 +8,7 @@ TrainerError                    1  it could not train, for the reason that the t
 ├── ModelError                  1  the loop cannot train this model
 ├── DataError                   1  the loop cannot train on this data
 ├── ResumeError                 1  the run folder's checkpoint does not continue this training
+├── MetricsError                1  --metrics-port is taken
 ├── PublishError                1  a checkpoint could not be written; those before it stay
 ├── PreemptedError            143  SIGTERM came: a checkpoint was saved, and starting every task again goes on there
 ├── StopRuleError               1  --stop-when names what the evaluator does not score
@@ -17,7 +18,10 @@ TrainerError                    1  it could not train, for the reason that the t
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+RESTART_COUNT: Final = "UNDERSTUDY_RESTART_COUNT"
+"""The environment variable by which a supervisor tells a task how often it was started again."""
 
 
 class TrainerError(Exception):
@@ -58,6 +62,10 @@ class DataError(TrainerError):
 
 class ResumeError(TrainerError):
     """The newest checkpoint in the run folder does not continue this training. The text names the difference."""
+
+
+class MetricsError(TrainerError):
+    """The metrics cannot be served where they were asked for."""
 
 
 class PublishError(TrainerError):

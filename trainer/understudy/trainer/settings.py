@@ -95,6 +95,10 @@ class TrainSettings:
         default=None,
         metadata={"help": "The evaluator's state folder, where its results are; RUN/evaluator if not given."},
     )
+    metrics_port: int | None = field(
+        default=None,
+        metadata={"help": "Serve Prometheus metrics of this task on this port.", "metavar": "PORT"},
+    )
     cluster_timeout_seconds: float = field(
         default=300.0,
         metadata={"help": "How long to wait for the other tasks of the cluster at the start."},
@@ -103,7 +107,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_every", "keep_checkpoints", "steps_per_call"):
             _require_positive(name, getattr(self, name))
-        for name in ("logical_cpus", "global_batch_size", "shuffle_buffer"):
+        for name in ("logical_cpus", "global_batch_size", "shuffle_buffer", "metrics_port"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
         if self.cluster_timeout_seconds <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from understudy.experiments import Experiment
 from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
 from understudy.trainer.early_stop import EarlyStop
-from understudy.trainer.errors import NonFiniteLossError, PreemptedError
+from understudy.trainer.errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
 from understudy.trainer.job import Job, TrainingJob
+from understudy.trainer.metrics import TrainingMetrics
 from understudy.trainer.model import build_model
 from understudy.trainer.pace import ProgressMeter
 from understudy.trainer.parameter_server.job import ParameterServerJob
@@ -71,7 +73,8 @@ def train(
         ExperimentError: The user's code raised.
         CheckpointError: The run folder is in use by another trainer, or its newest checkpoint is damaged.
     """
-    task = training_task(settings, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    task = training_task(settings, environ)
     if task is not None and settings.strategy == "parameter_server" and not task.is_chief:
         step = serve_until_done(task, settings)
         return TrainResult(step=step, first_step=0, metrics={})
@@ -100,8 +103,15 @@ def train(
                 global_batch_size=job.plan.global_batch_size,
             ),
         )
+        served = TrainingMetrics(
+            settings.metrics_port,
+            first_step=first_step,
+            global_batch_size=job.plan.global_batch_size,
+            restarts=int(environ.get(RESTART_COUNT, "0")),
+        )
+        stack.enter_context(served)
         preemption.save_from_now_on()
-        result = _run(job, settings, first_step, reporter=reporter, chief=chief, preemption=preemption)
+        result = _run(job, settings, first_step, reporter=reporter, chief=chief, preemption=preemption, served=served)
         job.wait_for_all()
         reporter.finished(result.step)
     if chief is not None and settings.wait_for_evaluation is not None:
@@ -136,6 +146,7 @@ def _run(
     reporter: ProgressReporter,
     chief: Chief | None,
     preemption: PreemptionWatch,
+    served: TrainingMetrics,
 ) -> TrainResult:
     """Do the steps that are left, and publish where it is due."""
     meter = ProgressMeter(settings.steps, job.plan)
@@ -152,16 +163,19 @@ def _run(
         _check_finite(step, metrics)
         update = meter.measure(step, metrics)
         reporter.advanced(update)
+        served.advanced(update)
         if chief is not None:
             chief.advanced(update)
         stopped_early = advance.due and step < settings.steps and early_stop.is_due(step)
         if advance.due or advance.stopping:
+            began = time.monotonic()
             # All tasks take part in collecting the state.
             snapshot = job.capture(step)
             snapshot.check_finite()
             if chief is not None:
                 chief.publish(snapshot, update, final=stopped_early or step >= settings.steps)
                 reporter.published(step, metrics)
+            served.checkpointed(time.monotonic() - began)
         if stopped_early:
             break
         if advance.stopping and step < settings.steps:
