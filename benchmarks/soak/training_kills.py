@@ -32,7 +32,11 @@ KILLS_OF_SIGNALS = 50 / 70
 STEPS = 600
 KINDS = ("multi_worker", "mirrored")
 
-_OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2")
+_OPTIONS = (
+    *("--steps", str(STEPS), "--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2"),
+    # As long as a task waits for one that is killed before the cluster has come together.
+    *("--cluster-timeout-seconds", "60"),
+)
 _LONGEST_START_SECONDS = 15.0
 _BUSY_SECONDS = 4.0
 _EXIT_SECONDS = 120.0
@@ -59,11 +63,15 @@ def run(trial: Trial) -> None:
             state["equal"] += _is_equal(trial.work / f"undisturbed-{kind}", run_dir)
             shutil.rmtree(run_dir)
         trial.save_state(state)
-        trial.report(held=state["equal"] == state["trainings"], finished=False, wanted=wanted, steps=STEPS, **state)
-    held = state["equal"] == state["trainings"]
+        trial.report(held=_held(state), finished=False, wanted=wanted, steps=STEPS, **state)
+    held = _held(state)
     trial.report(held=held, finished=True, wanted=wanted, steps=STEPS, **state)
     if held:
         trial.finish()
+
+
+def _held(state: dict[str, Any]) -> bool:
+    return state["trainings"] > 0 and state["equal"] == state["trainings"]
 
 
 def _is_unfinished(work: Path) -> bool:
