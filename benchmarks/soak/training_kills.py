@@ -71,7 +71,7 @@ def run(trial: Trial) -> None:
 
 
 def _held(state: dict[str, Any]) -> bool:
-    return state["trainings"] > 0 and state["equal"] == state["trainings"]
+    return bool(0 < state["trainings"] == state["equal"])
 
 
 def _is_unfinished(work: Path) -> bool:
