@@ -157,6 +157,11 @@ class Peer(
             metrics={"loss": loss / weight}, examples=examples, batches=batches, step=STEP, notes=["by NumPy"]
         )
 
+    def Compare(self, request_iterator: Any, context: Any) -> evaluation_pb2.CompareResponse:
+        """Refuse: comparisons are tried on the real server."""
+        self._enter("Compare", next(request_iterator), context)
+        _abort(context, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no comparing here"))
+
     def EvaluateDataset(
         self, request: evaluation_pb2.EvaluateDatasetRequest, context: Any
     ) -> Iterator[evaluation_pb2.EvaluateDatasetResponse]:
