@@ -7,7 +7,7 @@ import pytest
 from trainer.rig import free_ports
 
 from understudy.trainer import ClusterError, ClusterTask
-from understudy.trainer.rendezvous import wait_for_peers
+from understudy.trainer.rendezvous import wait_for_peers, wait_until_gone
 
 
 def task(index: int, ports: list[int]) -> ClusterTask:
@@ -51,3 +51,14 @@ def test_a_port_in_use_is_named() -> None:
         port = int(taken.getsockname()[1])
         with pytest.raises(ClusterError, match=rf"worker 0 .* cannot listen on port {port}"):
             wait_for_peers(task(0, [port, 1]), timeout_seconds=0.1)
+
+
+def test_the_last_to_leave_waits_until_the_others_have_gone() -> None:
+    ports = free_ports(2)
+    chief = task(0, ports)
+    other = socket.create_server(("127.0.0.1", ports[1]))
+    assert not wait_until_gone(chief, timeout_seconds=0.1)
+    leaving = threading.Timer(0.1, other.close)
+    leaving.start()
+    assert wait_until_gone(chief, timeout_seconds=20.0)
+    leaving.join()

@@ -21,7 +21,10 @@ from understudy.trainer import (
     TrainerError,
     TrainSettings,
 )
+from understudy.trainer.rendezvous import wait_until_gone
 from understudy.trainer.tf_config import parse
+
+_LAST_SECONDS = 10.0
 
 ProgressFormat = Literal["lines", "json"]
 
@@ -68,11 +71,14 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
     try:
         train(load_experiment(experiment), settings, progress=_reporter(progress))
     except TrainerError as error:
-        if isinstance(error, PeerLostError) or (isinstance(error, PreemptedError) and _follows_a_chief()):
+        if isinstance(error, PeerLostError):
             _exit_at_once(error)
+        if isinstance(error, PreemptedError):
+            _leave_cluster(settings, error)
         raise TrainFailedError(str(error), exit_code=error.exit_code) from error
     except (ExperimentError, CheckpointError) as error:
         raise CommandError(str(error)) from error
+    _leave_cluster(settings, None)
 
 
 class TrainFailedError(CommandError):
@@ -83,17 +89,23 @@ class TrainFailedError(CommandError):
         self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance as well
 
 
-def _follows_a_chief() -> bool:
-    task = parse(os.environ)
-    return task is not None and not task.is_chief
+def _leave_cluster(settings: TrainSettings, error: PreemptedError | None) -> None:
+    """End the process, if it is a task of a synchronous cluster. The chief coordinates the others and goes last."""
+    task = parse(os.environ) if settings.strategy == "multi_worker" else None
+    if task is None:
+        return
+    if task.is_chief:
+        wait_until_gone(task, timeout_seconds=_LAST_SECONDS)
+    _exit_at_once(error)
 
 
-def _exit_at_once(error: TrainerError) -> NoReturn:
+def _exit_at_once(error: TrainerError | None) -> NoReturn:
     """End the process without TensorFlow's shutdown, which may wait for tasks of the cluster that are gone."""
-    TrainFailedError(str(error), exit_code=error.exit_code).show()
+    if error is not None:
+        TrainFailedError(str(error), exit_code=error.exit_code).show()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(error.exit_code)
+    os._exit(0 if error is None else error.exit_code)
 
 
 def _reporter(progress: ProgressFormat) -> ProgressReporter:

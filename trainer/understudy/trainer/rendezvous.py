@@ -1,4 +1,4 @@
-"""Waiting for the other tasks of a cluster, in a way that ends and that names who is missing.
+"""Waiting for the other tasks of a cluster to come and to go, in a way that ends and that names who is missing.
 
 TensorFlow's own wait holds Python's interpreter lock, does not say for whom it waits, and lasts up to an hour. So
 before a task joins, it listens on its own port and calls every peer until each has answered once: a listener like this
@@ -41,6 +41,17 @@ def wait_for_peers(
                 raise ClusterError(f"waited {timeout_seconds:g} s for the rest of the cluster; missing are {who}")
             if missing:
                 time.sleep(_PAUSE_SECONDS)
+
+
+def wait_until_gone(task: ClusterTask, *, timeout_seconds: float, clock: Callable[[], float] = time.monotonic) -> bool:
+    """Return once no other task that trains synchronously listens any more, or the time is up; tell which."""
+    others = [peer for peer in task.trainers if (peer.role, peer.index) != (task.role, task.index)]
+    deadline = clock() + timeout_seconds
+    while len(_call(others)) < len(others):
+        if clock() >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
 
 
 def _listen(me: Peer) -> socket.socket:
