@@ -131,10 +131,10 @@ class LineReporter:
         if now - self._last < self._every_seconds:
             return
         self._last = now
+        rate = f"  {update.examples_per_second:.0f} examples/s" if update.examples_per_second else ""
         remaining = "" if update.remaining_seconds is None else f"  {_duration(update.remaining_seconds)} left"
         self._write(
-            f"step {update.step}/{update.steps}  epoch {update.epoch:.1f}  {_metrics(update.metrics)}"
-            f"  {update.examples_per_second:.0f} examples/s{remaining}",
+            f"step {update.step}/{update.steps}  epoch {update.epoch:.1f}  {_metrics(update.metrics)}{rate}{remaining}",
         )
 
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
