@@ -45,7 +45,7 @@ test: $(VENV)/.installed ## Run the tests
 	tools/fetch_prometheus.sh
 	for client in triton tfserving node; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with the clients of $$client will be skipped" >&2; done
-	$(BIN)/pytest $(T)
+	$(BIN)/pytest -n 2 --dist loadfile $(T)
 
 .PHONY: soak
 soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part
