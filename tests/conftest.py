@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+import hypothesis
 import pytest
+
+# The suite draws the same cases every time; `make soak` draws new ones.
+hypothesis.settings.register_profile("suite", derandomize=True)
+hypothesis.settings.load_profile("suite")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
