@@ -27,7 +27,7 @@ RUN python -m venv /opt/understudy \
 
 FROM ${BASE}
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /state understudy \
-    && install -d --owner understudy --group understudy /state
+    && install -d --owner understudy --group understudy --mode 1777 /state
 COPY --from=build /opt/understudy /opt/understudy
 ENV PATH=/opt/understudy/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -185,6 +185,7 @@ def test_a_wrong_flag_ends_it_with_a_sentence(arguments: list[str], words: str) 
     [
         (["--experiment", "no_such_module:thing"], "no_such_module"),
         (["--eval-data", "test=missing.npz"], "missing.npz"),
+        (["--state-dir", "/proc/state"], "state_dir /proc/state cannot be written to"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:

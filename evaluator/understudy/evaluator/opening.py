@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from understudy.checkpoints.folder import FolderSource
 from understudy.checkpoints.layout import RunDir
@@ -43,6 +45,7 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
         ConfigurationError: A dataset or the folder of checkpoints cannot be used.
         CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
     """
+    _check_state_dir(settings.state_dir)
     build_strategy(device_settings(settings))
     experiment = None if origin.experiment is None else load_experiment(origin.experiment)
     evaluator = Evaluator(
@@ -53,6 +56,16 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
         observer=observer,
     )
     return Opened(evaluator=evaluator, model_name=DEFAULT_MODEL_NAME if experiment is None else experiment.name)
+
+
+def _check_state_dir(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"state_dir {folder} cannot be written to ({error.strerror}); give a folder that can with --state-dir"
+        ) from error
 
 
 def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
