@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner, Result
 from real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
 
 from understudy.checkpoints import FolderSource
+from understudy.cli.main import main
 from understudy.evaluator.datasets import ArrayDataset
-from understudy.evaluator.errors import NotEvaluableError
+from understudy.evaluator.errors import LoadError, NotEvaluableError
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.export import CheckpointStore, ExportFormat
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationOutcome, MetricSpec
 
@@ -25,6 +29,18 @@ ROWS = 7
 RANDOM = np.random.default_rng(3)
 X = RANDOM.normal(size=(ROWS, 4)).astype(np.float32)
 Y = RANDOM.normal(size=(ROWS, 2)).astype(np.float32)
+
+EXPERIMENT = """
+class Theirs:
+    name = "theirs"
+    global_batch_size = 7
+    build_model = staticmethod(build_model)
+
+    def training_data(self):
+        raise NotImplementedError
+
+    evaluation_data = training_data
+"""
 
 Save = Callable[[Any, Path, int], None]
 
@@ -94,7 +110,7 @@ class Theirs:
         self.folder = folder / "theirs"
         self.folder.mkdir()
         self._save = save
-        self._state = folder / "state"
+        self.state = folder / "state"
         self.model = build_model()
         self.told = Told()
 
@@ -105,12 +121,17 @@ class Theirs:
         self._save(self.model, self.folder, step)
         return self.model.evaluate(X, Y, batch_size=ROWS, return_dict=True, verbose=0), self.model(X).numpy()
 
+    def export(self, output: Path, form: ExportFormat) -> Path:
+        """Export the newest checkpoint that the evaluator holds."""
+        store = CheckpointStore(run_dir=None, state_dir=self.state, build_model=build_model)
+        return store.export(store.resolve("latest"), output, form)
+
     def evaluator(self) -> Evaluator:
         return Evaluator(
             EvaluatorSettings(
-                state_dir=self._state, devices=("CPU:0", "CPU:1", "CPU:2"), poll_interval_seconds=0.05, max_batch_rows=8
+                state_dir=self.state, devices=("CPU:0", "CPU:1", "CPU:2"), poll_interval_seconds=0.05, max_batch_rows=8
             ),
-            source=FolderSource(self.folder, self._state / "staging", takes_variables=True),
+            source=FolderSource(self.folder, self.state / "staging", takes_variables=True),
             datasets=[ArrayDataset("test", {"x": X, "y": Y})],
             build_model=build_model,
             observer=self.told,
@@ -167,3 +188,58 @@ def test_variables_of_another_model_are_refused_with_the_reason(tmp_path: Path) 
         (record,) = wait_for_records(evaluator, 1)
         assert record.outcome is EvaluationOutcome.FAILED
         assert "not those of the experiment's model" in record.reason
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_checkpoint_of_every_format_is_exported_as_a_keras_file_and_as_a_saved_model(
+    tmp_path: Path, name: str
+) -> None:
+    theirs = Theirs(tmp_path, COMPILED[name])
+    expected, outputs = theirs.train_and_save(3)
+    with theirs.evaluator() as evaluator:
+        wait_for_records(evaluator, 1)
+
+    keras_file = theirs.export(tmp_path / "out.keras", "keras")
+    saved_model = theirs.export(tmp_path / "out", "saved_model")
+
+    loaded = keras.saving.load_model(keras_file)
+    np.testing.assert_array_equal(loaded(X).numpy(), outputs)
+    assert loaded.evaluate(X, Y, batch_size=ROWS, return_dict=True, verbose=0) == pytest.approx(expected, rel=1e-6)
+    answers = tf.saved_model.load(str(saved_model)).signatures["serving_default"](x=tf.constant(X))
+    np.testing.assert_allclose(next(iter(answers.values())).numpy(), outputs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", SAVED_MODELS)
+def test_a_saved_model_is_exported_as_it_is_and_not_as_a_keras_file(tmp_path: Path, name: str) -> None:
+    theirs = Theirs(tmp_path, SAVED_MODELS[name])
+    _, outputs = theirs.train_and_save(3)
+    with theirs.evaluator() as evaluator:
+        wait_for_records(evaluator, 1)
+
+    serve = tf.saved_model.load(str(theirs.export(tmp_path / "out", "saved_model"))).signatures["serving_default"]
+    (argument,) = serve.structured_input_signature[1]
+    answers = serve(**{argument: tf.constant(X)})
+    np.testing.assert_allclose(next(iter(answers.values())).numpy(), outputs, rtol=1e-6, atol=1e-7)
+    with pytest.raises(LoadError, match="export it as saved_model"):
+        theirs.export(tmp_path / "out.keras", "keras")
+    assert not (tmp_path / "out.keras").exists()
+
+
+def test_variables_are_not_exported_without_their_model(tmp_path: Path) -> None:
+    theirs = Theirs(tmp_path, save_weights)
+    theirs.train_and_save(3)
+    with theirs.evaluator() as evaluator:
+        wait_for_records(evaluator, 1)
+    options = ["--checkpoints", theirs.folder, "--state-dir", theirs.state, "--step", "latest"]
+
+    def export(*more: str | Path) -> Result:
+        return CliRunner().invoke(main, ["export", *map(str, (*options, "--output", tmp_path / "out.keras", *more))])
+
+    refused = export()
+    assert (refused.exit_code, "give the experiment" in refused.stderr) == (1, True)
+    (tmp_path / "theirs.py").write_text(
+        f"from typing import Any\nimport keras\n{inspect.getsource(build_model)}{EXPERIMENT}"
+    )
+    allowed = export("--experiment", f"{tmp_path / 'theirs.py'}:Theirs")
+    assert allowed.exit_code == 0, allowed.output
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "out.keras")(X).numpy(), theirs.model(X).numpy())

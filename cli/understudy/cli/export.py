@@ -41,6 +41,11 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
 @_folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given.")
 @_folder("--state-dir", "The evaluator's state folder, if it was given one.")
 @click.option(
+    "--experiment",
+    metavar="EXPERIMENT",
+    help="What builds the model of checkpoints that hold variables alone, as for serve.",
+)
+@click.option(
     "--step",
     type=_StepType(),
     default="best",
@@ -54,7 +59,7 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
     type=click.Choice(["keras", "saved_model"]),
     default="keras",
     show_default=True,
-    help="The .keras file as it is, or a SavedModel for serving systems.",
+    help="A .keras file (the trainer's as it is), or a SavedModel for serving systems.",
 )
 @click.option(
     "--output",
@@ -69,6 +74,7 @@ def command(
     run_dir: Path | None,
     checkpoints: Path | None,
     state_dir: Path | None,
+    experiment: str | None,
     step: _Step,
     form: ExportFormat,
     output: Path,
@@ -83,13 +89,15 @@ def command(
     SavedModel has one signature, serving_default, with the names of the model's inputs and outputs.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     from understudy.evaluator.export import CheckpointStore
+    from understudy.experiments import ExperimentError, load_experiment
 
     try:
         settings = ServeSettings(run_dir=run_dir, checkpoints=checkpoints, state_dir=state_dir)
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
-    store = CheckpointStore(run_dir=run_dir, state_dir=settings.evaluator_state_dir)
-    with reported(EvaluatorError):
+    with reported(EvaluatorError, ExperimentError):
+        build_model = None if experiment is None else load_experiment(experiment).build_model
+        store = CheckpointStore(run_dir=run_dir, state_dir=settings.evaluator_state_dir, build_model=build_model)
         chosen = store.resolve(step)
         try:
             written = store.export(chosen, output, form)

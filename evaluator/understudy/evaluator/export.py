@@ -1,13 +1,13 @@
 """Takes a checkpoint out of a run, as a Keras file or as a SavedModel. Needs no running evaluator.
 
-TensorFlow is imported only to write a SavedModel.
+TensorFlow is imported only where the model has to be built.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from understudy.checkpoints.layout import BEST_FILE, MODEL_FILE, PINNED_DIR, Run
 from understudy.checkpoints.manifest import read_manifest
 from understudy.checkpoints.source import PublishedCheckpoint
 from understudy.checkpoints.taken import TakenCheckpoint
-from understudy.evaluator.errors import ConfigurationError, EvaluatorError, LoadError, VersionNotFoundError
+from understudy.evaluator.errors import ConfigurationError, LoadError, VersionNotFoundError
 
 ExportFormat = Literal["keras", "saved_model"]
 KERAS_SUFFIX = ".keras"
@@ -31,11 +31,13 @@ class CheckpointStore:
     Args:
         run_dir: The run folder, or None if somebody else writes the checkpoints.
         state_dir: The evaluator's state folder.
+        build_model: Returns a new Keras model, for checkpoints that hold variables alone; None if nobody builds it.
     """
 
-    def __init__(self, *, run_dir: Path | None, state_dir: Path) -> None:
+    def __init__(self, *, run_dir: Path | None, state_dir: Path, build_model: Callable[[], Any] | None = None) -> None:
         self._run = None if run_dir is None else RunDir(run_dir)
         self._state_dir = state_dir
+        self._build_model = build_model
 
     def steps(self) -> list[int]:
         """Return the steps that can be exported, ascending."""
@@ -66,13 +68,14 @@ class CheckpointStore:
             step: The step.
             output: For ``keras``, a path that ends in ``.keras``, or the folder to put ``model.keras`` into; for
                 ``saved_model``, the folder that becomes the SavedModel.
-            form: ``keras`` copies the file as it is, ``saved_model`` writes what serving systems load: one signature,
+            form: ``keras`` copies a ``.keras`` file as it is, and makes one, without the optimizer's state, of what
+                else holds a Keras model; ``saved_model`` writes what serving systems load: one signature,
                 ``serving_default``, with the model's names for inputs and outputs and any number of rows.
 
         Raises:
             VersionNotFoundError: There is no checkpoint of this step.
             ConfigurationError: There is something at the output already.
-            LoadError: The checkpoint is not whole, or not stored as a Keras file.
+            LoadError: The checkpoint is not whole, or cannot be written in this form.
             OSError: The output cannot be written.
         """
         target = output / MODEL_FILE if form == "keras" and output.suffix != KERAS_SUFFIX else output
@@ -80,13 +83,18 @@ class CheckpointStore:
             raise ConfigurationError(f"{target} is there already; choose another output or move it away")
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(target) as folder, self._taken(step, folder) as taken:
-            written = folder / "written"
-            if form == "keras":
-                shutil.copyfile(taken.model_file, written)
-            else:
-                _write_saved_model(taken.model_file, written)
-            written.rename(target)
+            self._write(taken, folder / f"written{target.suffix}", form).rename(target)
         return target
+
+    def _write(self, taken: TakenCheckpoint, path: Path, form: ExportFormat) -> Path:
+        if form == "keras" and taken.kind is ModelKind.KERAS:
+            shutil.copyfile(taken.model_file, path)
+            return path
+        from understudy.evaluator.compute import model_writing
+
+        write = model_writing.write_keras if form == "keras" else model_writing.write_saved_model
+        write(taken, path, self._build_model)
+        return path
 
     def _best(self) -> int:
         file = self._state_dir / BEST_FILE
@@ -112,8 +120,6 @@ class CheckpointStore:
                 continue
             except CheckpointError as error:
                 raise LoadError(f"step {step} cannot be exported: {error}") from error
-            if taken.kind is not ModelKind.KERAS:
-                raise LoadError(f"step {step} is stored as {taken.kind.value}; only .keras files can be exported")
             yield taken
             return
         raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")
@@ -121,33 +127,3 @@ class CheckpointStore:
     def _origins(self, step: int) -> list[Path]:
         held = self._state_dir / PINNED_DIR / step_name(step)
         return [held] if self._run is None else [held, self._run.checkpoint(step)]
-
-
-def _write_saved_model(model_file: Path, folder: Path) -> None:
-    import tensorflow as tf
-
-    from understudy.checkpoints.keras_signature import interface_of
-    from understudy.evaluator.compute.forward import tensor_spec
-    from understudy.evaluator.compute.model_file import build_model
-
-    model = build_model(model_file)
-    interface = interface_of(model)
-    names = {_argument(spec.name): spec for spec in interface.inputs.specs}
-
-    def serve(**inputs: Any) -> dict[str, Any]:
-        leaves = {spec.name: inputs[argument] for argument, spec in names.items()}
-        return interface.outputs.flatten(model(interface.inputs.unflatten(leaves), training=False))
-
-    module = tf.Module()
-    module.model = model
-    module.serve = tf.function(serve, autograph=False)
-    signature = module.serve.get_concrete_function(**{name: tensor_spec(spec) for name, spec in names.items()})
-    try:
-        tf.saved_model.save(module, str(folder), signatures={"serving_default": signature})
-    except (ValueError, NotImplementedError, AssertionError) as error:
-        raise EvaluatorError(f"{model_file.name} cannot be written as a SavedModel: {error}") from error
-
-
-def _argument(name: str) -> str:
-    """Return an input's name as TensorFlow lets arguments be called."""
-    return "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in name)

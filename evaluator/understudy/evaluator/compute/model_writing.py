@@ -1,0 +1,77 @@
+"""Writes the model of a checkpoint in another format than the checkpoint's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import interface_of
+from understudy.checkpoints.kinds import ModelKind
+from understudy.checkpoints.taken import TakenCheckpoint
+from understudy.evaluator.compute.forward import tensor_spec
+from understudy.evaluator.compute.loaders import BuildModel, BuiltModel, loader_for
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.errors import LoadError
+
+
+def write_keras(taken: TakenCheckpoint, file: Path, build_model: BuildModel | None) -> None:
+    """Write a ``.keras`` file: compiled as the checkpoint's model is, without the state of its optimizer.
+
+    Raises:
+        LoadError: The model cannot be built, or is none that Keras can store.
+    """
+    if taken.kind is ModelKind.SAVED_MODEL:
+        raise LoadError(
+            f"step {taken.step} is stored as a SavedModel, of which no .keras file is made; export it as saved_model"
+        )
+    built = _build(taken, build_model)
+    try:
+        if built.compile_config:
+            built.model.compile_from_config(built.compile_config)
+        built.model.save(file)
+    except Exception as error:
+        raise LoadError(f"step {taken.step} cannot be written as a .keras file: {first_line(error)}") from error
+
+
+def write_saved_model(taken: TakenCheckpoint, folder: Path, build_model: BuildModel | None) -> None:
+    """Write a SavedModel with one signature, ``serving_default``; one that is a SavedModel already is copied as it is.
+
+    Raises:
+        LoadError: The model cannot be built, or is none that TensorFlow can store.
+    """
+    if taken.kind is ModelKind.SAVED_MODEL:
+        shutil.copytree(taken.model_file, folder)
+        return
+    module, signature = _servable(_build(taken, build_model).model)
+    try:
+        tf.saved_model.save(module, str(folder), signatures={"serving_default": signature})
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise LoadError(f"step {taken.step} cannot be written as a SavedModel: {first_line(error)}") from error
+
+
+def _build(taken: TakenCheckpoint, build_model: BuildModel | None) -> BuiltModel:
+    return loader_for(taken.kind, build_model).build(taken.model_file)
+
+
+def _servable(model: Any) -> tuple[Any, Any]:
+    """Return a module that holds the model and its function, and the function's signature for any number of rows."""
+    interface = interface_of(model)
+    names = {_argument(spec.name): spec for spec in interface.inputs.specs}
+
+    def serve(**inputs: Any) -> dict[str, Any]:
+        leaves = {spec.name: inputs[argument] for argument, spec in names.items()}
+        return interface.outputs.flatten(model(interface.inputs.unflatten(leaves), training=False))
+
+    module = tf.Module()
+    module.model = model
+    module.serve = tf.function(serve, autograph=False)
+    specs = {name: tensor_spec(spec) for name, spec in names.items()}
+    return module, module.serve.get_concrete_function(**specs)
+
+
+def _argument(name: str) -> str:
+    """Return an input's name as TensorFlow lets arguments be called."""
+    return "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in name)
