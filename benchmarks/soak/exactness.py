@@ -5,8 +5,8 @@ number and sizes of their batches, the rows, the targets and the weights. Cases 
 replicas and its metrics, since those have to be built and traced.
 
 Models that pass their inputs through do not round, and must agree to the last digit. Others must agree to 1e-6 of the
-value; what deviates more is held against what Keras makes of the very outputs that were scored, which tells rounding in
-the forward pass (it may push a row over a threshold) from an error in a metric.
+value; what deviates more must have outputs that are one device's but for rounding, and the score that Keras makes of
+these very outputs, which tells rounding in the forward pass (it may push a row over a threshold) from an error.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Tally:
         largest_deviation: Of the other models.
         beyond_rounding: How many cases deviated more than 1e-6, because outputs rounded otherwise in the forward pass.
         largest_deviation_beyond_rounding: The largest of these.
-        largest_deviation_of_scoring: Against Keras's score of the same outputs, where that was asked.
+        largest_deviation_of_outputs: Of the outputs of these from one device's, relative to the largest value of each.
+        largest_deviation_of_scoring: Of these from Keras's score of the same outputs.
         failed: How many streams broke the law.
         failures: Descriptions of the first of them.
     """
@@ -84,6 +85,7 @@ class Tally:
     largest_deviation: float = 0.0
     beyond_rounding: int = 0
     largest_deviation_beyond_rounding: float = 0.0
+    largest_deviation_of_outputs: float = 0.0
     largest_deviation_of_scoring: float = 0.0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
@@ -183,10 +185,12 @@ def _judge(
         tally.largest_deviation = max(tally.largest_deviation, apart)
         return ""
     of_scoring = law.deviation(result, law.score_outputs(chapter.model, chapter.slot, batches))
-    if of_scoring > law.ROUNDING:
-        return problem
+    of_outputs = law.output_deviation(chapter.model, chapter.slot, batches)
+    if of_scoring > law.ROUNDING or of_outputs > law.ROUNDING_OF_OUTPUTS:
+        return f"{problem}; the outputs are {of_outputs} apart, their scores {of_scoring}"
     tally.beyond_rounding += 1
     tally.largest_deviation_beyond_rounding = max(tally.largest_deviation_beyond_rounding, apart)
+    tally.largest_deviation_of_outputs = max(tally.largest_deviation_of_outputs, of_outputs)
     tally.largest_deviation_of_scoring = max(tally.largest_deviation_of_scoring, of_scoring)
     return ""
 

@@ -22,6 +22,9 @@ from understudy.evaluator.types import Batch, MetricSpec
 ROUNDING = 1e-6
 """What the law allows floats to differ by, relative to the expected value."""
 
+ROUNDING_OF_OUTPUTS = 1e-5
+"""What the forward pass may differ by from one device's, relative to the largest value of an output."""
+
 SMALLEST = 0.1
 """Values below this are held to the absolute deviation that this one is held to."""
 
@@ -92,6 +95,22 @@ def score_outputs(model: Any, slot: Slot, batches: Sequence[Rows]) -> dict[str, 
     for call in calls:
         logs = run(*_mapped(tf.convert_to_tensor, call))
     return zoo.flat_logs({**logs, **({"loss": loss.result()} if has_loss else {})})
+
+
+def output_deviation(model: Any, slot: Slot, batches: Sequence[Rows]) -> float:
+    """Return how far the slot's outputs are from those of the model on one device, relative to their largest value."""
+    return max(_apart(model, slot, rows) for rows in batches)
+
+
+def _apart(model: Any, slot: Slot, rows: Rows) -> float:
+    inputs, *_, outputs, _ = _step_arguments(slot, rows)
+    expected = keras.tree.flatten(model(_mapped(tf.convert_to_tensor, inputs), training=False))
+    scored = keras.tree.flatten(slot._interface.outputs.unflatten(outputs))
+    pairs = [
+        (np.asarray(one, np.float64), np.asarray(other, np.float64))
+        for one, other in zip(scored, expected, strict=True)
+    ]
+    return max(float(np.max(np.abs(one - other)) / max(np.max(np.abs(other)), 1e-30)) for one, other in pairs)
 
 
 def _step_arguments(slot: Slot, rows: Rows) -> tuple[Any, ...]:

@@ -82,7 +82,8 @@ def test_any_batches_score_as_one_device_does(
     batches = law.draw(wider_zoo.KINDS[name], seed, sizes, weighted=weighted)
     (result,) = law.score_interleaved(slot, [batches])
     expected = zoo.evaluate_on_one_device(model, batches)
-    if law.deviation(result, expected) > law.ROUNDING:  # then the forward pass alone must have made it
+    if law.deviation(result, expected) > law.ROUNDING:  # then rounding in the forward pass alone must have made it
+        assert law.output_deviation(model, slot, batches) <= law.ROUNDING_OF_OUTPUTS
         assert law.deviation(result, law.score_outputs(model, slot, batches)) <= law.ROUNDING, (result, expected)
 
 
@@ -103,6 +104,13 @@ def test_metrics_are_exact_where_the_model_does_not_round(
     ]
     expected = [zoo.evaluate_on_one_device(model, batches) for batches in batches_of]
     assert [dict(result) for result in law.score_interleaved(slot, batches_of)] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, kind in wider_zoo.KINDS.items() if not kind.whole])
+def test_the_gathered_outputs_are_one_devices_but_for_rounding(name: str, compiled: Compiled) -> None:
+    model, slot = compiled(name, REPLICAS)
+    batches = law.draw(wider_zoo.KINDS[name], 11, SIZES, weighted=False)
+    assert law.output_deviation(model, slot, batches) <= law.ROUNDING_OF_OUTPUTS
 
 
 def test_keras_scores_the_gathered_outputs_as_they_were_scored(compiled: Compiled) -> None:
