@@ -61,7 +61,7 @@ class ToldEvaluator:
     """The evaluator's surface, as far as the tests need it."""
 
     def __init__(self) -> None:
-        self.predictions: asyncio.Queue[Future[Prediction]] = asyncio.Queue()
+        self.predictions: asyncio.Queue[asyncio.Future[Prediction]] = asyncio.Queue()
         self.refusals: list[Exception] = []
         self.opening: Future[ToldStream] = Future()
         self.opening_began = asyncio.Event()
@@ -75,13 +75,12 @@ class ToldEvaluator:
     def as_evaluator(self) -> Evaluator:
         return cast("Evaluator", self)
 
-    def predict(self, inputs: Any, **asked: Any) -> Future[Prediction]:
+    def predict_for(self, waiter: asyncio.Future[Prediction], outbox: Any, inputs: Any, **asked: Any) -> None:
+        del outbox
         self.asked = {"inputs": inputs, **asked}
         if self.refusals:
             raise self.refusals.pop(0)
-        future: Future[Prediction] = Future()
-        self.predictions.put_nowait(future)
-        return future
+        self.predictions.put_nowait(waiter)
 
     def open_stream(self, **asked: Any) -> Future[ToldStream]:
         self.asked = asked

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets import EvaluationDataset
@@ -22,6 +22,7 @@ from understudy.evaluator.errors import (
 from understudy.evaluator.lifecycle.readiness import ReadySignal
 from understudy.evaluator.lifecycle.servable import Handle, Servable
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
+
+_FUTURES = FutureOutbox()
+
+_Waiter = TypeVar("_Waiter")
 
 Progress = Callable[[int, int | None], None]
 """Told the rows scored so far and the rows of the dataset (None if unknown); must be quick and must not raise."""
@@ -131,23 +136,49 @@ class Evaluator:
     def predict(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
     ) -> Future[Prediction]:
+        """Run one loaded version on rows; see `predict_for`, which says what is raised at once."""
+        future: Future[Prediction] = Future()
+        self.predict_for(future, _FUTURES, inputs, version=version, deadline=deadline)
+        return future
+
+    def predict_for(
+        self,
+        waiter: _Waiter,
+        outbox: Outbox[_Waiter],
+        inputs: Arrays,
+        *,
+        version: Version = "serving",
+        deadline: float | None = None,
+    ) -> None:
         """Run one loaded version on rows ``[rows, ...]`` by input name, merged into batches with other requests.
+
+        Args:
+            waiter: Who waits for the outcome.
+            outbox: Tells it: the prediction, or DeadlineExceededError, VersionNotFoundError or what went wrong. It is
+                told the outcomes of a batch at once.
+            inputs: Every input by name; not to be changed until the outcome is told.
+            version: The version to run.
+            deadline: When the answer is no longer wanted.
 
         Raises:
             InvalidInputError: The inputs do not fit the model's signature, or are more rows than the queue holds.
             NotReadyError: Nothing is on stage yet.
-            VersionNotFoundError: The version does not exist or is not loaded; also as the future's exception.
+            VersionNotFoundError: The version does not exist or is not loaded.
             OverloadedError: The queue is full.
+            DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is being closed.
-
-        The future's exception may also be DeadlineExceededError.
         """
         parts = self._open_parts()
         step = None if version == "serving" else self._resolve(version)
         with parts.manager.borrow(step) as handle:
             self._check_inputs(handle, inputs)
-        return parts.engine.predict(
-            inputs, borrow=partial(parts.manager.borrow, step), key=version if step is None else step, deadline=deadline
+        parts.engine.submit(
+            inputs,
+            borrow=partial(parts.manager.borrow, step),
+            key=version if step is None else step,
+            deadline=deadline,
+            waiter=waiter,
+            outbox=outbox,
         )
 
     def open_stream(

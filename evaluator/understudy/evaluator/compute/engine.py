@@ -25,12 +25,14 @@ from understudy.evaluator.compute.pending import (
 from understudy.evaluator.compute.runner import Runner
 from understudy.evaluator.errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.types import Arrays, Prediction
 
 MAX_PREDICTS_BEFORE_EVALUATE = 8
 """After so many Predict batches in a row, an Evaluate batch that waits is run."""
 
 _T = TypeVar("_T")
+_Waiter = TypeVar("_Waiter")
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +69,7 @@ class Engine:
         self._settings = settings
         self._observer = observer
         self._runner = Runner(observer)
+        self._futures = FutureOutbox()
         self._changed = threading.Condition()
         self._predicts = PredictQueue()
         self._evaluates: deque[EvaluateRequest] = deque()
@@ -79,13 +82,30 @@ class Engine:
     def predict(
         self, inputs: Arrays, *, borrow: Borrow, key: Hashable, deadline: float | None = None
     ) -> Future[Prediction]:
+        """Queue rows to predict and return their future; see `submit`."""
+        future: Future[Prediction] = Future()
+        self.submit(inputs, borrow=borrow, key=key, deadline=deadline, waiter=future, outbox=self._futures)
+        return future
+
+    def submit(
+        self,
+        inputs: Arrays,
+        *,
+        borrow: Borrow,
+        key: Hashable,
+        deadline: float | None,
+        waiter: _Waiter,
+        outbox: Outbox[_Waiter],
+    ) -> None:
         """Queue rows to predict.
 
         Args:
-            inputs: Every input by name, ``[rows, ...]``, already checked. Not to be changed until the future is done.
+            inputs: Every input by name, ``[rows, ...]``, already checked. Not to be changed until the outcome is told.
             borrow: Called once for each batch, on the device's thread, when the batch is formed.
             key: The version. Only requests with equal keys, dtypes and shapes beside axis 0 share a batch.
             deadline: When the answer is no longer wanted.
+            waiter: Who waits for the outcome.
+            outbox: Tells the outcome, with those of all other requests of the batch that have the same outbox.
 
         Raises:
             InvalidInputError: There are more rows than the queue can ever hold.
@@ -106,7 +126,8 @@ class Engine:
             borrow=borrow,
             deadline=deadline,
             arrived=time.monotonic(),
-            future=Future(),
+            waiter=waiter,
+            outbox=outbox,
         )
         self._check_deadline(request)
         dead: Sequence[PredictRequest] = ()
@@ -124,7 +145,6 @@ class Engine:
         if full:
             self._refuse(waiting)
         self._observer.queue_changed(waiting)
-        return request.future
 
     def run(
         self,
@@ -183,9 +203,9 @@ class Engine:
             abandoned: list[Request] = [*self._predicts.remove(lambda _: True), *self._evaluates]
             self._evaluates.clear()
         for request in abandoned:
-            if request.future.set_running_or_notify_cancel():
+            if request.begin():
                 self._observer.rejected("draining")
-                request.future.set_exception(DrainingError("the evaluator shut down before this was run"))
+                request.fail(DrainingError("the evaluator shut down before this was run"))
         self._preparer.shutdown(wait=True, cancel_futures=False)
         self._thread.join(timeout_seconds)
 
@@ -206,8 +226,8 @@ class Engine:
             prepare()
             self._enqueue(request)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_exception(error)
+            if request.begin():
+                request.fail(error)
 
     def _run(self) -> None:
         while (job := self._next()) is not None:

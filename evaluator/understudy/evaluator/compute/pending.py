@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from understudy.evaluator.errors import DeadlineExceededError
-from understudy.evaluator.types import Array, Arrays, Prediction
+from understudy.evaluator.outbox import Outbox
+from understudy.evaluator.types import Array, Arrays
 
 
 class RunnableSlot(Protocol):
@@ -39,9 +40,9 @@ class BorrowedHandle(Protocol):
 Borrow = Callable[[], BorrowedHandle]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class PredictRequest:
-    """Rows to predict. Times are on `time.monotonic`'s clock, in seconds."""
+    """Rows to predict, and who is to be told the outcome. Times are on `time.monotonic`'s clock, in seconds."""
 
     inputs: Arrays
     rows: int
@@ -49,10 +50,23 @@ class PredictRequest:
     borrow: Borrow
     deadline: float | None
     arrived: float
-    future: Future[Prediction]
+    waiter: Any
+    outbox: Outbox[Any]
+
+    def begin(self) -> bool:
+        """Mark it as running; return whether anybody still wants it."""
+        return self.outbox.begin(self.waiter)
+
+    def is_cancelled(self) -> bool:
+        """Whether it was taken back before it began."""
+        return self.outbox.is_cancelled(self.waiter)
+
+    def fail(self, error: Exception) -> None:
+        """Tell why there is no result."""
+        self.outbox.deliver([(self.waiter, error)])
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class EvaluateRequest:
     """Work to be done on the device. Times are on `time.monotonic`'s clock, in seconds."""
 
@@ -61,6 +75,18 @@ class EvaluateRequest:
     deadline: float | None
     arrived: float
     future: Future[Any]
+
+    def begin(self) -> bool:
+        """Mark it as running; return whether anybody still wants it."""
+        return self.future.set_running_or_notify_cancel()
+
+    def is_cancelled(self) -> bool:
+        """Whether it was taken back before it began."""
+        return self.future.cancelled()
+
+    def fail(self, error: Exception) -> None:
+        """Tell why there is no result."""
+        self.future.set_exception(error)
 
 
 Request = PredictRequest | EvaluateRequest
@@ -73,7 +99,7 @@ def is_late(request: Request) -> bool:
 
 def is_dead(request: Request) -> bool:
     """Whether nobody wants the request's result any more."""
-    return request.future.cancelled() or is_late(request)
+    return request.is_cancelled() or is_late(request)
 
 
 def late(request: Request) -> DeadlineExceededError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.outbox import Outbox, Outcome
 from understudy.evaluator.types import Arrays, Prediction
 
 
@@ -24,60 +26,69 @@ class Runner:
 
     def begin(self, request: Request) -> bool:
         """Mark a request as running; return False, having dropped it, if nobody wants it any more."""
-        if not request.future.set_running_or_notify_cancel():
+        if not request.begin():
             self._observer.rejected("cancelled")
             return False
         if is_late(request):
             self._observer.rejected("deadline")
-            request.future.set_exception(late(request))
+            request.fail(late(request))
             return False
         return True
 
     def predict(self, requests: Sequence[PredictRequest], fill_seconds: float) -> None:
-        """Borrow a handle, run the requests as one batch, and give each its rows."""
+        """Borrow a handle, run the requests as one batch, and then tell everybody the outcome."""
         batch = [request for request in requests if self.begin(request)]
         if not batch:
             return
+        outcomes = _Outcomes()
         try:
             handle = batch[0].borrow()
-        except Exception as error:  # noqa: BLE001 - it is recorded in every future
+        except Exception as error:  # noqa: BLE001 - it is everybody's outcome
             for request in batch:
-                request.future.set_exception(error)
+                outcomes.add(request, error)
+            outcomes.deliver()
             return
         try:
-            self._compute(handle, batch, fill_seconds)
+            self._compute(handle, batch, fill_seconds, outcomes)
         finally:
             handle.release()
+            outcomes.deliver()
 
-    def _compute(self, handle: BorrowedHandle, batch: Sequence[PredictRequest], fill_seconds: float) -> None:
+    def _compute(
+        self, handle: BorrowedHandle, batch: Sequence[PredictRequest], fill_seconds: float, outcomes: _Outcomes
+    ) -> None:
         began = time.monotonic()
         try:
             outputs = handle.slot.forward(_merge(batch))
-        except Exception as error:  # noqa: BLE001 - it is recorded in the future
-            self._fail(handle, batch, error)
+        except Exception as error:  # noqa: BLE001 - it is recorded as the outcome
+            self._fail(handle, batch, error, outcomes)
             return
-        self._observer.batch_computed(
-            "predict",
-            rows=sum(request.rows for request in batch),
-            queue_seconds=[began - request.arrived for request in batch],
-            fill_seconds=fill_seconds,
-            compute_seconds=time.monotonic() - began,
-            step=handle.step,
-        )
+        compute_seconds = time.monotonic() - began
         start = 0
         for request in batch:
-            rows = {name: array[start : start + request.rows] for name, array in outputs.items()}
-            request.future.set_result(Prediction(outputs=rows, step=handle.step))
-            start += request.rows
+            stop = start + request.rows
+            rows = {name: array[start:stop] for name, array in outputs.items()}
+            outcomes.add(request, Prediction(outputs=rows, step=handle.step))
+            start = stop
+        self._observer.batch_computed(
+            "predict",
+            rows=start,
+            queue_seconds=[began - request.arrived for request in batch],
+            fill_seconds=fill_seconds,
+            compute_seconds=compute_seconds,
+            step=handle.step,
+        )
 
-    def _fail(self, handle: BorrowedHandle, batch: Sequence[PredictRequest], error: Exception) -> None:
+    def _fail(
+        self, handle: BorrowedHandle, batch: Sequence[PredictRequest], error: Exception, outcomes: _Outcomes
+    ) -> None:
         """Run the requests of a batch that failed one by one, so that one caller's values cannot fail another's."""
         if len(batch) == 1:
+            outcomes.add(batch[0], error)
             self._observer.request_failed(step=handle.step, seconds=time.monotonic() - batch[0].arrived)
-            batch[0].future.set_exception(error)
             return
         for request in batch:
-            self._compute(handle, [request], 0.0)
+            self._compute(handle, [request], 0.0, outcomes)
 
     def evaluate(self, request: EvaluateRequest) -> None:
         """Do the work of an evaluation."""
@@ -97,6 +108,20 @@ class Runner:
             compute_seconds=time.monotonic() - began,
         )
         request.future.set_result(result)
+
+
+class _Outcomes:
+    """What became of the requests of one batch, for each outbox to be told at once."""
+
+    def __init__(self) -> None:
+        self._outboxes: dict[Outbox[Any], list[tuple[Any, Outcome]]] = {}
+
+    def add(self, request: PredictRequest, outcome: Outcome) -> None:
+        self._outboxes.setdefault(request.outbox, []).append((request.waiter, outcome))
+
+    def deliver(self) -> None:
+        for outbox, outcomes in self._outboxes.items():
+            outbox.deliver(outcomes)
 
 
 def _merge(batch: Sequence[PredictRequest]) -> Arrays:

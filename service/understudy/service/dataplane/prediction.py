@@ -11,6 +11,7 @@ from understudy.service.dataplane import messages
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.failures import Failure
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
+from understudy.service.dataplane.predictor import Predictor
 from understudy.v1 import prediction_pb2
 from understudy.wire import decode_all
 
@@ -24,7 +25,7 @@ class PredictionPlane:
     """
 
     def __init__(self, evaluator: Evaluator, *, stream_depth: int) -> None:
-        self._evaluator = evaluator
+        self._predictor = Predictor(evaluator)
         self._stream_depth = stream_depth
 
     async def predict(
@@ -46,10 +47,9 @@ class PredictionPlane:
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
     def _begin(self, request: prediction_pb2.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
-        future = self._evaluator.predict(
+        return self._predictor.begin(
             decode_all(request.inputs), version=messages.version(request.version), deadline=call.deadline
         )
-        return asyncio.wrap_future(future)
 
 
 def _stream_response(prediction: Prediction) -> prediction_pb2.PredictStreamResponse:

@@ -14,6 +14,7 @@ from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.oip import codec, descriptions
 from understudy.service.dataplane.oip.inference import Inference
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
+from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel, version_of
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.statistics import InferenceStatistics
@@ -59,6 +60,7 @@ class InferencePlane:
         stream_depth: int,
     ) -> None:
         self._model = model
+        self._predictor = Predictor(model.evaluator)
         self._settings = settings
         self._statistics = statistics
         self._readiness = readiness
@@ -170,13 +172,12 @@ class InferencePlane:
         self._model.check_name(name)
 
     def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
-        """Begin a prediction; raise what `Evaluator.predict` raises."""
-        future = self._model.evaluator.predict(
+        """Begin a prediction; raise what `Predictor.begin` raises."""
+        return self._predictor.begin(
             inference.inputs,
             version=version_of(inference.model_version),
             deadline=inference.deadline(call.deadline),
         )
-        return asyncio.wrap_future(future)
 
     def _begin(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)

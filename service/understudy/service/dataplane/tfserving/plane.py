@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from understudy.evaluator.errors import InvalidInputError, VersionNotFoundError
 from understudy.evaluator.types import TensorSpec, Version, VersionStatus
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
+from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel, label_of, wanted_outputs
 from understudy.service.dataplane.tfserving import tensors
 
@@ -50,6 +50,7 @@ class TfServingPlane:
 
     def __init__(self, model: ServedModel, *, max_tensor_bytes: int) -> None:
         self._model = model
+        self._predictor = Predictor(model.evaluator)
         self._max_tensor_bytes = max_tensor_bytes
 
     async def predict(self, request: predict_pb2.PredictRequest, call: CallContext) -> predict_pb2.PredictResponse:
@@ -60,9 +61,7 @@ class TfServingPlane:
             name: tensors.decode(request.inputs[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}")
             for name in sorted(request.inputs)
         }
-        prediction = await asyncio.wrap_future(
-            self._model.evaluator.predict(inputs, version=version, deadline=call.deadline)
-        )
+        prediction = await self._predictor.begin(inputs, version=version, deadline=call.deadline)
         outputs = wanted_outputs(prediction, tuple(request.output_filter))
         return predict_pb2.PredictResponse(
             model_spec=self._spec(prediction.step, signature_name=SIGNATURE_NAME),

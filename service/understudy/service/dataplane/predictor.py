@@ -1,0 +1,74 @@
+"""Predictions awaited on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.outbox import Outcome
+from understudy.evaluator.types import Arrays, Prediction, Version
+
+
+class Predictor:
+    """Begins predictions. The outcomes of one batch come to the event loop together, with one wake-up.
+
+    Belongs to the thread of the event loop on which it is used first.
+
+    Args:
+        evaluator: Runs them.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self._outbox: LoopOutbox | None = None
+
+    def begin(
+        self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
+    ) -> asyncio.Future[Prediction]:
+        """Begin a prediction; cancelling the future takes it back unless it has reached a device.
+
+        The arguments, what is raised at once and what the future's exception may be are those of
+        `Evaluator.predict_for`.
+        """
+        if self._outbox is None:
+            self._outbox = LoopOutbox(asyncio.get_running_loop())
+        future = self._outbox.new_future()
+        self._evaluator.predict_for(future, self._outbox, inputs, version=version, deadline=deadline)
+        return future
+
+
+class LoopOutbox:
+    """Resolves futures of one event loop. See `understudy.evaluator.outbox.Outbox`.
+
+    Args:
+        loop: The event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.new_future = loop.create_future
+
+    def begin(self, waiter: asyncio.Future[Prediction]) -> bool:
+        """See `Outbox`. Whoever cancels later gets no outcome, though it is computed."""
+        return not waiter.cancelled()
+
+    def is_cancelled(self, waiter: asyncio.Future[Prediction]) -> bool:
+        """See `Outbox`."""
+        return waiter.cancelled()
+
+    def deliver(self, outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
+        """See `Outbox`."""
+        with suppress(RuntimeError):  # the loop was closed: nobody waits
+            self._loop.call_soon_threadsafe(_resolve, outcomes)
+
+
+def _resolve(outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
+    for future, outcome in outcomes:
+        if future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

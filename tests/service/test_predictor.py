@@ -1,0 +1,161 @@
+"""How outcomes come to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from understudy.evaluator.compute.engine import Engine, EngineSettings
+from understudy.evaluator.compute.pending import BorrowedHandle
+from understudy.evaluator.errors import DeadlineExceededError
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.outbox import Outbox, Outcome
+from understudy.evaluator.types import Arrays, Prediction
+from understudy.service.dataplane.predictor import LoopOutbox, Predictor
+
+TIMEOUT = 10.0
+
+
+class Rejections(SilentObserver):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class EngineAlone:
+    """As much of an evaluator as there is to its engine; the device is busy with each batch until it is told."""
+
+    step = 7
+
+    def __init__(self) -> None:
+        self.observer = Rejections()
+        self.engine = Engine(EngineSettings(), self.observer)
+        self.began = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.batches: list[int] = []
+        self.deliveries: list[int] = []
+
+    @property
+    def slot(self) -> EngineAlone:
+        return self
+
+    def forward(self, inputs: Arrays) -> Arrays:
+        self.batches.append(len(inputs["x"]))
+        self.began.release()
+        assert self.go.acquire(timeout=TIMEOUT)
+        return {"y": inputs["x"] * 2}
+
+    def release(self) -> None:
+        pass
+
+    def predict_for(
+        self, waiter: asyncio.Future[Prediction], outbox: LoopOutbox, inputs: Arrays, *, version: Any, deadline: Any
+    ) -> None:
+        counting = cast("Outbox[Any]", Counting(outbox, self.deliveries))
+        self.engine.submit(
+            inputs,
+            borrow=lambda: cast("BorrowedHandle", self),
+            key=version,
+            deadline=deadline,
+            waiter=waiter,
+            outbox=counting,
+        )
+
+    async def wait_until_busy(self) -> None:
+        assert await asyncio.to_thread(self.began.acquire, timeout=TIMEOUT)
+
+
+class Counting:
+    """Counts the wake-ups of an outbox. All that are made for one outbox are equal."""
+
+    def __init__(self, outbox: LoopOutbox, deliveries: list[int]) -> None:
+        self._outbox = outbox
+        self._deliveries = deliveries
+        self.begin, self.is_cancelled = outbox.begin, outbox.is_cancelled
+
+    def deliver(self, outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
+        self._deliveries.append(len(outcomes))
+        self._outbox.deliver(outcomes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counting) and other._outbox is self._outbox
+
+    def __hash__(self) -> int:
+        return hash(self._outbox)
+
+
+@pytest.fixture
+def alone() -> Iterator[EngineAlone]:
+    alone = EngineAlone()
+    yield alone
+    alone.go.release(100)
+    alone.engine.close(TIMEOUT)
+
+
+@pytest.fixture
+def predictor(alone: EngineAlone) -> Predictor:
+    return Predictor(cast("Evaluator", alone))
+
+
+def begin(predictor: Predictor, value: float, *, deadline: float | None = None) -> asyncio.Future[Prediction]:
+    return predictor.begin({"x": np.full((1, 1), value, np.float32)}, deadline=deadline)
+
+
+async def test_the_outcomes_of_a_batch_come_with_one_wake_up(alone: EngineAlone, predictor: Predictor) -> None:
+    first = begin(predictor, 0)
+    await alone.wait_until_busy()
+    rest = [begin(predictor, value) for value in range(1, 6)]
+    alone.go.release(2)
+    predictions = await asyncio.wait_for(asyncio.gather(first, *rest), TIMEOUT)
+    assert [float(prediction.outputs["y"][0, 0]) for prediction in predictions] == [0, 2, 4, 6, 8, 10]
+    assert (alone.batches, alone.deliveries) == ([1, 5], [1, 5])
+
+
+async def test_what_is_cancelled_on_the_loop_never_reaches_a_device(alone: EngineAlone, predictor: Predictor) -> None:
+    first = begin(predictor, 0)
+    await alone.wait_until_busy()
+    unwanted, wanted = begin(predictor, 1), begin(predictor, 2)
+    unwanted.cancel()
+    alone.go.release(2)
+    await asyncio.wait_for(asyncio.gather(first, wanted), TIMEOUT)
+    assert (alone.batches, alone.observer.reasons) == ([1, 1], ["cancelled"])
+
+
+async def test_what_is_cancelled_on_a_device_is_not_resolved(alone: EngineAlone, predictor: Predictor) -> None:
+    unwanted = begin(predictor, 0)
+    await alone.wait_until_busy()
+    unwanted.cancel()
+    wanted = begin(predictor, 1)
+    alone.go.release(2)
+    await asyncio.wait_for(wanted, TIMEOUT)
+    assert (unwanted.cancelled(), alone.batches, alone.observer.reasons) == (True, [1, 1], [])
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_told_on_the_loop(
+    alone: EngineAlone, predictor: Predictor
+) -> None:
+    first = begin(predictor, 0)
+    await alone.wait_until_busy()
+    late = begin(predictor, 1, deadline=asyncio.get_running_loop().time() + 0.02)
+    await asyncio.sleep(0.03)
+    alone.go.release(2)
+    await asyncio.wait_for(first, TIMEOUT)
+    with pytest.raises(DeadlineExceededError):
+        await asyncio.wait_for(late, TIMEOUT)
+
+
+def test_outcomes_for_a_loop_that_was_closed_are_dropped() -> None:
+    loop = asyncio.new_event_loop()
+    outbox = LoopOutbox(loop)
+    future = outbox.new_future()
+    loop.close()
+    outbox.deliver([(future, Prediction(outputs={}, step=1))])
+    assert not future.done()
