@@ -23,7 +23,7 @@ from understudy.service.dataplane.oip.codec import datatype_of
 from understudy.service.dataplane.oip.tensors import encode_raw
 from understudy.service.dataplane.tfserving import plane as tf_plane
 from understudy.service.dataplane.tfserving import tensors
-from understudy.service.grpcio import server, tfserving
+from understudy.service.services import LIGHT_SERVICES, tf_serving_services
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.v1 import model_pb2 as own_model_pb2
 from understudy.wire import encode_all
@@ -35,7 +35,7 @@ GLANCE_SECONDS: Final = 0.05
 
 REFUSED: Final = frozenset({*oip.UNSUPPORTED, *tf_plane.UNSUPPORTED})
 ENDLESS: Final = frozenset({"WatchEvaluations", "Watch", "ServerReflectionInfo"})
-SERVICES: Final = (*server.OBSERVED_SERVICES, *tfserving.SERVICES)
+SERVICES: Final = (*LIGHT_SERVICES, *tf_serving_services())
 UNTOLD: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE})
 """Statuses that a fuzzed request must not get: a defect, a crash."""
 

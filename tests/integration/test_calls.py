@@ -255,6 +255,7 @@ def test_reflection_lists_every_service(channel: Any) -> None:
         "tensorflow.serving.ModelService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+        "grpc.reflection.v1.ServerReflection",
     }
 
 

@@ -1,29 +1,30 @@
-"""A small real server around a servicer that does what a test tells it to."""
+"""A small real server around a plane that does what a test tells it to."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
-from understudy.service.grpcio.health import HealthServicer
+from understudy.service.dataplane.health import HealthPlane
+from understudy.service.grpcio.handlers import generic_handler
 from understudy.service.grpcio.interceptors.access_log import AccessLogInterceptor
 from understudy.service.grpcio.interceptors.base import AroundInterceptor, Context
-from understudy.service.grpcio.interceptors.decoding import DecodingInterceptor
 from understudy.service.grpcio.interceptors.errors import ErrorInterceptor
 from understudy.service.grpcio.interceptors.metrics import MetricsInterceptor
 from understudy.service.grpcio.interceptors.request_ids import RequestIdInterceptor
-from understudy.service.grpcio.server import OBSERVED_SERVICES
+from understudy.service.methods import Service, service
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc import RpcMetrics, methods_of
+from understudy.service.metrics.rpc import RpcMetrics
 from understudy.service.readiness import Readiness
+from understudy.service.services import HEALTH, PREDICTION
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 
 PREDICTION_SERVICE = "understudy.v1.PredictionService"
@@ -31,21 +32,29 @@ PREDICTION_SERVICE = "understudy.v1.PredictionService"
 Behavior = Callable[[Any], Awaitable[Any]]
 
 
-class ToldServicer(prediction_pb2_grpc.PredictionServiceServicer):
+class ToldPlane:
     """Answers each message with what a test's function makes of it."""
 
     def __init__(self) -> None:
         self.behave: Behavior = self._echo_step
 
-    async def Predict(self, request: Any, context: Any) -> Any:  # noqa: N802
-        del context
+    async def predict(self, request: Any, call: CallContext) -> Any:
+        del call
         return await self.behave(request)
 
-    async def PredictStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        del context
-        async for message in request_iterator:
+    async def predict_stream(self, requests: Any, call: CallContext) -> AsyncGenerator[Any, None]:
+        del call
+        async for message in requests:
             response = await self.behave(message.request)
             yield prediction_pb2.PredictStreamResponse(response=response)
+
+    def services(self, readiness: Readiness) -> list[Service]:
+        """Return the service that is answered so, and health."""
+        health = HealthPlane(readiness, [PREDICTION_SERVICE])
+        return [
+            service(PREDICTION, {"Predict": self.predict, "PredictStream": self.predict_stream}),
+            service(HEALTH, {"Check": health.check, "Watch": health.watch}),
+        ]
 
     async def _echo_step(self, request: prediction_pb2.PredictRequest) -> prediction_pb2.PredictResponse:
         return prediction_pb2.PredictResponse(step=request.version.step)
@@ -74,7 +83,7 @@ class Rig:
     channel: grpc.aio.Channel
     registry: CollectorRegistry
     readiness: Readiness
-    servicer: ToldServicer
+    plane: ToldPlane
     ended: asyncio.Queue[str]
 
     @property
@@ -98,23 +107,22 @@ class Rig:
 async def running_rig() -> AsyncIterator[Rig]:
     registry = new_registry()
     readiness = Readiness()
-    servicer = ToldServicer()
+    plane = ToldPlane()
     ended = EndedInterceptor()
-    methods = [method for service in OBSERVED_SERVICES for method in methods_of(service)]
+    services = plane.services(readiness)
+    metrics = RpcMetrics(registry, [method.rpc for each in services for method in each.methods])
     server = grpc.aio.server(
         interceptors=(
             ended,
-            MetricsInterceptor(RpcMetrics(registry, methods)),
+            MetricsInterceptor(metrics),
             RequestIdInterceptor(),
             AccessLogInterceptor(),
             ErrorInterceptor(),
-            DecodingInterceptor(),
         )
     )
-    prediction_pb2_grpc.add_PredictionServiceServicer_to_server(servicer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(readiness, [PREDICTION_SERVICE]), server)
+    server.add_generic_rpc_handlers([generic_handler(each) for each in services])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Rig(channel=channel, registry=registry, readiness=readiness, servicer=servicer, ended=ended.ended)
+        yield Rig(channel=channel, registry=registry, readiness=readiness, plane=plane, ended=ended.ended)
     await server.stop(None)

@@ -13,7 +13,7 @@ from service.rig import Rig
 from understudy.evaluator.errors import InvalidInputError, OverloadedError, VersionNotFoundError
 from understudy.service import request_id
 from understudy.service.dataplane.codes import Code
-from understudy.service.grpcio.status import DETAILS_KEY
+from understudy.service.status_details import DETAILS_KEY
 from understudy.v1 import prediction_pb2
 
 PATH = "/understudy.v1.PredictionService/Predict"
@@ -45,13 +45,13 @@ def raw(rig: Rig) -> Any:
 
 
 async def test_an_expected_error_becomes_its_status_with_its_own_words(rig: Rig) -> None:
-    rig.servicer.behave = raising(InvalidInputError("x: got float64, expected float32"))
+    rig.plane.behave = raising(InvalidInputError("x: got float64, expected float32"))
     error = await failure_of(rig.stub.Predict(asking_for(1)))
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "x: got float64, expected float32")
 
 
 async def test_a_full_queue_says_when_to_try_again(rig: Rig) -> None:
-    rig.servicer.behave = raising(OverloadedError("the queue is full", retry_after_seconds=1.25))
+    rig.plane.behave = raising(OverloadedError("the queue is full", retry_after_seconds=1.25))
     error = await failure_of(rig.stub.Predict(asking_for(1)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = Status.FromString(dict(error.trailing_metadata())[DETAILS_KEY])
@@ -63,7 +63,7 @@ async def test_a_full_queue_says_when_to_try_again(rig: Rig) -> None:
 
 async def test_a_defect_gives_the_caller_an_id_and_the_log_the_traceback(rig: Rig) -> None:
     defect = RuntimeError("the secret path /srv/model")
-    rig.servicer.behave = raising(defect)
+    rig.plane.behave = raising(defect)
     with structlog.testing.capture_logs() as lines:
         error = await failure_of(rig.stub.Predict(asking_for(1)))
     assert error.code() is grpc.StatusCode.INTERNAL
@@ -97,7 +97,7 @@ async def test_the_callers_request_id_comes_back(rig: Rig) -> None:
 
 
 async def test_a_call_without_a_request_id_is_given_one_even_if_it_fails(rig: Rig) -> None:
-    rig.servicer.behave = raising(VersionNotFoundError("no version 3; there are 1, 2"))
+    rig.plane.behave = raising(VersionNotFoundError("no version 3; there are 1, 2"))
     error = await failure_of(rig.stub.Predict(asking_for(3)))
     assert len(error.trailing_metadata()[request_id.HEADER]) == 32
 
@@ -110,7 +110,7 @@ async def test_the_request_id_is_in_the_context_of_the_call(rig: Rig) -> None:
         seen.append(request_id.current.get())
         return prediction_pb2.PredictResponse()
 
-    rig.servicer.behave = behave
+    rig.plane.behave = behave
     await asyncio.gather(
         *(rig.stub.Predict(asking_for(1), metadata=((request_id.HEADER, name),)) for name in ("a", "b"))
     )
@@ -135,7 +135,7 @@ async def test_calls_and_messages_are_counted(rig: Rig) -> None:
 
 
 async def test_failures_are_counted_by_their_code(rig: Rig) -> None:
-    rig.servicer.behave = raising(VersionNotFoundError("no version 3"))
+    rig.plane.behave = raising(VersionNotFoundError("no version 3"))
     await failure_of(rig.stub.Predict(asking_for(3)))
     await rig.ended.get()
     assert rig.handled("Predict", Code.NOT_FOUND) == 1
@@ -144,7 +144,7 @@ async def test_failures_are_counted_by_their_code(rig: Rig) -> None:
 
 async def test_a_call_whose_caller_goes_away_is_cancelled_and_counted(rig: Rig) -> None:
     entered, left = asyncio.Event(), asyncio.Event()
-    rig.servicer.behave = until_cancelled(entered, left)
+    rig.plane.behave = until_cancelled(entered, left)
     call = rig.stub.Predict(asking_for(1))
     await entered.wait()
     call.cancel()
@@ -155,7 +155,7 @@ async def test_a_call_whose_caller_goes_away_is_cancelled_and_counted(rig: Rig) 
 
 async def test_a_call_whose_deadline_passes_is_cancelled_and_counted_as_that(rig: Rig) -> None:
     entered, left = asyncio.Event(), asyncio.Event()
-    rig.servicer.behave = until_cancelled(entered, left)
+    rig.plane.behave = until_cancelled(entered, left)
     error = await failure_of(rig.stub.Predict(asking_for(1), timeout=0.1))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await left.wait()

@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.dataplane.codes import Code
-from understudy.service.grpcio.server import OBSERVED_SERVICES
 from understudy.service.metrics.engine import MetricsObserver
 from understudy.service.metrics.registry import exposition, new_registry
 from understudy.service.metrics.rpc import RpcMetrics, methods_of
+from understudy.service.services import LIGHT_SERVICES, PREDICTION
 
 PREDICT = {"grpc_type": "unary", "grpc_service": "understudy.v1.PredictionService", "grpc_method": "Predict"}
 
@@ -39,7 +39,7 @@ def record(sequence: int, *, step: int, outcome: EvaluationOutcome = EvaluationO
 
 
 def test_every_method_has_its_series_from_the_start(registry: CollectorRegistry) -> None:
-    methods = [method for service in OBSERVED_SERVICES for method in methods_of(service)]
+    methods = [method for service in LIGHT_SERVICES for method in methods_of(service)]
     RpcMetrics(registry, methods)
     assert {method.path for method in methods} >= {
         "/understudy.v1.PredictionService/PredictStream",
@@ -59,7 +59,7 @@ def test_every_method_has_its_series_from_the_start(registry: CollectorRegistry)
 
 
 def test_kinds_of_calls_are_named_as_in_go() -> None:
-    kinds = {method.name: method.rpc_type for service in OBSERVED_SERVICES for method in methods_of(service)}
+    kinds = {method.name: method.rpc_type for service in LIGHT_SERVICES for method in methods_of(service)}
     assert kinds["Predict"] == "unary"
     assert kinds["Evaluate"] == "client_stream"
     assert kinds["WatchEvaluations"] == "server_stream"
@@ -67,7 +67,7 @@ def test_kinds_of_calls_are_named_as_in_go() -> None:
 
 
 def test_a_call_is_counted_and_timed(registry: CollectorRegistry) -> None:
-    metrics = RpcMetrics(registry, methods_of(OBSERVED_SERVICES[0])).of("/understudy.v1.PredictionService/Predict")
+    metrics = RpcMetrics(registry, methods_of(PREDICTION)).of("/understudy.v1.PredictionService/Predict")
     metrics.started()
     metrics.handled(Code.NOT_FOUND, seconds=0.003)
     assert registry.get_sample_value("grpc_server_handled_total", {**PREDICT, "grpc_code": "NotFound"}) == 1
@@ -130,7 +130,7 @@ def test_the_exposition_can_be_parsed_and_doubles_no_series(
 
 
 def test_promtool_accepts_the_metrics(registry: CollectorRegistry, observer: MetricsObserver, promtool: Path) -> None:
-    RpcMetrics(registry, [method for service in OBSERVED_SERVICES for method in methods_of(service)])
+    RpcMetrics(registry, [method for service in LIGHT_SERVICES for method in methods_of(service)])
     observer.evaluation_recorded(record(1, step=10))
     content, _ = exposition(registry)
     checked = subprocess.run(

@@ -10,7 +10,7 @@ import structlog
 
 from understudy.evaluator import errors
 from understudy.service.dataplane.codes import Code
-from understudy.service.dataplane.errors import UnknownModelError, UnsupportedError
+from understudy.service.dataplane.errors import UnknownModelError, UnknownServiceError, UnsupportedError
 from understudy.wire import WireError
 
 _log = structlog.get_logger(__name__)
@@ -19,6 +19,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     errors.InvalidInputError: Code.INVALID_ARGUMENT,
     WireError: Code.INVALID_ARGUMENT,
     UnknownModelError: Code.NOT_FOUND,
+    UnknownServiceError: Code.NOT_FOUND,
     UnsupportedError: Code.UNIMPLEMENTED,
     errors.VersionNotFoundError: Code.NOT_FOUND,
     errors.NotReadyError: Code.UNAVAILABLE,

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn, cast
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
 
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.failures import Failure
 from understudy.service.grpcio.interceptors.base import Context
-
-DETAILS_KEY = "grpc-status-details-bin"
-"""The trailing metadata key under which gRPC libraries look for a serialized ``google.rpc.Status``."""
+from understudy.service.status_details import DETAILS_KEY, status_details
 
 GRPC_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 
@@ -24,8 +17,9 @@ GRPC_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 async def abort(context: Context, failure: Failure) -> NoReturn:
     """End a call with a failure, and with ``google.rpc.RetryInfo`` where it is known when to try again."""
     trailing = tuple(context.trailing_metadata())
-    if failure.retry_after_seconds is not None:
-        trailing = (*trailing, (DETAILS_KEY, _retry_details(failure, failure.retry_after_seconds)))
+    details = status_details(failure)
+    if details is not None:
+        trailing = (*trailing, (DETAILS_KEY, details))
     await context.abort(GRPC_STATUS[failure.code], failure.message, trailing)
 
 
@@ -45,12 +39,3 @@ def code_when_cancelled(context: Context) -> Code:
     """Return why a call was cancelled: because its deadline passed, or because the caller went away."""
     remaining = cast("float | None", context.time_remaining())
     return Code.DEADLINE_EXCEEDED if remaining is not None and remaining <= 0 else Code.CANCELLED
-
-
-def _retry_details(failure: Failure, seconds: float) -> bytes:
-    fraction, whole = math.modf(max(0.0, seconds))
-    delay = Duration(seconds=int(whole), nanos=round(fraction * 1e9))
-    detail = AnyMessage()
-    detail.Pack(RetryInfo(retry_delay=delay))
-    serialized: bytes = Status(code=failure.code, message=failure.message, details=[detail]).SerializeToString()
-    return serialized

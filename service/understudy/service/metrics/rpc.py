@@ -35,6 +35,16 @@ class RpcMethod:
         """The method as HTTP/2 names it."""
         return f"/{self.service}/{self.name}"
 
+    @property
+    def streams_requests(self) -> bool:
+        """Whether its callers send any number of messages."""
+        return self.rpc_type in {"client_stream", "bidi_stream"}
+
+    @property
+    def streams_responses(self) -> bool:
+        """Whether its callers get any number of messages."""
+        return self.rpc_type in {"server_stream", "bidi_stream"}
+
 
 def methods_of(*services: ServiceDescriptor) -> Iterator[RpcMethod]:
     """Yield every method of services."""
@@ -73,10 +83,10 @@ class RpcMetrics:
 
     Args:
         registry: Where to register them.
-        methods: The methods there are.
+        methods: The methods there are, unless they are added later.
     """
 
-    def __init__(self, registry: CollectorRegistry, methods: Iterable[RpcMethod]) -> None:
+    def __init__(self, registry: CollectorRegistry, methods: Iterable[RpcMethod] = ()) -> None:
         def counter(name: str, text: str, *more: str) -> Counter:
             return Counter(name, text, (*_LABELS, *more), registry=registry)
 

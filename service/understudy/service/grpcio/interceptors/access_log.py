@@ -7,13 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import structlog
-
-from understudy.service.dataplane.codes import Code
+from understudy.service.access_log import call_ended
 from understudy.service.grpcio.interceptors.base import AroundInterceptor, Context
 from understudy.service.grpcio.status import code_of, code_when_cancelled, message_of
-
-_log = structlog.get_logger(__name__)
 
 
 class AccessLogInterceptor(AroundInterceptor):
@@ -31,6 +27,4 @@ class AccessLogInterceptor(AroundInterceptor):
             raise
         finally:
             code = code_when_cancelled(context) if cancelled else code_of(context)
-            log = _log.debug if code is Code.OK else _log.info
-            seconds = time.perf_counter() - started
-            log("call ended", method=path, code=code.name, message=message_of(context), seconds=seconds)
+            call_ended(path, code, message=message_of(context), seconds=time.perf_counter() - started)

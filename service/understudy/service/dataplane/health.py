@@ -1,22 +1,20 @@
-"""``grpc.health.v1.Health`` from the service's readiness.
+"""What the RPCs of ``grpc.health.v1.Health`` do.
 
 The servicer that comes with grpcio-health-checking 1.81 forgets a service's other watchers when one of them leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from understudy.service.grpcio.interceptors.base import Context
+from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.errors import UnknownServiceError
 from understudy.service.readiness import Readiness, ReadinessState
 
-SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
-
-class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
+class HealthPlane:
     """Tells whether the server as a whole (``""``) and each of its services can answer.
 
     Args:
@@ -28,18 +26,19 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         self._readiness = readiness
         self._services = frozenset(services) | {""}
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802
-        """Return a service's status; NOT_FOUND if there is no such service."""
+    async def check(self, request: health_pb2.HealthCheckRequest, call: CallContext) -> health_pb2.HealthCheckResponse:
+        """Return a service's status; raise UnknownServiceError if there is no such service."""
+        del call
         if request.service not in self._services:
             known = ", ".join(sorted(self._services - {""}))
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here; there are {known}")
+            raise UnknownServiceError(f"no service {request.service!r} here; there are {known}")
         return health_pb2.HealthCheckResponse(status=self._status(request.service, self._readiness.state))
 
-    async def Watch(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+    async def watch(
+        self, request: health_pb2.HealthCheckRequest, call: CallContext
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """Yield a service's status now and whenever it changes, until the caller goes away or the server drains."""
-        del context
+        del call
         last = None
         while True:
             changed = self._readiness.changed.listen()

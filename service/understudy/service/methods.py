@@ -1,0 +1,101 @@
+"""The methods of a service and what answers each, for any transport."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.errors import UnsupportedError
+from understudy.service.metrics.rpc import RpcMethod, methods_of
+
+Answer = Callable[[Any, CallContext], Awaitable[Any]]
+"""Takes a request, or an iterator of requests, and returns the response."""
+Stream = Callable[[Any, CallContext], AsyncGenerator[Any, None]]
+"""Takes a request, or an iterator of requests, and yields responses."""
+Requests = AsyncIterator[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One method.
+
+    Attributes:
+        rpc: Its names and its kind.
+        request_type: The class of its request messages.
+        answer: What answers it: an `Answer`, or a `Stream` where ``rpc.streams_responses``.
+    """
+
+    rpc: RpcMethod
+    request_type: Any
+    answer: Answer | Stream
+
+    def parse(self, data: bytes) -> Any:
+        """Return the request message that bytes are.
+
+        Raises:
+            InvalidInputError: They are none.
+        """
+        try:
+            return self.request_type.FromString(data)
+        except DecodeError as error:
+            raise InvalidInputError(
+                f"{len(data)} bytes came that are no request message of {self.rpc.path}; encode it as its .proto says"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One service.
+
+    Attributes:
+        name: Its full name, such as ``package.Service``.
+        methods: Its methods.
+    """
+
+    name: str
+    methods: tuple[Method, ...]
+
+
+def service(descriptor: ServiceDescriptor, answers: Mapping[str, Answer | Stream]) -> Service:
+    """Return a service.
+
+    Args:
+        descriptor: The service.
+        answers: What answers each of its methods, by their names.
+
+    Raises:
+        ValueError: There is an answer too many or too few.
+    """
+    descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
+    if answers.keys() != descriptors.keys():
+        raise ValueError(
+            f"{descriptor.full_name} has the methods {sorted(descriptors)}; there are answers to {sorted(answers)}"
+        )
+    methods = tuple(
+        Method(rpc=rpc, request_type=GetMessageClass(descriptors[rpc.name].input_type), answer=answers[rpc.name])
+        for rpc in methods_of(descriptor)
+    )
+    return Service(name=descriptor.full_name, methods=methods)
+
+
+def refusals(sentences: Mapping[str, str]) -> dict[str, Answer]:
+    """Return an answer to each method that is not supported.
+
+    Args:
+        sentences: What to do instead, by the methods' names.
+    """
+    return {name: _refusal(sentence) for name, sentence in sentences.items()}
+
+
+def _refusal(sentence: str) -> Answer:
+    async def refuse(_request: Any, _call: CallContext) -> Any:
+        raise UnsupportedError(sentence)
+
+    return refuse

@@ -1,0 +1,124 @@
+"""Every service on the port, and which function of the data plane answers each of its methods."""
+
+from __future__ import annotations
+
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+
+from understudy.oip import inference_pb2
+from understudy.service.dataplane.health import HealthPlane
+from understudy.service.dataplane.oip import plane as oip
+from understudy.service.dataplane.planes import DataPlane
+from understudy.service.methods import Service, refusals, service
+from understudy.service.readiness import Readiness
+from understudy.service.reflection import ALPHA, reflection_services
+from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
+
+PREDICTION: ServiceDescriptor = prediction_pb2.DESCRIPTOR.services_by_name["PredictionService"]
+EVALUATION: ServiceDescriptor = evaluation_pb2.DESCRIPTOR.services_by_name["EvaluationService"]
+MODEL: ServiceDescriptor = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+METRICS: ServiceDescriptor = metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"]
+INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALPHA)
+"""Every service but TensorFlow Serving's, whose messages load TensorFlow."""
+
+
+def all_services(plane: DataPlane, readiness: Readiness) -> tuple[Service, ...]:
+    """Return every service.
+
+    Args:
+        plane: Answers.
+        readiness: What health tells.
+    """
+    working = (*_own(plane), _inference(plane), *_tf_serving(plane))
+    names = [each.name for each in working]
+    health = HealthPlane(readiness, names)
+    return (
+        *working,
+        service(HEALTH, {"Check": health.check, "Watch": health.watch}),
+        *reflection_services([*names, HEALTH.full_name]),
+    )
+
+
+def _own(plane: DataPlane) -> tuple[Service, ...]:
+    prediction, evaluation, model = plane.prediction, plane.evaluation, plane.model
+    return (
+        service(PREDICTION, {"Predict": prediction.predict, "PredictStream": prediction.predict_stream}),
+        service(
+            EVALUATION,
+            {
+                "Evaluate": evaluation.evaluate,
+                "Compare": evaluation.compare,
+                "EvaluateDataset": evaluation.evaluate_dataset,
+                "ListEvaluations": evaluation.list_evaluations,
+                "WatchEvaluations": evaluation.watch_evaluations,
+            },
+        ),
+        service(
+            MODEL,
+            {
+                "GetModelMetadata": model.get_model_metadata,
+                "GetModelStatus": model.get_model_status,
+                "ListCheckpoints": model.list_checkpoints,
+                "Promote": model.promote,
+            },
+        ),
+        service(METRICS, {"GetMetrics": plane.metrics.get_metrics}),
+    )
+
+
+def _inference(plane: DataPlane) -> Service:
+    inference = plane.inference
+    return service(
+        INFERENCE,
+        {
+            "ServerLive": inference.server_live,
+            "ServerReady": inference.server_ready,
+            "ModelReady": inference.model_ready,
+            "ServerMetadata": inference.server_metadata,
+            "ModelMetadata": inference.model_metadata,
+            "ModelInfer": inference.model_infer,
+            "ModelStreamInfer": inference.model_stream_infer,
+            "ModelConfig": inference.model_config,
+            "ModelStatistics": inference.model_statistics,
+            "RepositoryIndex": inference.repository_index,
+            **refusals(oip.UNSUPPORTED),
+        },
+    )
+
+
+def tf_serving_services() -> tuple[ServiceDescriptor, ServiceDescriptor]:
+    """Return TensorFlow Serving's PredictionService and ModelService. Imports TensorFlow."""
+    from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
+
+    return (
+        prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"],
+        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
+    )
+
+
+def _tf_serving(plane: DataPlane) -> tuple[Service, ...]:
+    from understudy.service.dataplane.tfserving.plane import UNSUPPORTED
+
+    tf_serving = plane.tf_serving
+    prediction, model = tf_serving_services()
+    refused = refusals(UNSUPPORTED)
+    return (
+        service(
+            prediction,
+            {
+                "Predict": tf_serving.predict,
+                "GetModelMetadata": tf_serving.get_model_metadata,
+                **{name: refused[name] for name in ("Classify", "Regress", "MultiInference")},
+            },
+        ),
+        service(
+            model,
+            {
+                "GetModelStatus": tf_serving.get_model_status,
+                "HandleReloadConfigRequest": refused["HandleReloadConfigRequest"],
+            },
+        ),
+    )
