@@ -1,0 +1,166 @@
+"""Who is measured in a closed loop: a server under h2load, one over streams, or the model without any wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchmarks.speed import h2load
+from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.figures import Figures
+from benchmarks.speed.processes import ProcessTree
+from benchmarks.speed.running import Bodies, RunningServer
+from benchmarks.speed.workers import Worker
+
+STREAMS = 8
+STREAM_SUFFIX = ", 8 streams"
+"""What is added to the name of a server that is asked over PredictStream."""
+
+FUNCTION = "in process: function"
+EVALUATOR = "in process: evaluator"
+
+_ANSWER_SECONDS = 120.0
+_REPLY_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Cell:
+    """What is asked in one measurement: a model, the rows of a request, and how many requests are under way."""
+
+    model: str
+    rows: int
+    connections: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, batch {self.rows}, {self.connections} connections"
+
+
+class Entrant(Protocol):
+    """Something that can be measured in some cells."""
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+
+    @property
+    def tree(self) -> ProcessTree:
+        """The processes whose CPU time and memory count."""
+
+    def takes(self, cell: Cell) -> bool:
+        """Return whether a cell means something for it."""
+
+    def measure(self, cell: Cell, seconds: float) -> Figures:
+        """Measure for so long, after a warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A server under h2load, one request under way on each connection."""
+
+    running: RunningServer
+    bodies: Bodies
+
+    @property
+    def name(self) -> str:
+        """The server's."""
+        return self.running.server.name
+
+    @property
+    def tree(self) -> ProcessTree:
+        """The server's."""
+        return self.running.tree
+
+    def takes(self, cell: Cell) -> bool:
+        """Return whether it is asked that; the model makes no difference to an echo."""
+        return cell.model == "mlp" or not self.running.server.echoes
+
+    def measure(self, cell: Cell, seconds: float) -> Figures:
+        """Measure; raise BenchmarkError where answers were of another size than the one that was checked."""
+        before = self.tree.usage()
+        body = self.bodies.path(cell.rows)
+        load = h2load.run(self.running.port, body, connections=cell.connections, seconds=seconds)
+        after = self.tree.usage()
+        expected = self.running.reply_bytes[cell.rows]
+        if abs(load.reply_bytes - expected) > max(1, _REPLY_TOLERANCE * expected):
+            raise BenchmarkError(
+                f"{self.name} answered {cell} with {load.reply_bytes:.0f} bytes on average where {expected} are right: "
+                "it refused some"
+            )
+        return Figures.of(
+            load.latencies_ms,
+            seconds=load.seconds,
+            answered=load.done,
+            cpu_seconds=after.cpu_seconds - before.cpu_seconds,
+            rss_mib=after.rss_mib,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a worker measures when asked.
+
+    Attributes:
+        name: What results call it.
+        worker: The one that is asked.
+        tree: Whose CPU time and memory count.
+        fits: Tells the cells that mean something for it.
+        question: What to ask, seconds aside.
+    """
+
+    name: str
+    worker: Worker
+    tree: ProcessTree
+    fits: Callable[[Cell], bool]
+    question: Callable[[Cell], dict[str, Any]]
+
+    def takes(self, cell: Cell) -> bool:
+        """Return whether it is asked that."""
+        return self.fits(cell)
+
+    def measure(self, cell: Cell, seconds: float) -> Figures:
+        """Measure."""
+        before = self.tree.usage()
+        question = {**self.question(cell), "rows": cell.rows, "seconds": seconds}
+        answer = self.worker.ask(question, timeout_seconds=seconds + _ANSWER_SECONDS)
+        after = self.tree.usage()
+        return Figures.of(
+            answer["latencies_ms"],
+            seconds=answer["seconds"],
+            answered=answer["answered"],
+            cpu_seconds=after.cpu_seconds - before.cpu_seconds,
+            rss_mib=after.rss_mib,
+        )
+
+
+def streaming(served: Served, worker: Worker) -> Asked:
+    """Return a server asked over `STREAMS` PredictStreams, which share the requests under way."""
+    return Asked(
+        name=f"{served.name}{STREAM_SUFFIX}",
+        worker=worker,
+        tree=served.tree,
+        fits=lambda cell: cell.rows == 1 and cell.connections >= STREAMS,
+        question=lambda cell: {"streams": STREAMS, "depth": cell.connections // STREAMS},
+    )
+
+
+def function(worker: Worker) -> Asked:
+    """Return the concrete function, called directly by one caller."""
+    return Asked(
+        name=FUNCTION,
+        worker=worker,
+        tree=worker,
+        fits=lambda cell: cell.connections == 1,
+        question=lambda _: {"callers": 1},
+    )
+
+
+def evaluator(worker: Worker) -> Asked:
+    """Return the evaluator, asked by one thread that keeps as many requests under way as there are connections."""
+    return Asked(
+        name=EVALUATOR,
+        worker=worker,
+        tree=worker,
+        fits=lambda cell: cell.connections in (1, 64),
+        question=lambda cell: {"callers": cell.connections},
+    )

@@ -1,0 +1,77 @@
+"""What one measurement of one entrant came to, and how several of them are told as one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One measurement.
+
+    Attributes:
+        requests_per_second: Answered.
+        p50_ms: The median of how long a request took.
+        p99_ms: What 99 in a hundred did not take longer than.
+        cpu_seconds_per_1000: Of the server's processes, per thousand requests.
+        rss_mib: Resident memory of the server's processes at the end.
+    """
+
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_seconds_per_1000: float
+    rss_mib: float
+
+    @classmethod
+    def of(
+        cls, latencies_ms: npt.ArrayLike, *, seconds: float, answered: int, cpu_seconds: float, rss_mib: float
+    ) -> Self:
+        """Return the figures of a measurement.
+
+        Args:
+            latencies_ms: Of the requests that count.
+            seconds: The time in which those were answered.
+            answered: Requests that the CPU time was used for, with those of the warm-up.
+            cpu_seconds: That time.
+            rss_mib: Resident memory.
+        """
+        latencies = np.asarray(latencies_ms, np.float64)
+        p50, p99 = np.percentile(latencies, (50, 99))
+        return cls(
+            requests_per_second=round(len(latencies) / seconds, 1),
+            p50_ms=round(float(p50), 3),
+            p99_ms=round(float(p99), 3),
+            cpu_seconds_per_1000=round(1000 * cpu_seconds / answered, 4),
+            rss_mib=round(rss_mib, 1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The median of several measurements, with the least and the most of them."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Return the spread of at least one value."""
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as results keep it."""
+        return {"median": round(self.median, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
+
+
+def spread_of_ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """Return the ratio of two medians, with the least and the most of the ratios within one round."""
+    ratios = [one / other for one, other in zip(above, below, strict=False)]
+    return Spread(median=statistics.median(above) / statistics.median(below), low=min(ratios), high=max(ratios))

@@ -1,0 +1,137 @@
+"""Runs h2load, nghttp2's load generator, and reads what it says.
+
+It does not look at grpc-status: compare the size of the answers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.wire import METHOD
+
+WARM_UP_SECONDS = 0.3
+"""How much of the beginning of a run does not count."""
+
+_FETCHED = Path(__file__).parents[2] / ".tools" / "nghttp2" / "usr"
+_GRACE_SECONDS = 30.0
+_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+_COUNTS = ("done", "succeeded", "failed", "errored", "timeout")
+_DONE = re.compile(r"^requests: .* " + ", ".join(rf"(\d+) {count}" for count in _COUNTS), re.MULTILINE)
+_DATA = re.compile(r"^traffic: .*\((\d+)\) data", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What one run of h2load saw.
+
+    Attributes:
+        done: Requests answered, warm-up included.
+        data_bytes: Bytes of message frames that came back, warm-up included.
+        seconds: How long was measured, without the warm-up.
+        latencies_ms: Of each request that was answered in that time.
+    """
+
+    done: int
+    data_bytes: int
+    seconds: float
+    latencies_ms: npt.NDArray[np.float64]
+
+    @property
+    def requests_per_second(self) -> float:
+        """The rate, without the warm-up."""
+        return len(self.latencies_ms) / self.seconds
+
+    @property
+    def reply_bytes(self) -> float:
+        """The mean size of an answer, frames included; 0 for one that was only an error in the trailers."""
+        return self.data_bytes / self.done
+
+
+def find() -> Path | None:
+    """Return h2load, on PATH or where tools/fetch_h2load.sh puts it, or None."""
+    found = shutil.which("h2load") or shutil.which("h2load", path=str(_FETCHED / "bin"))
+    return Path(found) if found else None
+
+
+def run(port: int, body: Path, *, connections: int, seconds: float) -> Load:
+    """Load a server on this machine in a closed loop: each connection has one request under way all the time.
+
+    Args:
+        port: Of the server.
+        body: A file with one framed message, sent again and again.
+        connections: How many.
+        seconds: How long to measure, after the warm-up.
+
+    Raises:
+        BenchmarkError: There is no h2load, it failed, or requests failed.
+    """
+    program = find()
+    if program is None:
+        raise BenchmarkError("there is no h2load; tools/fetch_h2load.sh fetches it")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "requests"
+        options = ("-t", "1", "-m", "1", "-c", str(connections), "-D", f"{round(1000 * (seconds + WARM_UP_SECONDS))}ms")
+        command = [str(program), *options, *_HEADERS, "-d", str(body), "--log-file", str(log), _url(port)]
+        output = _output(command, timeout_seconds=seconds + _GRACE_SECONDS)
+        return read(output, log.read_text(), seconds=seconds)
+
+
+def read(output: str, log: str, *, seconds: float) -> Load:
+    """Return what h2load's output and its log of requests say.
+
+    Args:
+        output: What it printed.
+        log: A line for each request: microseconds since the epoch, HTTP status, microseconds it took.
+        seconds: How long is measured.
+
+    Raises:
+        BenchmarkError: It says something else, nothing was answered, or a request failed.
+    """
+    done, data = _DONE.search(output), _DATA.search(output)
+    if done is None or data is None:
+        raise BenchmarkError(f"h2load printed no result: {output[-500:]}")
+    if not log.strip():
+        raise BenchmarkError(f"no request was answered in {seconds} s; measure for longer")
+    counts = [int(count) for count in done.groups()]
+    if sum(counts[2:]):
+        raise BenchmarkError(f"{sum(counts[2:])} of {counts[0]} requests failed: {done.group()}")
+    rows = np.array([line.split("\t") for line in log.splitlines()], dtype=np.int64)
+    began, took = rows[:, 0], rows[:, 2]
+    counted = began + took >= began.min() + WARM_UP_SECONDS * 1e6
+    return Load(
+        done=counts[0], data_bytes=int(data.group(1)), seconds=seconds, latencies_ms=took[counted].astype(float) / 1e3
+    )
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}{METHOD}"
+
+
+def _output(command: Sequence[str], *, timeout_seconds: float) -> str:
+    libraries = ":".join(str(folder) for folder in (_FETCHED / "lib").glob("*-linux-gnu"))
+    environ = {"LD_LIBRARY_PATH": libraries} if command[0].startswith(str(_FETCHED)) else {}
+    try:
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BenchmarkError(f"h2load did not end within {timeout_seconds} s") from error
+    if ended.returncode:
+        raise BenchmarkError(f"h2load ended with {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}")
+    return ended.stdout

@@ -1,0 +1,31 @@
+"""The model as a plain function, the same for the in-process floor and for every other server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Forward:
+    """The concrete function of a model, from float32 ``[rows, ...]`` to ``[rows, 10]``, traced once.
+
+    Args:
+        model_file: The ``.keras`` file.
+
+    Attributes:
+        row_shape: The shape of one row of the input.
+    """
+
+    def __init__(self, model_file: str | Path) -> None:
+        import keras
+        import tensorflow as tf
+
+        model = keras.models.load_model(model_file, compile=False)
+        self.row_shape: tuple[int, ...] = tuple(model.input_shape[1:])
+        spec = tf.TensorSpec((None, *self.row_shape), tf.float32)
+        self._tensor = tf.constant
+        self._function = tf.function(lambda x: model(x, training=False), input_signature=[spec]).get_concrete_function()
+
+    def __call__(self, rows: Any) -> Any:
+        """Return the answers to rows, as arrays of NumPy's."""
+        return self._function(self._tensor(rows)).numpy()

@@ -1,0 +1,22 @@
+"""The model under MLServer, which looks for `Net`."""
+
+from __future__ import annotations
+
+from forward import Forward
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+
+class Net(MLModel):
+    """What MLServer asks for predictions."""
+
+    async def load(self) -> bool:
+        """Load the model that the settings name."""
+        self._forward = Forward(self.settings.parameters.uri)
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Answer one request, or several that adaptive batching put together."""
+        answers = self._forward(NumpyCodec.decode_input(payload.inputs[0]))
+        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", answers)])

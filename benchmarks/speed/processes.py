@@ -1,0 +1,150 @@
+"""A server as a tree of processes: started, watched, stopped for a while, and ended for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from benchmarks.speed.errors import BenchmarkError
+
+END_SECONDS = 10.0
+"""How long a server may take to end before it is killed."""
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How to start a process.
+
+    Attributes:
+        command: The program and its arguments.
+        environ: What to add to the environment.
+    """
+
+    command: Sequence[str]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a tree of processes has used.
+
+    Attributes:
+        cpu_seconds: Of user and system time since they began.
+        rss_mib: Resident memory now.
+    """
+
+    cpu_seconds: float
+    rss_mib: float
+
+
+class ProcessTree:
+    """A process and its descendants, which end with this context. What it prints goes to a file.
+
+    Args:
+        name: What to call it.
+        launch: How to start it.
+        log: The file it prints to.
+        stdin: Whether to keep a pipe to it, and one from it in place of the file.
+    """
+
+    def __init__(self, name: str, launch: Launch, *, log: Path, stdin: bool = False) -> None:
+        self.name = name
+        self._log = log
+        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", **launch.environ}
+        with log.open("ab") as output:
+            self.popen = subprocess.Popen(
+                launch.command,
+                env=environ,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if stdin else output,
+                stderr=output,
+                text=True,
+                start_new_session=True,
+            )
+
+    def usage(self) -> Usage:
+        """Return what the tree has used."""
+        cpu = rss = 0.0
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                cpu += times.user + times.system
+                rss += process.memory_info().rss / _MIB
+        return Usage(cpu_seconds=cpu, rss_mib=rss)
+
+    def check_alive(self) -> None:
+        """Raise BenchmarkError, with the end of what it printed, if it has ended."""
+        if self.popen.poll() is not None:
+            last = self._log.read_text(errors="replace")[-1500:]
+            raise BenchmarkError(f"{self.name} ended with {self.popen.returncode}; it printed: {last}")
+
+    def pause(self) -> None:
+        """Keep the tree from running until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run on."""
+        self._signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ask the tree to end, and kill what is left of it after `END_SECONDS`."""
+        tree = self._tree()
+        self.resume()
+        if self.popen.poll() is None:
+            self.popen.terminate()
+        _, left = psutil.wait_procs(tree, timeout=END_SECONDS)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.popen.wait(END_SECONDS)
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.popen.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens on this machine."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+    return port
+
+
+def at_rest_cpu(processes: Sequence[ProcessTree], *, seconds: float = 1.0) -> dict[str, float]:
+    """Return the share of one core that each tree uses while nobody asks it anything."""
+    before = [process.usage().cpu_seconds for process in processes]
+    time.sleep(seconds)
+    return {
+        process.name: (process.usage().cpu_seconds - began) / seconds
+        for process, began in zip(processes, before, strict=True)
+    }

@@ -1,0 +1,29 @@
+"""Saves a model, and what it answers in this process: what servers are then given and checked against.
+
+python -m benchmarks.speed.programs.prepare FOLDER MODEL [SEED...]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed.models import BATCHES, model_file, model_named
+
+
+def prepare(folder: Path, name: str, seed: int) -> None:
+    """Save a model under one seed, with its answers to every batch size beside it."""
+    model = model_named(name)
+    built = model.build(seed)
+    file = model_file(folder, name, seed)
+    built.save(file)
+    answers: dict[str, Any] = {str(rows): np.asarray(built(model.rows(rows))) for rows in BATCHES}
+    np.savez(file.with_suffix(".npz"), **answers)
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[3:] or ["0"]:
+        prepare(Path(sys.argv[1]), sys.argv[2], int(chosen))

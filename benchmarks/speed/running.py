@@ -1,0 +1,142 @@
+"""Servers that run side by side with one model, each checked against the process before it is measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from benchmarks.speed import wire
+from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.models import BATCHES, BenchmarkModel, Floats, model_file
+from benchmarks.speed.processes import Launch, ProcessTree, free_port
+from benchmarks.speed.servers import Server, Site
+
+START_SECONDS = 120.0
+"""How long a server may take until it answers."""
+
+PREPARE_SECONDS = 300.0
+"""How long a process may take to save a model."""
+
+_LOOK_SECONDS = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bodies:
+    """The requests of one model, as files that h2load sends.
+
+    Attributes:
+        model: What they ask.
+        file: The ``.keras`` file.
+        folder: Where the requests lie.
+    """
+
+    model: BenchmarkModel
+    file: Path
+    folder: Path
+
+    def path(self, rows: int) -> Path:
+        """Return the file with the framed request of so many rows, written when first asked for."""
+        path = self.folder / f"{self.model.name}_{rows}.request"
+        if not path.exists():
+            path.write_bytes(wire.framed(wire.request(self.model, rows)))
+        return path
+
+    def expected(self, rows: int) -> Floats:
+        """Return what the process answers."""
+        with np.load(self.file.with_suffix(".npz")) as answers:
+            found: Floats = answers[str(rows)]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """A server that answers.
+
+    Attributes:
+        server: Which one.
+        tree: Its processes.
+        port: Where it listens.
+        reply_bytes: The size of its framed answer to each batch size.
+    """
+
+    server: Server
+    tree: ProcessTree
+    port: int
+    reply_bytes: dict[int, int]
+
+    @property
+    def target(self) -> str:
+        """Its address."""
+        return f"127.0.0.1:{self.port}"
+
+
+def prepare(folder: Path, model: BenchmarkModel, seeds: Sequence[int] = (0,)) -> Bodies:
+    """Save a model, under each seed, in a process that ends; return the requests of it."""
+    command = (sys.executable, "-m", "benchmarks.speed.programs.prepare", str(folder), model.name, *map(str, seeds))
+    try:
+        subprocess.run(command, check=True, timeout=PREPARE_SECONDS, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        raise BenchmarkError(f"{model.name} cannot be saved: {error.stderr.decode()[-1500:]}") from error
+    return Bodies(model=model, file=model_file(folder, model.name, seeds[0]), folder=folder)
+
+
+@contextmanager
+def running(servers: Sequence[Server], bodies: Bodies, folder: Path) -> Iterator[list[RunningServer]]:
+    """Start servers together, and give them once each has answered every batch size as the process does."""
+    with ExitStack() as stack:
+        started = []
+        for server in servers:
+            site = _site(server, bodies, folder)
+            tree = ProcessTree(server.name, server.launch(site), log=site.folder / "log")
+            started.append((server, stack.enter_context(tree), site.port))
+        yield [checked(server, tree, port, bodies) for server, tree, port in started]
+
+
+@contextmanager
+def running_one(launch: Launch, *, name: str, port: int, log: Path, bodies: Bodies) -> Iterator[RunningServer]:
+    """Start one server of this project's by its command, and give it once it answers; its values are not checked."""
+    with ProcessTree(name, launch, log=log) as tree:
+        _wait(tree, port, wire.request(bodies.model, 1))
+        yield RunningServer(server=Server(name=name, launch=lambda _: launch), tree=tree, port=port, reply_bytes={})
+
+
+def checked(server: Server, tree: ProcessTree, port: int, bodies: Bodies) -> RunningServer:
+    """Wait until a server answers, and check what it answers.
+
+    Raises:
+        BenchmarkError: It ended, did not answer in time, or answered otherwise than the process.
+    """
+    target = f"127.0.0.1:{port}"
+    _wait(tree, port, wire.request(bodies.model, 1))
+    sizes = dict.fromkeys(BATCHES, wire.FRAME_BYTES)
+    if not server.echoes:
+        for rows in BATCHES:
+            sizes[rows] += len(wire.checked_reply(target, bodies.model, rows, bodies.expected(rows)))
+    return RunningServer(server=server, tree=tree, port=port, reply_bytes=sizes)
+
+
+def _site(server: Server, bodies: Bodies, folder: Path) -> Site:
+    place = folder / f"{bodies.model.name} {server.name}".replace(" ", "_")
+    place.mkdir(parents=True)
+    return Site(model=bodies.model, model_file=bodies.file, port=free_port(), folder=place)
+
+
+def _wait(tree: ProcessTree, port: int, message: bytes) -> None:
+    ends = time.monotonic() + START_SECONDS
+    while time.monotonic() < ends:
+        tree.check_alive()
+        try:
+            wire.call(f"127.0.0.1:{port}", message, timeout_seconds=5)
+        except grpc.RpcError:
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return
+    raise BenchmarkError(f"{tree.name} did not answer within {START_SECONDS:.0f} s")

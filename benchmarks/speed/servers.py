@@ -1,0 +1,210 @@
+"""The registry of servers: how each is started with one model on one port. Another server is one more entry here."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.models import BATCHES, CLASSES, INPUT, OUTPUT, BenchmarkModel
+from benchmarks.speed.processes import Launch, free_port
+from understudy.service.settings import ServeSettings
+
+ROOT = Path(__file__).parents[2]
+
+_PEERS = ROOT / ".tools" / "peers"
+_PROGRAMS = Path(__file__).parent / "peers"
+_LARGEST_BATCH = max(BATCHES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a server runs.
+
+    Attributes:
+        model: What it serves.
+        model_file: The ``.keras`` file of that.
+        port: For gRPC, on 127.0.0.1.
+        folder: An empty folder for whatever it needs.
+    """
+
+    model: BenchmarkModel
+    model_file: Path
+    port: int
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A server to be measured.
+
+    Attributes:
+        name: What results call it.
+        launch: How to start it.
+        echoes: Whether it only answers with nothing, so that there are no values to check, and no model matters.
+    """
+
+    name: str
+    launch: Callable[[Site], Launch]
+    echoes: bool = False
+
+
+def understudy(frontend: str | None, *options: str) -> Callable[[Site], Launch]:
+    """Return how to start ``understudy serve`` on a folder that holds the model."""
+
+    def launch(site: Site) -> Launch:
+        checkpoints = site.folder / "checkpoints"
+        checkpoints.mkdir()
+        shutil.copyfile(site.model_file, checkpoints / "model_1.keras")
+        return Launch(command=serve_command(site, "--checkpoints", str(checkpoints), *_frontend(frontend), *options))
+
+    return launch
+
+
+def serve_command(site: Site, *options: str) -> Sequence[str]:
+    """Return the command of ``understudy serve``, to be completed with what it serves."""
+    ports = ("--host", "127.0.0.1", "--grpc-port", str(site.port), "--http-port", "0")
+    places = ("--state-dir", str(site.folder / "state"), "--model-name", site.model.name, "--log-level", "warning")
+    return (sys.executable, "-m", "understudy.cli", "serve", *ports, *places, *options)
+
+
+def has_envoy() -> bool:
+    """Return whether ``understudy serve`` offers the Envoy front end, and it is installed."""
+    offered = any(setting.name == "frontend" for setting in dataclasses.fields(ServeSettings))
+    return offered and importlib.util.find_spec("pyvoy") is not None
+
+
+def own() -> list[Server]:
+    """Return this project's front ends."""
+    servers = [Server(name="understudy grpcio", launch=understudy("grpcio" if has_envoy() else None))]
+    if has_envoy():
+        servers.append(Server(name="understudy envoy", launch=understudy("envoy")))
+    return servers
+
+
+def floor() -> list[Server]:
+    """Return what only carries messages."""
+    return [Server(name="echo grpc.aio", launch=_program("echo"), echoes=True)]
+
+
+def peers() -> list[Server]:
+    """Return the servers of others.
+
+    Raises:
+        BenchmarkError: One of them is not installed.
+    """
+    for name in ("triton", "kserve", "mlserver"):
+        if not (_PEERS / name / ".holds").exists():
+            raise BenchmarkError(f"{name} is not installed; tools/fetch_peers.sh installs it")
+    return [
+        Server(name="triton 1 instance", launch=_triton(1)),
+        Server(name="triton 2 instances", launch=_triton(2)),
+        Server(name="pytriton", launch=_pytriton),
+        Server(name="kserve", launch=_kserve),
+        Server(name="mlserver", launch=_mlserver),
+    ]
+
+
+def _frontend(name: str | None) -> Sequence[str]:
+    return () if name is None else ("--frontend", name)
+
+
+def _program(name: str) -> Callable[[Site], Launch]:
+    def launch(site: Site) -> Launch:
+        return Launch(command=(sys.executable, "-m", f"benchmarks.speed.programs.{name}", str(site.port)))
+
+    return launch
+
+
+def _peer_python(name: str) -> str:
+    return str(_PEERS / name / "bin" / "python")
+
+
+def _triton(instances: int) -> Callable[[Site], Launch]:
+    """Return how to start Triton with its Python backend and dynamic batching."""
+
+    def launch(site: Site) -> Launch:
+        packages = next((_PEERS / "triton" / "lib").glob("python3.*/site-packages"))
+        home = packages / "pytriton" / "tritonserver"
+        _lay_out_backend(home, site.folder / "backends" / "python")
+        _lay_out_model(site, site.folder / "models" / site.model.name, instances, packages)
+        command = (
+            str(home / "bin" / "tritonserver"),
+            f"--model-repository={site.folder / 'models'}",
+            f"--backend-directory={site.folder / 'backends'}",
+            "--disable-auto-complete-config",
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={site.port}",
+            "--allow-http=false",
+            "--allow-metrics=false",
+        )
+        return Launch(command=command, environ={"LD_LIBRARY_PATH": str(packages / "nvidia_pytriton.libs")})
+
+    return launch
+
+
+def _lay_out_backend(home: Path, target: Path) -> None:
+    """Put the Python backend where its stub for the system's Python 3.11 lies beside it."""
+    shutil.copytree(home / "backends" / "python", target)
+    shutil.copy(home / "python_backend_stubs" / "3.11" / "triton_python_backend_stub", target)
+
+
+def _lay_out_model(site: Site, target: Path, instances: int, packages: Path) -> None:
+    """Write the model's folder. The backend's interpreter heeds no PYTHONPATH: the model says where its modules are."""
+    version = target / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(f"""import site
+
+site.addsitedir("{packages}")
+site.addsitedir("{_PROGRAMS}")
+
+from triton_model import TritonPythonModel
+""")
+    dims = ", ".join(map(str, site.model.row_shape))
+    (target / "config.pbtxt").write_text(f"""name: "{site.model.name}"
+backend: "python"
+max_batch_size: {_LARGEST_BATCH}
+dynamic_batching {{ }}
+instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
+input [ {{ name: "{INPUT}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
+output [ {{ name: "{OUTPUT}" data_type: TYPE_FP32 dims: [ {CLASSES} ] }} ]
+parameters {{ key: "model_file" value: {{ string_value: "{site.model_file}" }} }}
+""")
+
+
+def _pytriton(site: Site) -> Launch:
+    program = str(_PROGRAMS / "pytriton_server.py")
+    ports = [str(port) for port in (site.port, free_port(), free_port())]
+    command = (_peer_python("triton"), program, site.model.name, str(site.model_file), *ports)
+    return Launch(command=command, environ={"PYTRITON_HOME": str(site.folder)})
+
+
+def _kserve(site: Site) -> Launch:
+    program = str(_PROGRAMS / "kserve_server.py")
+    return Launch(command=(_peer_python("kserve"), program, site.model.name, str(site.model_file), str(site.port)))
+
+
+def _mlserver(site: Site) -> Launch:
+    settings = {
+        "debug": False,
+        "host": "127.0.0.1",
+        "http_port": free_port(),
+        "grpc_port": site.port,
+        "metrics_endpoint": None,
+        "parallel_workers": 0,
+    }
+    model = {
+        "name": site.model.name,
+        "implementation": "mlserver_model.Net",
+        "parameters": {"uri": str(site.model_file)},
+    }
+    (site.folder / "settings.json").write_text(json.dumps(settings))
+    (site.folder / "model-settings.json").write_text(json.dumps(model))
+    command = (str(_PEERS / "mlserver" / "bin" / "mlserver"), "start", str(site.folder))
+    return Launch(command=command, environ={"PYTHONPATH": str(_PROGRAMS)})

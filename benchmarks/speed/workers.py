@@ -1,0 +1,71 @@
+"""A program that measures something when it is asked: one line of JSON in, one line of JSON out."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.processes import Launch, ProcessTree
+
+START_SECONDS = 120.0
+
+
+class Worker(ProcessTree):
+    """A program under ``benchmarks.speed.programs`` that answers questions; a context that ends with it.
+
+    Args:
+        program: The name of its module.
+        arguments: What to start it with.
+        log: The file that its stderr goes to.
+        name: What to call it, by default the program's name.
+    """
+
+    def __init__(self, program: str, *arguments: str, log: Path, name: str = "") -> None:
+        command = (sys.executable, "-m", f"benchmarks.speed.programs.{program}", *arguments)
+        super().__init__(name or program, Launch(command=command), log=log, stdin=True)
+        self._pending = selectors.DefaultSelector()
+        self._pending.register(_pipe(self.popen.stdout), selectors.EVENT_READ)
+        self.ask({}, timeout_seconds=START_SECONDS)
+
+    def ask(self, question: dict[str, Any], *, timeout_seconds: float) -> Any:
+        """Return the answer to a question; to an empty one, None as soon as it is ready.
+
+        Raises:
+            BenchmarkError: It ended, or did not answer in time.
+        """
+        self.tell(question)
+        return self.answer(timeout_seconds=timeout_seconds)
+
+    def tell(self, question: dict[str, Any]) -> None:
+        """Put a question without waiting."""
+        self.check_alive()
+        stdin = _pipe(self.popen.stdin)
+        stdin.write(json.dumps(question) + "\n")
+        stdin.flush()
+
+    def answer(self, *, timeout_seconds: float) -> Any:
+        """Return the answer to the question put before; raise as `ask` does."""
+        if not self._pending.select(timeout_seconds):
+            raise BenchmarkError(f"{self.name} did not answer within {timeout_seconds:.0f} s")
+        line = _pipe(self.popen.stdout).readline()
+        if not line:
+            self.popen.wait(timeout_seconds)
+            self.check_alive()
+        return json.loads(line)
+
+
+def answer_questions(answer: Callable[[dict[str, Any]], Any]) -> None:
+    """Be a worker: answer the questions that come on stdin until it ends."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(answer(question) if question else None), flush=True)
+
+
+def _pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream

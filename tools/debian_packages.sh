@@ -1,0 +1,28 @@
+# Sourced by the scripts beside it: puts programs of Debian's under .tools without root and without installing anything.
+
+# Downloads Debian packages and unpacks them into one folder.
+#
+#     unpack_debian_packages TARGET PACKAGE...
+#
+# Fails, and says why on stderr, where that cannot be done.
+unpack_debian_packages() {
+  local target=$1 scratch
+  shift
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+    echo "this is no Debian, which has $*" >&2
+    return 1
+  fi
+  scratch=$(mktemp -d)
+  mkdir -p "$scratch/lists/partial" "$scratch/cache/archives/partial"
+  local options=(-qq -o "Dir::State::lists=$scratch/lists" -o "Dir::Cache=$scratch/cache" -o APT::Sandbox::User=root)
+  if (cd "$scratch" && timeout 180 apt-get "${options[@]}" update && timeout 180 apt-get "${options[@]}" download "$@") \
+    >"$scratch/log" 2>&1; then
+    mkdir -p "$target"
+    for package in "$scratch"/*.deb; do dpkg-deb --extract "$package" "$target"; done
+    rm -rf "$scratch"
+  else
+    tail -n 1 "$scratch/log" >&2
+    rm -rf "$scratch"
+    return 1
+  fi
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Puts Debian's h2load and the libraries it needs under .tools/nghttp2, without root and without installing anything, for the
+# benchmarks and their tests. Ends with 1 and says why where that cannot be done; the tests then skip, saying so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source tools/debian_packages.sh
+target=.tools/nghttp2
+[ -x "$target/usr/bin/h2load" ] && exit 0
+command -v h2load >/dev/null && exit 0
+unpack_debian_packages "$target" nghttp2-client libnghttp2-14 libev4 libjansson4 libjemalloc2 libxml2 || {
+  echo "so h2load could not be fetched; where there is no apt, install nghttp2 and put h2load on PATH" >&2
+  exit 1
+}
