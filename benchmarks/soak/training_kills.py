@@ -1,8 +1,9 @@
 """SIGKILLs and SIGTERMs of training tasks at random moments: what comes out is bit-equal to the uninterrupted training.
 
 The bundled digits, with BatchNorm and Dropout, are learnt in turn by two workers and by two mirrored replicas. One
-task is signalled; all tasks have to end by themselves, and all are started again, until the training is done. Then
-every array of the last step's state is compared with that of a training that nobody disturbed.
+task is signalled, now and then before the first step; all tasks have to end by themselves, with a status that says to
+start them again, and are started again until the training is done. Then every array of the last step's state is
+compared with that of a training that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from benchmarks.soak.trial import Trial
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import RESUME_DIR
+from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
 
 SIGNALS = 70
 KILLS_OF_SIGNALS = 50 / 70
@@ -34,19 +36,33 @@ KINDS = ("multi_worker", "mirrored")
 
 _OPTIONS = (
     *("--steps", str(STEPS), "--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2"),
-    # As long as a task waits for one that is killed before the cluster has come together.
-    *("--cluster-timeout-seconds", "60"),
+    # As long as a task waits for one that was killed before it was seen; one that does not join is waited for as long.
+    *("--cluster-timeout-seconds", "30"),
 )
 _LONGEST_START_SECONDS = 15.0
 _BUSY_SECONDS = 4.0
 _EXIT_SECONDS = 120.0
 _FINISH_SECONDS = 600.0
+_VICTIMS_ENDS: dict[signal.Signals, tuple[int, ...]] = {
+    signal.SIGKILL: (-signal.SIGKILL,),
+    # The second is that of a task that had not got as far as to handle the signal.
+    signal.SIGTERM: (PreemptedError.exit_code, -signal.SIGTERM),
+}
+_OTHERS_ENDS = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
 
 
 def run(trial: Trial) -> None:
     """Send as many signals as the trial says, and compare each training that came to its end."""
     wanted = trial.count(SIGNALS)
-    state: dict[str, Any] = {"SIGKILL": 0, "SIGTERM": 0, "trainings": 0, "equal": 0, "longest_exit_seconds": 0.0}
+    state: dict[str, Any] = {
+        "commit": _commit(),
+        "SIGKILL": 0,
+        "SIGTERM": 0,
+        "before_the_first_step": 0,
+        "trainings": 0,
+        "equal": 0,
+        "longest_exit_seconds": 0.0,
+    }
     state |= trial.load_state()
     for kind in KINDS:
         _finish(_start(kind, trial.work / f"undisturbed-{kind}"))
@@ -126,17 +142,34 @@ def _disturb(tasks: Tasks, chance: random.Random, state: dict[str, Any]) -> None
         return
     victim.send_signal(number)
     signalled_at = time.monotonic()
+    had_trained = _has_trained(log)
     _end(tasks, _EXIT_SECONDS)
     state["longest_exit_seconds"] = max(state["longest_exit_seconds"], round(time.monotonic() - signalled_at, 1))
+    state["before_the_first_step"] += not had_trained
     state[number.name] += 1
+    _check_ends(tasks, victim, number, had_trained=had_trained)
+
+
+def _check_ends(tasks: Tasks, victim: subprocess.Popen[bytes], number: signal.Signals, *, had_trained: bool) -> None:
+    """Raise RuntimeError unless each task ended as a supervisor needs it to."""
+    for process, log in tasks:
+        expected = _VICTIMS_ENDS[number] if process is victim else _OTHERS_ENDS
+        done = process.returncode == 0 and had_trained
+        if process.returncode not in expected and not done:
+            whom = "it" if process is victim else "the other"
+            raise RuntimeError(f"after {number.name} to {whom}, a task ended with {process.returncode}; see {log}")
 
 
 def _wait_until_training(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _FINISH_SECONDS
-    while b"\nstep " not in log.read_bytes() and process.poll() is None:
+    while not _has_trained(log) and process.poll() is None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"no step was done in {_FINISH_SECONDS:g} s; see {log}")
         time.sleep(0.05)
+
+
+def _has_trained(log: Path) -> bool:
+    return b"\nstep " in log.read_bytes()
 
 
 def _finish(tasks: Tasks) -> None:
@@ -163,6 +196,12 @@ def _is_equal(one: Path, other: Path) -> bool:
     with states[0], states[1]:
         first, second = ({name: arrays[name].tobytes() for name in arrays.files} for arrays in states)
         return first == second
+
+
+def _commit() -> str:
+    """Return which state of the code this is."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent).stdout.strip()
 
 
 def _free_ports(count: int) -> list[int]:

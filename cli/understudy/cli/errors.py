@@ -7,6 +7,7 @@ code   meaning
 1      it could not, for a reason the one line on stderr gives
 2      it was not asked properly: an unknown flag, a value out of range, a file that is not there
 3, 4   `train` says: the loss is no number, or another task of the cluster died
+7      `train` says: the other tasks of the cluster did not come in time
 5      `serve --exit-when-finished`: training failed
 6      it waited in vain: `serve` for training or evaluations, `train` for the last evaluation
 130    the user interrupted it

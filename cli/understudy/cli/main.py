@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import click
@@ -26,6 +29,9 @@ _COMMANDS: Final = {
     "health": "Ask a server whether it serves; the exit status is the answer.",
 }
 
+_TRAINING: Final = ("train", "run")
+"""They may join a cluster, which they can do without losing SIGTERM only if no thread of theirs takes it."""
+
 
 class LazyGroup(click.Group):
     """A group that knows its commands' names and one-line helps, and imports ``understudy.cli.<name>`` on demand."""
@@ -37,9 +43,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; report the extra to install if it needs one."""
-        del ctx
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name in _TRAINING:
+            # Before numpy, for it starts threads.
+            ctx.with_resource(_sigterm_held_back())
         with missing_extras_reported():
             module = importlib.import_module(f"understudy.cli.{cmd_name}")
         command = module.command
@@ -68,6 +76,16 @@ class LazyGroup(click.Group):
         """Run the command; report the extra to install if it turns out to need one."""
         with missing_extras_reported():
             return super().invoke(ctx)
+
+
+@contextmanager
+def _sigterm_held_back() -> Iterator[None]:
+    """Block SIGTERM in this thread and in all that it starts, until the command says otherwise."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

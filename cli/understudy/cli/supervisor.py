@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from types import FrameType
 
 import click
 
-from understudy.trainer import PeerLostError, PreemptedError
+from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
 from understudy.trainer.errors import RESTART_COUNT
 
-_RESTARTABLE = (PeerLostError.exit_code, PreemptedError.exit_code)
+_RESTARTABLE = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
+_PID = "UNDERSTUDY_SUPERVISOR_PID"
+_PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _SIGNALLED = 128
@@ -27,11 +30,26 @@ def is_supervised(environ: Mapping[str, str]) -> bool:
     return RESTART_COUNT in environ
 
 
+def end_with_supervisor(environ: Mapping[str, str]) -> None:
+    """Let the kernel kill this process once its supervisor is dead, if it has one; Linux alone can.
+
+    Otherwise a task whose supervisor was killed would go on, and be in the way of the one that is started anew.
+    """
+    if _PID not in environ or sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != int(environ[_PID]):
+        # It died before.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Supervisor:
     """Runs a command in a child process until it ends for good.
 
-    It starts the child again when a signal killed it, when it lost another task of its cluster, or when it was asked to
-    end but this process was not. A SIGTERM to this process goes on to the child, which is then not started again.
+    It starts the child again when a signal killed it, when its cluster lost a task or did not come together, or when it
+    was asked to end but this process was not. A SIGTERM to this process goes on to the child, which is then not started
+    again.
 
     Args:
         command: The command line.
@@ -63,7 +81,11 @@ class Supervisor:
         return status if status >= 0 else _SIGNALLED - status
 
     def _run_once(self, count: int) -> int:
-        self._child = subprocess.Popen(self._command, env={**os.environ, RESTART_COUNT: str(count)})
+        environ = {**os.environ, RESTART_COUNT: str(count), _PID: str(os.getpid())}
+        self._child = subprocess.Popen(self._command, env=environ)
+        if self._stopping.is_set():
+            # SIGTERM came while it was being started.
+            self._child.terminate()
         try:
             return self._child.wait()
         except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Literal, NoReturn
 
@@ -13,6 +14,7 @@ from understudy.cli.errors import CommandError
 from understudy.cli.options import settings_options
 from understudy.experiments import ExperimentError, load_experiment
 from understudy.trainer import (
+    ClusterTimeoutError,
     JsonLinesReporter,
     LineReporter,
     PeerLostError,
@@ -53,8 +55,9 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
 
     Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
-    4 another task of the cluster died, so start all of them again; 6 done, but --wait-for-evaluation ran out; 143
-    SIGTERM came, and a checkpoint was saved first.
+    4 another task of the cluster died, so start all of them again; 6 done, but --wait-for-evaluation ran out; 7 the
+    other tasks did not come in time, so start all of them again; 143 SIGTERM came, and what was trained was saved
+    first.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     run_training(experiment, settings, progress)
 
@@ -68,17 +71,24 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
     """
     from understudy.trainer import train
 
+    if settings.strategy != "multi_worker":
+        let_sigterm_through()
     try:
         train(load_experiment(experiment), settings, progress=_reporter(progress))
     except TrainerError as error:
-        if isinstance(error, PeerLostError):
+        if isinstance(error, PeerLostError | ClusterTimeoutError):
             _exit_at_once(error)
-        if isinstance(error, PreemptedError):
+        if isinstance(error, PreemptedError) and not error.alone:
             _leave_cluster(settings, error)
         raise TrainFailedError(str(error), exit_code=error.exit_code) from error
     except (ExperimentError, CheckpointError) as error:
         raise CommandError(str(error)) from error
     _leave_cluster(settings, None)
+
+
+def let_sigterm_through() -> None:
+    """Take back what `understudy.cli.main` did for commands that may join a cluster: this process does not."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 class TrainFailedError(CommandError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.trainer.errors import (
     ClusterError,
+    ClusterTimeoutError,
     DataError,
     EvaluationTimeoutError,
     ModelError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ClusterError",
     "ClusterTask",
+    "ClusterTimeoutError",
     "DataError",
     "EvaluationStopping",
     "EvaluationTimeoutError",

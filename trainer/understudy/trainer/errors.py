@@ -2,7 +2,8 @@
 
 TrainerError                    1  it could not train, for the reason that the text gives
 ├── TFConfigError               1  TF_CONFIG does not describe a cluster, or not this task
-├── ClusterError                1  the cluster did not come together, or its tasks disagree
+├── ClusterError                1  this task cannot take part in the cluster, or its tasks disagree
+│   └── ClusterTimeoutError     7  the others did not come in time: start every task again, and they may
 ├── PeerLostError               4  another task died: start every task again, and training resumes
 ├── StrategyError               1  this machine cannot train as it was asked to
 ├── ModelError                  1  the loop cannot train this model
@@ -10,7 +11,7 @@ TrainerError                    1  it could not train, for the reason that the t
 ├── ResumeError                 1  the run folder's checkpoint does not continue this training
 ├── MetricsError                1  --metrics-port is taken
 ├── PublishError                1  a checkpoint could not be written; those before it stay
-├── PreemptedError            143  SIGTERM came: a checkpoint was saved, and starting every task again goes on there
+├── PreemptedError            143  SIGTERM came: what was trained is saved, and starting every task again goes on there
 ├── StopRuleError               1  --stop-when names what the evaluator does not score
 ├── EvaluationTimeoutError      6  training is done, but the last checkpoint was not evaluated in time
 └── NonFiniteLossError          3  the loss or the weights became NaN or infinite; starting again will not help
@@ -39,7 +40,13 @@ class TFConfigError(TrainerError):
 
 
 class ClusterError(TrainerError):
-    """The cluster did not come together in time, or its tasks disagree. The text names the tasks."""
+    """This task cannot take part in the cluster, or its tasks disagree. The text names them."""
+
+
+class ClusterTimeoutError(ClusterError):
+    """The cluster did not come together in time. The text names the tasks that are missing; start every task again."""
+
+    exit_code = 7
 
 
 class PeerLostError(TrainerError):
@@ -73,9 +80,17 @@ class PublishError(TrainerError):
 
 
 class PreemptedError(TrainerError):
-    """SIGTERM came to this task or another. If there was a step to save, it is published. Every task ends with this."""
+    """SIGTERM came to this task or another. If there was a step to save, it is published.
+
+    Attributes:
+        alone: Whether this task alone ends with it, since it had not joined its cluster yet; else all tasks do.
+    """
 
     exit_code = 143  # 128 + SIGTERM, which schedulers take for "start it again"
+
+    def __init__(self, message: str, *, alone: bool = False) -> None:
+        super().__init__(message)
+        self.alone = alone
 
 
 class StopRuleError(TrainerError):

@@ -9,15 +9,26 @@ from typing import Any, Self
 
 from understudy.trainer.errors import PreemptedError
 
+_SIGNALS = (signal.SIGTERM,)
+
 
 class PreemptionWatch:
     """Notices SIGTERM while its ``with`` block runs.
 
     Until `save_from_now_on` is called there is nothing to save, and the signal raises `PreemptedError` at once; then it
     only makes `requested` true. Outside the main thread, where Python cannot handle signals, it notices nothing.
+
+    Joining a cluster, TensorFlow puts a handler of its own in the place of ours, and what comes then would be lost. So
+    a task of a cluster holds the signal back until `save_from_now_on`: it is blocked in this thread and in those
+    that this thread starts, and `requested` is true while it waits there. Threads that are older are to hold it back
+    as well, as those of ``understudy train`` do.
+
+    Args:
+        joins_cluster: Whether this task joins a cluster before it trains.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins_cluster: bool) -> None:
+        self._joins_cluster = joins_cluster
         self._previous: Any = None
         self._installed = False
         self._saves = False
@@ -26,19 +37,25 @@ class PreemptionWatch:
     @property
     def requested(self) -> bool:
         """Whether the signal has come."""
-        return self._requested
+        return self._requested or (self._installed and signal.SIGTERM in signal.sigpending())
+
+    def check(self) -> None:
+        """Raise PreemptedError if the signal has come, and nobody but this task is to know of it."""
+        if self.requested:
+            raise PreemptedError("asked to end by SIGTERM before the cluster came together", alone=True)
 
     def save_from_now_on(self) -> None:
         """Leave it to the caller to look at `requested` and to save; called once the cluster has come together."""
         self._saves = True
         if self._installed:
-            # Joining a cluster, TensorFlow puts a handler of its own in the place of ours.
             signal.signal(signal.SIGTERM, self._receive)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._receive)
             self._installed = True
+            signal.pthread_sigmask(signal.SIG_BLOCK if self._joins_cluster else signal.SIG_UNBLOCK, _SIGNALS)
         return self
 
     def __exit__(
@@ -47,6 +64,8 @@ class PreemptionWatch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Leave the signal to whoever handled it before. One that is still held back has had its effect."""
+        self.save_from_now_on()
         if self._installed:
             signal.signal(signal.SIGTERM, self._previous)
 

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from understudy.trainer.errors import ClusterError
+from understudy.trainer.errors import ClusterError, ClusterTimeoutError
 from understudy.trainer.tf_config import ClusterTask, Peer
 
 _PAUSE_SECONDS = 0.1
@@ -23,24 +23,37 @@ def wait_for_peers(
     *,
     timeout_seconds: float,
     peers: Sequence[Peer] | None = None,
+    while_waiting: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return when the peers, or else every other task that trains synchronously, have been seen.
+    """Return when the peers, or else every other task that trains synchronously, have been seen, all of them just now.
+
+    Args:
+        task: This task.
+        timeout_seconds: How long to wait for them.
+        peers: For whom to wait.
+        while_waiting: Called every now and then; may raise to end the wait.
+        clock: Seconds from any origin, never going back.
 
     Raises:
-        ClusterError: Some did not come in time, or this task's own port is taken. The text names them.
+        ClusterTimeoutError: Some did not come in time. The text names them.
+        ClusterError: This task's own port is taken.
     """
     me = next(peer for peer in task.trainers if (peer.role, peer.index) == (task.role, task.index))
-    missing = {peer: "not tried" for peer in (task.trainers if peers is None else peers) if peer != me}
+    others = [peer for peer in (task.trainers if peers is None else peers) if peer != me]
     deadline = clock() + timeout_seconds
     with _listen(me):
-        while missing:
-            missing = _call(missing)
-            if missing and clock() >= deadline:
-                who = "; ".join(f"{peer}: {reason}" for peer, reason in missing.items())
-                raise ClusterError(f"waited {timeout_seconds:g} s for the rest of the cluster; missing are {who}")
-            if missing:
-                time.sleep(_PAUSE_SECONDS)
+        missing: Iterable[Peer] = others
+        # In the end all of them once more, for one that was there may have died meanwhile.
+        while failures := _call(missing) or _call(others):
+            missing = failures
+            while_waiting()
+            if clock() >= deadline:
+                who = "; ".join(f"{peer}: {reason}" for peer, reason in failures.items())
+                raise ClusterTimeoutError(
+                    f"waited {timeout_seconds:g} s for the rest of the cluster; missing are {who}"
+                )
+            time.sleep(_PAUSE_SECONDS)
 
 
 def wait_until_gone(task: ClusterTask, *, timeout_seconds: float, clock: Callable[[], float] = time.monotonic) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from understudy.trainer import devices
 from understudy.trainer.errors import StrategyError, TFConfigError
+from understudy.trainer.joining import ended_after, join, join_seconds
 from understudy.trainer.rendezvous import wait_for_peers
 from understudy.trainer.settings import CrossDeviceOpsName, TrainSettings
 from understudy.trainer.tf_config import ClusterTask, parse
@@ -44,18 +43,26 @@ def _check_asynchronous(task: ClusterTask) -> None:
         raise TFConfigError("task.type is 'evaluator', which does not train; use `understudy run` or `serve`")
 
 
-def build_strategy(settings: TrainSettings, task: ClusterTask | None) -> tf.distribute.Strategy:
+def build_strategy(
+    settings: TrainSettings, task: ClusterTask | None, *, while_waiting: Callable[[], None] = lambda: None
+) -> tf.distribute.Strategy:
     """Return the strategy that the settings name; in a cluster, wait for the other tasks.
+
+    Args:
+        settings: Name the strategy.
+        task: This process's task, under a strategy that needs a cluster.
+        while_waiting: Called every now and then while waiting for the other tasks; may raise to end the wait.
 
     Raises:
         StrategyError: This machine lacks the devices.
-        ClusterError: The cluster did not come together in time.
+        ClusterTimeoutError: The cluster did not come together in time.
+        ClusterError: This task cannot take part in it.
     """
     devices.configure(settings.logical_cpus)
     if task is not None and settings.strategy == "parameter_server":
-        return _parameter_server(settings, task)
+        return _parameter_server(settings, task, while_waiting)
     if task is not None:
-        return _multi_worker(settings, task)
+        return _multi_worker(settings, task, while_waiting)
     if settings.strategy == "mirrored":
         return _mirrored(settings)
     if settings.strategy == "tpu":
@@ -94,46 +101,35 @@ def _cross_device_ops(name: CrossDeviceOpsName) -> tf.distribute.CrossDeviceOps 
     return operations[name]()
 
 
-def _multi_worker(settings: TrainSettings, task: ClusterTask) -> tf.distribute.Strategy:
+def _multi_worker(
+    settings: TrainSettings, task: ClusterTask, while_waiting: Callable[[], None]
+) -> tf.distribute.Strategy:
     if settings.devices:
         devices.restrict_gpus(settings.devices)
-    wait_for_peers(task, timeout_seconds=settings.cluster_timeout_seconds)
-    # Neither evaluators nor parameter servers are part of what trains synchronously.
-    trainers = {role: list(task.cluster[role]) for role in ("chief", "worker") if task.cluster.get(role)}
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(trainers),
-        task_type=task.role,
-        task_id=task.index,
-        rpc_layer="grpc",
-    )
+    wait_for_peers(task, timeout_seconds=settings.cluster_timeout_seconds, while_waiting=while_waiting)
+    while_waiting()
     implementation = tf.distribute.experimental.CommunicationImplementation[settings.communication.upper()]
-    with _bounded(settings.cluster_timeout_seconds):
-        return tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver,
-            communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation),
-        )
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    return join(
+        task,
+        lambda resolver: tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=resolver, communication_options=options
+        ),
+        seconds=join_seconds(settings),
+    )
 
 
-def _parameter_server(settings: TrainSettings, task: ClusterTask) -> tf.distribute.Strategy:
-    wait_for_peers(task, timeout_seconds=settings.cluster_timeout_seconds, peers=task.servers)
+def _parameter_server(
+    settings: TrainSettings, task: ClusterTask, while_waiting: Callable[[], None]
+) -> tf.distribute.Strategy:
+    wait_for_peers(
+        task, timeout_seconds=settings.cluster_timeout_seconds, peers=task.servers, while_waiting=while_waiting
+    )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({role: list(task.cluster[role]) for role in ("chief", "worker", "ps")}),
         task_type=task.role,
         task_id=task.index,
         rpc_layer="grpc",
     )
-    with _bounded(settings.cluster_timeout_seconds):
+    with ended_after(join_seconds(settings)):
         return tf.distribute.ParameterServerStrategy(resolver)
-
-
-@contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
-    """End the process with status 1 if the block takes longer.
-
-    Joining a cluster holds the interpreter lock, so nothing written in Python could end it.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()

@@ -79,15 +79,18 @@ def train(
         step = serve_until_done(task, settings)
         return TrainResult(step=step, first_step=0, metrics={})
     with ExitStack() as stack:
-        preemption = stack.enter_context(PreemptionWatch())
+        joins_cluster = task is not None and settings.strategy == "multi_worker"
+        preemption = stack.enter_context(PreemptionWatch(joins_cluster=joins_cluster))
         chief = stack.enter_context(Chief(settings)) if task is None or task.is_chief else None
         stack.enter_context(peers_watched())
-        strategy = build_strategy(settings, task)
+        strategy = build_strategy(settings, task, while_waiting=preemption.check)
         # Built in every task, so that Keras gives the trained model's layers the same names in all of them.
         published_model = build_model(experiment, seed=settings.seed)
         job = _make_job(experiment, settings, strategy)
         first_step = _resume(job, settings)
         job.check_agreement(first_step)
+        if job.any_task(preemption.requested):
+            raise PreemptedError("asked to end by SIGTERM before the first step; nothing was there to be saved")
         if chief is not None:
             chief.prepare(published_model, first_step=first_step)
         reporter = progress or SilentReporter()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir, TrainingStatus, read_training_status
-from understudy.trainer.errors import ClusterError, PeerLostError
+from understudy.trainer.errors import ClusterTimeoutError, PeerLostError
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.tf_config import ClusterTask
 
@@ -24,7 +24,7 @@ def serve_until_done(task: ClusterTask, settings: TrainSettings) -> int:
     """Serve as a worker or a parameter server; return the final step once the chief has finished.
 
     Raises:
-        ClusterError: No chief came in time.
+        ClusterTimeoutError: No chief came in time.
         PeerLostError: The chief failed, or fell silent.
     """
     config = tf.compat.v1.ConfigProto()
@@ -66,7 +66,7 @@ def wait_for_chief(
         sleep: Waits for so many seconds.
 
     Raises:
-        ClusterError: Nothing changed in time.
+        ClusterTimeoutError: Nothing changed in time.
         PeerLostError: The chief failed, or fell silent.
     """
     status = _read(run_dir)
@@ -85,7 +85,7 @@ def wait_for_chief(
         if clock() - changed_at > patience:
             if chief_came:
                 raise PeerLostError(f"the chief was silent for {patience:g} s; start every task again")
-            raise ClusterError(f"waited {patience:g} s for the chief to write {run_dir.training_json}")
+            raise ClusterTimeoutError(f"waited {patience:g} s for the chief to write {run_dir.training_json}")
 
 
 def _read(run_dir: RunDir) -> TrainingStatus | None:

@@ -1,0 +1,99 @@
+"""Joining TensorFlow's own cluster in a time that is bounded, though the join cannot be interrupted."""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.eager import context
+
+from understudy.trainer.errors import ClusterTimeoutError
+from understudy.trainer.settings import TrainSettings
+from understudy.trainer.tf_config import ClusterTask
+
+_JOIN_SECONDS = 30.0
+
+_GRACE_SECONDS = 15.0
+
+
+def join_seconds(settings: TrainSettings) -> float:
+    """Return how long TensorFlow may take to join a cluster all of whose tasks have just been seen."""
+    return min(_JOIN_SECONDS, settings.cluster_timeout_seconds)
+
+
+def join(
+    task: ClusterTask,
+    make_strategy: Callable[[tf.distribute.cluster_resolver.ClusterResolver], tf.distribute.Strategy],
+    *,
+    seconds: float,
+) -> tf.distribute.Strategy:
+    """Join the cluster of the tasks that train synchronously, and return the strategy that does.
+
+    Raises:
+        ClusterTimeoutError: Another task did not join in time. It may have died since it was seen.
+    """
+    # Neither evaluators nor parameter servers are part of what trains synchronously.
+    jobs = {role: list(task.cluster[role]) for role in ("chief", "worker") if task.cluster.get(role)}
+    _bound_registration(jobs, seconds)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs),
+        task_type=task.role,
+        task_id=task.index,
+        rpc_layer="grpc",
+    )
+    with ended_after(seconds + _GRACE_SECONDS):
+        try:
+            return make_strategy(resolver)
+        except tf.errors.OpError as error:
+            raise ClusterTimeoutError(
+                f"every task of the cluster was there, but they could not be joined in {seconds:g} s: "
+                f"{_reason(error.message)}; start every task again",
+            ) from error
+
+
+def _bound_registration(jobs: Mapping[str, Sequence[str]], seconds: float) -> None:
+    """Let TensorFlow's coordination service give up on a task that does not come, which it waits for an hour for.
+
+    It is configured as MultiWorkerMirroredStrategy does, which leaves alone what it finds configured.
+    """
+    eager = context.context()
+    eager.configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(tf.train.ClusterSpec(jobs)),
+        cluster_register_timeout_in_ms=int(seconds * 1000),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
+            for name, addresses in jobs.items()
+        ],
+    )
+    eager.coordination_service.cluster_register_with_barrier = True
+
+
+def _reason(message: str) -> str:
+    """Return whom TensorFlow's long message says to be missing, or else its first line."""
+    _, found, missing = message.partition("timed out task names:")
+    if found:
+        names = re.findall(r"/job:(\w+)/\S*task:(\d+)", missing.strip().partition("\n\n")[0])
+        return f"missing are {', '.join(f'{role} {index}' for role, index in names)}"
+    return message.strip().partition("\n")[0]
+
+
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Let SIGALRM end the process if the block takes longer, once it has written to stderr where it was.
+
+    Joining a cluster holds the interpreter lock, so nothing written in Python could end it.
+    """
+    faulthandler.dump_traceback_later(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
