@@ -205,7 +205,7 @@ def test_a_discarded_slot_is_forgotten(strategy: Callable[[int], Any], tmp_path:
     images, labels, _ = zoo.image_data(np.random.default_rng(0), 4)
     slot = Slot(strategy(2), saved(model, tmp_path), max_rows=8)
     scored(slot, images, labels)
-    graph, weights = weakref.ref(slot._pass._function.graph), weakref.ref(slot._model.weights[0])
+    graph, weights = weakref.ref(slot._pass._function.function.graph), weakref.ref(slot._model.weights[0])
     del slot
     gc.collect()
     assert graph() is None

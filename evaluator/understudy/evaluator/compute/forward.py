@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.checkpoints.signature import TensorSpec
+from understudy.evaluator.compute.direct_call import DirectCall
 from understudy.evaluator.compute.masks import mask_of
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import InvalidInputError
@@ -44,6 +45,8 @@ class ForwardPass:
     def __init__(self, model: Any, interface: ModelInterface, strategy: Any, *, max_rows: int) -> None:
         self.traces = 0
         self.adds_losses = False
+        self._outputs: tuple[str, ...] = ()
+        self._masks: tuple[str, ...] = ()
         self._model = model
         self._interface = interface
         self._strategy = strategy
@@ -51,8 +54,8 @@ class ForwardPass:
         self._max_rows = max_rows
         signature = [tensor_spec(spec) for spec in interface.inputs.specs]
         function = tf.function(self._trace, input_signature=signature, autograph=False)
-        self._function = function.get_concrete_function()
-        self.draws_random_numbers = _draws_random_numbers(self._function)
+        self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
+        self.draws_random_numbers = _draws_random_numbers(self._function.function)
 
     def __call__(
         self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None
@@ -72,7 +75,7 @@ class ForwardPass:
         leaves = [inputs[name] for name in self._interface.inputs.names]
         try:
             if leaves[0].shape[0] <= self._max_rows:
-                return self._function(*leaves)  # type: ignore[no-any-return]
+                return self._by_name(self._function(*leaves))
             return self._run_in_pieces(leaves, between_pieces)
         except tf.errors.InvalidArgumentError as error:
             raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
@@ -80,26 +83,34 @@ class ForwardPass:
     @property
     def output_specs(self) -> tuple[Tensors, Tensors]:
         """The `tf.TensorSpec`s of what a call returns."""
-        outputs, masks = self._function.structured_outputs
+        outputs, masks = self._by_name(self._function.function.structured_outputs)
         return _open_batch(outputs), _open_batch(masks)
 
     def _run_in_pieces(self, leaves: Sequence[Any], between_pieces: Callable[[], None]) -> tuple[Tensors, Tensors]:
-        pieces: list[tuple[Tensors, Tensors]] = []
+        pieces: list[list[Any]] = []
         for start in range(0, leaves[0].shape[0], self._max_rows):
             if pieces:
                 between_pieces()
             pieces.append(self._function(*(leaf[start : start + self._max_rows] for leaf in leaves)))
-        outputs, masks = zip(*pieces, strict=True)
-        return _concatenate(outputs), _concatenate(masks)
+        return self._by_name([tf.concat(parts, axis=0) for parts in zip(*pieces, strict=True)])
 
-    def _trace(self, *inputs: Any) -> tuple[Tensors, Tensors]:
+    def _by_name(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """Return the outputs and the masks."""
+        outputs = len(self._outputs)
+        return (
+            dict(zip(self._outputs, leaves[:outputs], strict=True)),
+            dict(zip(self._masks, leaves[outputs:], strict=True)),
+        )
+
+    def _trace(self, *inputs: Any) -> list[Any]:
         self.traces += 1
         rows = tf.shape(inputs[0])[0]
         bounds = [index * rows // self._replicas for index in range(self._replicas + 1)]
         slices = [tuple(_slice(tensor, *pair, rows) for tensor in inputs) for pair in _pairs(bounds)]
         outputs, masks = self._run(slices)
         lengths = [stop - start for start, stop in _pairs(bounds)]
-        return self._join(outputs, lengths), self._join(masks, lengths)
+        self._outputs, self._masks = tuple(outputs), tuple(masks)
+        return [self._join(value, lengths) for value in (*outputs.values(), *masks.values())]
 
     def _run(self, slices: Sequence[tuple[Any, ...]]) -> tuple[Tensors, Tensors]:
         per_replica = self._strategy.experimental_distribute_values_from_function(
@@ -116,10 +127,7 @@ class ForwardPass:
         masks = {name: mask for name, tensor in results.items() if (mask := mask_of(tensor)) is not None}
         return {name: tf.identity(tensor) for name, tensor in results.items()}, masks
 
-    def _join(self, per_replica: Tensors, lengths: Sequence[Any]) -> Tensors:
-        return {name: self._join_one(value, lengths) for name, value in per_replica.items()}
-
-    def _join_one(self, per_replica: Any, lengths: Sequence[Any]) -> Any:
+    def _join(self, per_replica: Any, lengths: Sequence[Any]) -> Any:
         parts = self._strategy.experimental_local_results(per_replica)
         if len(parts) == 1:
             return parts[0]
@@ -129,10 +137,6 @@ class ForwardPass:
 def tensor_spec(spec: TensorSpec) -> Any:
     """Return TensorFlow's form of a specification."""
     return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype), name=None)
-
-
-def _concatenate(pieces: Sequence[Tensors]) -> Tensors:
-    return {name: tf.concat([piece[name] for piece in pieces], axis=0) for name in pieces[0]}
 
 
 def _open_batch(tensors: Tensors) -> Tensors:
