@@ -23,6 +23,7 @@ from understudy.service.metrics.engine import MetricsObserver
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.rpc import RpcMethod, RpcMetrics
 from understudy.service.settings import ServeSettings
+from understudy.trainer.metrics import TrainingMetrics
 from understudy.trainer.settings import TrainSettings
 
 README = Path(__file__).parent.parent / "README.md"
@@ -54,10 +55,11 @@ def metrics_table() -> str:
 
 
 def _every_metric() -> list[Metric]:
-    """Collect the metrics of a service that has seen one evaluation and knows one method."""
+    """Collect the metrics of a training task, and of a service that has seen one evaluation and knows one method."""
     registry = CollectorRegistry()
     observer = MetricsObserver(registry)
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
+    TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(
         EvaluationRecord(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -217,8 +218,12 @@ def cluster(
     evaluator: bool = False,
     strategy: str = "multi_worker",
     verb: str = "train",
+    environs: Sequence[Mapping[str, str]] = (),
 ) -> Iterator[list[Task]]:
-    """Run a cluster of training tasks on this machine; none outlives the block."""
+    """Run a cluster of training tasks on this machine, each with its own additions to the environment.
+
+    None outlives the block.
+    """
     ports = free_ports(len(roles) + 1)
     spec: dict[str, list[str]] = {}
     members = []
@@ -229,8 +234,8 @@ def cluster(
         spec["evaluator"] = [f"127.0.0.1:{ports[-1]}"]
     tasks: list[Task] = []
     try:
-        for role, index in members:
-            environ = {"TF_CONFIG": tf_config(spec, role, index)}
+        for (role, index), own in zip(members, itertools.chain(environs, itertools.repeat({})), strict=False):
+            environ = {"TF_CONFIG": tf_config(spec, role, index), **own}
             arguments = ("--strategy", strategy, *options)
             task = start_training(experiment, run_dir, *arguments, environ=environ, verb=verb)
             task.again = functools.partial(start_training, experiment, run_dir, *arguments, environ=environ, verb=verb)

@@ -278,6 +278,7 @@ def test_prometheus_can_scrape_a_task(tmp_path: Path) -> None:
     assert f"understudy_train_examples_total {STEPS * BATCH:.1f}" in lines
     assert "understudy_train_checkpoint_seconds_count 2.0" in lines
     assert "understudy_train_restarts 0.0" in lines
+    assert any(line.startswith("understudy_train_input_wait_seconds_total 0.") for line in lines)
     assert any(line.startswith("understudy_train_loss ") for line in lines)
     with socket.create_server(("", port)), pytest.raises(MetricsError, match=f"--metrics-port {port} cannot"):
         run(Dense(), tmp_path, metrics_port=port)

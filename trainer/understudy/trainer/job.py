@@ -28,12 +28,16 @@ class Advance:
         metrics: Since the last checkpoint was due, over all replicas.
         due: Whether a checkpoint is due now.
         stopping: Whether any task was asked to stop; the same in all of them.
+        seconds: How long these steps took.
+        input_wait_seconds: Of these, spent waiting for batches; where workers do not wait for each other, on average.
     """
 
     step: int
     metrics: Mapping[str, float]
     due: bool
     stopping: bool
+    seconds: float
+    input_wait_seconds: float
 
 
 class Job(Protocol):
@@ -151,10 +155,17 @@ class TrainingJob:
             checkpoint_every=settings.checkpoint_every,
             steps_per_call=settings.steps_per_call,
         ):
-            metrics, stopping = self._run_steps(batches, size, asked_to_stop())
+            call = self._run_steps(batches, size, asked_to_stop())
             step += size
             due = step % settings.checkpoint_every == 0 or step == settings.steps
-            yield Advance(step=step, metrics=metrics, due=due, stopping=stopping)
+            yield Advance(
+                step=step,
+                metrics=call.metrics,
+                due=due,
+                stopping=call.stopping,
+                seconds=call.seconds,
+                input_wait_seconds=call.input_wait_seconds,
+            )
             if due:
                 self._model.reset_metrics()
 

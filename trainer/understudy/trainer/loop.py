@@ -7,24 +7,46 @@ gradients is the gradient of the global batch.
 
 Each replica updates metric state of its own, which costs no communication; the state is added up over all replicas once
 per call of the graph, where the results are computed from it.
+
+The steps of a call run one after the other, so the time from asking for a batch to having it is time in which nothing
+is trained; it is taken inside the graph. On a GPU, which may still be busy with the step before, it is an upper bound.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
 
-RunSteps = Callable[[Iterator[object], int, bool], tuple[Mapping[str, float], bool]]
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a call of the graph came to.
+
+    Attributes:
+        metrics: Since they were last reset, over all replicas.
+        stopping: Whether any task was asked to stop; the same in all of them.
+        seconds: How long it took.
+        input_wait_seconds: Of these, spent waiting for batches, in this task.
+    """
+
+    metrics: Mapping[str, float]
+    stopping: bool
+    seconds: float
+    input_wait_seconds: float
+
+
+RunSteps = Callable[[Iterator[object], int, bool], Call]
 
 
 def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
-    """Return a function that takes global batches from an iterator, trains on that many, and returns the metrics.
+    """Return a function that takes global batches from an iterator, trains on that many, and returns what it came to.
 
-    The metrics are those since they were last reset, over all replicas. In a cluster, all tasks call it together. Its
-    third argument says whether this task was asked to stop, its second result whether any of them was: so all of them
-    stop after the same step.
+    In a cluster, all tasks call it together. Its third argument says whether this task was asked to stop, its result
+    whether any of them was: so all of them stop after the same step.
 
     Args:
         model: Built and prepared in the strategy's scope.
@@ -35,18 +57,36 @@ def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
     @tf.function
     def run_steps(
         batches: Iterator[object], count: tf.Tensor, asked_to_stop: tf.Tensor
-    ) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+    ) -> tuple[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor]:
+        waited = tf.constant(0.0, tf.float64)
         for _ in tf.range(count):
-            strategy.run(train_step, args=(next(batches),))
+            batch, seconds = timed_next(batches)
+            waited += seconds
+            strategy.run(train_step, args=(batch,))
         asked = strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(tf.identity, args=(asked_to_stop,)), axis=None)
-        return model.get_metrics_result(), asked
+        return model.get_metrics_result(), asked, waited
 
-    def run(batches: Iterator[object], count: int, asked_to_stop: bool) -> tuple[Mapping[str, float], bool]:  # noqa: FBT001 - as RunSteps says
-        results, asked = run_steps(batches, tf.constant(count), tf.constant(int(asked_to_stop)))
+    def run(batches: Iterator[object], count: int, asked_to_stop: bool) -> Call:  # noqa: FBT001 - as RunSteps says
+        began = time.perf_counter()
+        results, asked, waited = run_steps(batches, tf.constant(count), tf.constant(int(asked_to_stop)))
         metrics = {name: value for name, result in results.items() if (value := _scalar(result)) is not None}
-        return metrics, bool(asked > 0)
+        return Call(
+            metrics=metrics,
+            stopping=bool(asked > 0),
+            input_wait_seconds=float(waited),
+            seconds=time.perf_counter() - began,
+        )
 
     return run
+
+
+def timed_next(batches: Iterator[object]) -> tuple[object, tf.Tensor]:
+    """Return, inside a graph, the next batch and the seconds that it let itself be waited for."""
+    asked_at = tf.timestamp()
+    with tf.control_dependencies([asked_at]):
+        batch = next(batches)
+    with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        return batch, tf.timestamp() - asked_at
 
 
 def call_sizes(*, first_step: int, steps: int, checkpoint_every: int, steps_per_call: int) -> Iterator[int]:

@@ -22,22 +22,36 @@ class TrainingMetrics:
         first_step: Steps done by earlier starts.
         global_batch_size: Examples per step.
         restarts: How often a supervisor has started this task again.
+        registry: Where to keep the metrics; one of its own if None.
 
     Raises:
         MetricsError: On entering: the port is taken.
     """
 
-    def __init__(self, port: int | None, *, first_step: int, global_batch_size: int, restarts: int) -> None:
+    def __init__(
+        self,
+        port: int | None,
+        *,
+        first_step: int,
+        global_batch_size: int,
+        restarts: int,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
         self._port = port
         self._step = first_step
         self._global_batch_size = global_batch_size
-        self._registry = CollectorRegistry()
+        self._registry = registry or CollectorRegistry()
         self._steps = Counter("understudy_train_steps", "Steps done.", registry=self._registry)
         self._examples = Counter("understudy_train_examples", "Examples trained on.", registry=self._registry)
         self._examples_per_second = Gauge(
             "understudy_train_examples_per_second", "Over all replicas, since the start.", registry=self._registry
         )
         self._loss = Gauge("understudy_train_loss", "Since the last checkpoint.", registry=self._registry)
+        self._input_wait_seconds = Counter(
+            "understudy_train_input_wait_seconds",
+            "Seconds in which training waited for its input; its rate is the share of time.",
+            registry=self._registry,
+        )
         self._checkpoint_seconds = Histogram(
             "understudy_train_checkpoint_seconds",
             "Training stood still for a checkpoint.",
@@ -55,6 +69,7 @@ class TrainingMetrics:
         self._steps.inc(steps)
         self._examples.inc(steps * self._global_batch_size)
         self._examples_per_second.set(update.examples_per_second)
+        self._input_wait_seconds.inc(update.input_wait_seconds)
         self._loss.set(update.metrics.get("loss", float("nan")))
 
     def checkpointed(self, seconds: float) -> None:

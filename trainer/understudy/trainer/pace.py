@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from understudy.trainer.data import DataPlan
+from understudy.trainer.job import Advance
 from understudy.trainer.progress import ProgressUpdate
 
 
@@ -24,16 +25,19 @@ class ProgressMeter:
         self._clock = clock
         self._origin: tuple[int, float] | None = None
 
-    def measure(self, step: int, metrics: Mapping[str, float]) -> ProgressUpdate:
-        """Return an update for now that ``step`` steps are done."""
+    def measure(self, advance: Advance) -> ProgressUpdate:
+        """Return an update for now that it is so far."""
+        step = advance.step
         steps_per_second = self._steps_per_second(step)
         return ProgressUpdate(
             step=step,
             steps=self._steps,
             epoch=step * self._plan.global_batch_size / self._plan.examples_per_epoch,
-            metrics=metrics,
+            metrics=advance.metrics,
             examples_per_second=steps_per_second * self._plan.global_batch_size,
             remaining_seconds=(self._steps - step) / steps_per_second if steps_per_second else None,
+            input_wait_seconds=advance.input_wait_seconds,
+            input_wait_share=min(1.0, advance.input_wait_seconds / advance.seconds) if advance.seconds else 0.0,
         )
 
     def _steps_per_second(self, step: int) -> float:

@@ -47,6 +47,8 @@ class ProgressUpdate:
             checkpoint.
         examples_per_second: Over all replicas, since this start, without the first call; 0 until it is known.
         remaining_seconds: Until done at this rate, or None until it is known.
+        input_wait_seconds: Spent waiting for batches since the last update, in this task.
+        input_wait_share: Of the time that the steps since the last update took, 0 to 1.
     """
 
     step: int
@@ -55,6 +57,8 @@ class ProgressUpdate:
     metrics: Mapping[str, float]
     examples_per_second: float
     remaining_seconds: float | None
+    input_wait_seconds: float
+    input_wait_share: float
 
 
 class ProgressReporter(Protocol):

@@ -15,7 +15,9 @@ FOLDER = Path("tensorboard", "train")
 
 
 class TrainingSummaries:
-    """Writes the loss and the metrics at their steps, and the examples per second. A context manager.
+    """Writes the loss and the metrics at their steps, the examples per second, and the share of time that input takes.
+
+    A context manager.
 
     Args:
         run_dir: The run folder's root.
@@ -30,6 +32,7 @@ class TrainingSummaries:
             for name, value in update.metrics.items():
                 tf.summary.scalar(name, value)
             tf.summary.scalar("examples_per_second", update.examples_per_second)
+            tf.summary.scalar("input_wait_share", update.input_wait_share)
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
 from understudy.trainer.early_stop import EarlyStop
 from understudy.trainer.errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
+from understudy.trainer.input_watch import InputWatch
 from understudy.trainer.job import Job, TrainingJob
 from understudy.trainer.metrics import TrainingMetrics
 from understudy.trainer.model import build_model
@@ -153,6 +154,7 @@ def _run(
 ) -> TrainResult:
     """Do the steps that are left, and publish where it is due."""
     meter = ProgressMeter(settings.steps, job.plan)
+    input_watch = InputWatch(job.plan, first_step=first_step)
     step = first_step
     metrics: Mapping[str, float] = {}
     early_stop = EarlyStop(job, settings, reporter, is_chief=chief is not None)
@@ -164,7 +166,8 @@ def _run(
     for advance in advances:
         step, metrics = advance.step, advance.metrics
         _check_finite(step, metrics)
-        update = meter.measure(step, metrics)
+        update = meter.measure(advance)
+        input_watch.saw(advance)
         reporter.advanced(update)
         served.advanced(update)
         if chief is not None:

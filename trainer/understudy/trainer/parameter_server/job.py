@@ -20,7 +20,7 @@ from understudy.experiments import Experiment
 from understudy.trainer.data import DataPlan, global_batches, plan_data, training_data
 from understudy.trainer.errors import ModelError, PeerLostError, StrategyError
 from understudy.trainer.job import Advance
-from understudy.trainer.loop import call_sizes
+from understudy.trainer.loop import call_sizes, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot
@@ -114,6 +114,7 @@ class ParameterServerJob:
         batches = iter(self._coordinator.create_per_worker_dataset(self._per_worker_batches(first_step)))
         step = first_step
         losses: list[float] = []
+        workers = self._strategy.extended._num_workers  # noqa: SLF001 - this strategy's cluster_resolver is None
         while step < settings.steps:
             size = next(
                 call_sizes(
@@ -123,13 +124,22 @@ class ParameterServerJob:
                     steps_per_call=settings.steps_per_call,
                 ),
             )
+            began = time.monotonic()
             results = [self._coordinator.schedule(self._train_step, args=(batches,)) for _ in range(size)]
             self._join()
-            losses += [float(result.fetch()) for result in results]
+            fetched = [result.fetch() for result in results]
+            losses += [float(loss) for loss, _ in fetched]
             before, step = step, int(self._applied.numpy())
             due = step // settings.checkpoint_every > before // settings.checkpoint_every or step >= settings.steps
             metrics = {"loss": sum(losses) / len(losses)}
-            yield Advance(step=step, metrics=metrics, due=due, stopping=asked_to_stop())
+            yield Advance(
+                step=step,
+                metrics=metrics,
+                due=due,
+                stopping=asked_to_stop(),
+                seconds=time.monotonic() - began,
+                input_wait_seconds=sum(float(waited) for _, waited in fetched) / workers,
+            )
             if due:
                 losses.clear()
 
@@ -177,8 +187,9 @@ def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf
         return loss
 
     @tf.function
-    def train_step(batches: Iterator[object]) -> tf.Tensor:
-        return strategy.run(train_on, args=(next(batches),))
+    def train_step(batches: Iterator[object]) -> tuple[tf.Tensor, tf.Tensor]:
+        batch, waited = timed_next(batches)
+        return strategy.run(train_on, args=(batch,)), waited
 
     return train_step
 

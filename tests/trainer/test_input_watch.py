@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from trainer.rig import Noisy, Slow, run
+
+from understudy.trainer import JsonLinesReporter
+from understudy.trainer.data import DataPlan
+from understudy.trainer.input_watch import InputWatch
+from understudy.trainer.job import Advance
+from understudy.trainer.loop import timed_next
+
+
+def watch(*, cache: bool, first_step: int = 0) -> InputWatch:
+    plan = DataPlan(examples=100, global_batch_size=10, seed=0, shuffle_buffer=100, cache=cache, keep_remainder=False)
+    return InputWatch(plan, first_step=first_step)
+
+
+def advance(step: int, waited: float, seconds: float = 10.0) -> Advance:
+    return Advance(step=step, metrics={}, due=False, stopping=False, seconds=seconds, input_wait_seconds=waited)
+
+
+def test_an_input_that_holds_training_up_is_told_once_with_what_helps(caplog: pytest.LogCaptureFixture) -> None:
+    watching = watch(cache=False)
+    for step in range(5, 60, 5):
+        watching.saw(advance(step, waited=4.0))
+        assert bool(caplog.messages) == (step >= 20), "the first call traces the graph, then 30 s are judged"
+    (message,) = caplog.messages
+    assert message.startswith("training waited for its input 40% of the last 30 s: keep it in memory with --cache")
+    assert "num_parallel_calls=tf.data.AUTOTUNE" in message
+
+
+def test_an_input_that_keeps_up_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    watching = watch(cache=False)
+    for step in range(5, 60, 5):
+        watching.saw(advance(step, waited=2.9))
+    assert caplog.messages == []
+
+
+def test_the_pass_that_fills_the_cache_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    watching = watch(cache=True, first_step=3)
+    for step in range(4, 14):
+        watching.saw(advance(step, waited=9.0))
+    for step in range(14, 60):
+        watching.saw(advance(step, waited=0.1))
+    assert caplog.messages == []
+    for step in range(60, 63):
+        watching.saw(advance(step, waited=9.0))
+    (message,) = caplog.messages
+    assert "--cache" not in message
+
+
+def test_the_time_that_a_batch_lets_itself_be_waited_for_is_taken_in_the_graph() -> None:
+    def wait(x: Any) -> Any:
+        time.sleep(0.02)
+        return x
+
+    batches = iter(tf.data.Dataset.range(9).map(lambda x: tf.numpy_function(wait, [x], tf.int64)))
+
+    @tf.function  # type: ignore[untyped-decorator] # TensorFlow ships no types
+    def take_three() -> Any:
+        return [timed_next(batches) for _ in range(3)]
+
+    taken = take_three()
+    assert [int(number) for number, _ in taken] == [0, 1, 2]
+    assert all(0.02 <= float(seconds) < 2.0 for _, seconds in taken)
+
+
+@pytest.mark.parametrize(("experiment", "is_slow"), [(Noisy(), False), (Slow(), True)])
+def test_a_slow_input_shows_in_the_progress(tmp_path: Path, experiment: Noisy, is_slow: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    events = io.StringIO()
+    run(experiment, tmp_path, cache=False, shuffle_buffer=1, progress=JsonLinesReporter(events))
+    updates = [event for event in map(json.loads, events.getvalue().splitlines()) if event["event"] == "advanced"]
+    # Between checkpoints, after the first call: 3 steps of 24 examples that take 10 ms each.
+    assert (updates[2]["input_wait_share"] > 0.5) == is_slow
+    assert (updates[2]["input_wait_seconds"] > 0.3) == is_slow

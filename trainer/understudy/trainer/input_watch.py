@@ -1,0 +1,54 @@
+"""Telling the user, once, when training waits for its input, and what helps."""
+
+from __future__ import annotations
+
+import logging
+
+from understudy.trainer.data import DataPlan
+from understudy.trainer.job import Advance
+
+_log = logging.getLogger(__name__)
+
+_TOO_MUCH = 0.3
+_WINDOW_SECONDS = 30.0
+
+
+class InputWatch:
+    """Warns once when the input took more than 30 % of 30 seconds of training.
+
+    What is left out: the first call, which also traces the graph, and the pass over the data that fills the cache.
+
+    Args:
+        plan: How the data is read.
+        first_step: Steps done by earlier starts.
+    """
+
+    def __init__(self, plan: DataPlan, *, first_step: int) -> None:
+        self._plan = plan
+        self._skip_until = first_step + (plan.steps_per_epoch if plan.cache else 0)
+        self._has_traced = False
+        self._seconds = self._waited = 0.0
+        self._has_warned = False
+
+    def saw(self, advance: Advance) -> None:
+        """Take in how long the last steps took, and warn if it is time."""
+        counts = self._has_traced and advance.step > self._skip_until
+        self._has_traced = True
+        if self._has_warned or not counts:
+            return
+        self._seconds += advance.seconds
+        self._waited += advance.input_wait_seconds
+        if self._seconds < _WINDOW_SECONDS:
+            return
+        if self._waited > _TOO_MUCH * self._seconds:
+            self._has_warned = True
+            _log.warning("%s", self._advice())
+        self._seconds = self._waited = 0.0
+
+    def _advice(self) -> str:
+        cache = "" if self._plan.cache else "keep it in memory with --cache, if it fits; "
+        return (
+            f"training waited for its input {self._waited / self._seconds:.0%} of the last {self._seconds:.0f} s: "
+            f"{cache}in training_data(), give map() num_parallel_calls=tf.data.AUTOTUNE, read a few large files rather "
+            "than many small ones, several at once, and do beforehand what comes out the same in every epoch"
+        )
