@@ -20,7 +20,7 @@ from understudy.evaluator.errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.lifecycle.readiness import ReadySignal
-from understudy.evaluator.lifecycle.servable import Handle, Servable
+from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.records.ledger import Ledger
@@ -170,8 +170,7 @@ class Evaluator:
         """
         parts = self._open_parts()
         step = None if version == "serving" else self._resolve(version)
-        with parts.manager.borrow(step) as handle:
-            self._check_inputs(handle, inputs)
+        self._check_inputs(parts.manager.servable(step).slot, inputs)
         parts.engine.submit(
             inputs,
             borrow=partial(parts.manager.borrow, step),
@@ -425,9 +424,10 @@ class Evaluator:
             raise NotReadyError("no checkpoint is on stage yet; wait for the first to be published and loaded")
         return step
 
-    def _check_inputs(self, handle: Handle, inputs: Arrays) -> None:
+    def _check_inputs(self, slot: ModelSlot, inputs: Arrays) -> None:
+        """Hold the inputs against the signature, which is that of any checkpoint that may be in the slot later on."""
         try:
-            handle.slot.check_inputs(inputs)
+            slot.check_inputs(inputs)
         except InvalidInputError:
             self._observer.rejected("invalid")
             raise

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from paper_theatre import WAIT_SECONDS, PaperTheatre
 
+from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.errors import (
     ArchitectureMismatchError,
     DrainingError,
@@ -17,6 +18,7 @@ from understudy.evaluator.errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.lifecycle.servable import Handle
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.types import Array, VersionState
 
 
@@ -137,7 +139,7 @@ def test_whoever_waits_past_the_deadline_is_turned_away(theatre: PaperTheatre) -
     waiting = theatre.manager.acquire(2, deadline=theatre.clock.now + 5)
 
     theatre.clock.now += 6
-    theatre.manager._wake()
+    theatre.manager._reconsider()
 
     with pytest.raises(OverloadedError, match=r"no slot became free for step 2 .* the steps \[1, 3\]"):
         waiting.result(WAIT_SECONDS)
@@ -322,6 +324,38 @@ def test_closing_turns_away_those_in_line_and_ends_the_thread(tmp_path: Path) ->
     assert not closer.is_alive()
     with pytest.raises(DrainingError):
         theatre.manager.acquire(1)
+
+
+def test_no_prediction_waits_for_a_load_that_is_running(theatre: PaperTheatre) -> None:
+    theatre.publish(1, 2)
+    theatre.promote(1)
+    theatre.may_load.clear()
+    theatre.is_loading.clear()
+    loading = theatre.manager.promote(2)
+    assert theatre.is_loading.wait(WAIT_SECONDS)
+    engine = Engine(EngineSettings(), SilentObserver())
+
+    for _ in range(20):
+        rows = theatre.manager.servable().slot.check_inputs({"x": _rows(3)})
+        prediction = engine.predict({"x": _rows(rows)}, borrow=theatre.manager.borrow, key="serving")
+        assert prediction.result(WAIT_SECONDS).step == 1
+    assert not loading.done()
+
+    theatre.may_load.set()
+    loading.result(WAIT_SECONDS).release()
+    engine.close(WAIT_SECONDS)
+
+
+def test_a_handle_that_comes_back_wakes_nobody_while_nobody_is_in_line(theatre: PaperTheatre) -> None:
+    theatre.publish(1)
+    theatre.promote(1)
+    handle = theatre.manager.borrow()
+
+    with theatre.manager._changed:  # nobody else can take it, so that who needs it here would wait for ever
+        releaser = threading.Thread(target=handle.release, daemon=True)
+        releaser.start()
+        releaser.join(WAIT_SECONDS)
+        assert not releaser.is_alive()
 
 
 def test_a_handle_that_does_not_come_back_is_reported(tmp_path: Path) -> None:

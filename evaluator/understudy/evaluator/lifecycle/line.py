@@ -36,6 +36,9 @@ class Line:
     def __iter__(self) -> Iterator[Request]:
         return iter(tuple(self._requests))
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def add(self, request: Request) -> None:
         """Put a request at the end."""
         self._requests.append(request)

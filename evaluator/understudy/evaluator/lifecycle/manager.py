@@ -94,7 +94,17 @@ class ServableManager:
             VersionNotFoundError: The step is not loaded.
         """
         with self._changed:
-            return self._pool.borrow(step)
+            return self._pool.lend(self._pool.servable(step))
+
+    def servable(self, step: int | None = None) -> Servable:
+        """Return a loaded servable, which may be unloaded at any moment; None stands for the one on stage.
+
+        Raises:
+            NotReadyError: Nothing is on stage yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self._pool.servable(step)
 
     def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
         """Borrow a servable, loading it as a guest if need be.
@@ -241,7 +251,7 @@ class ServableManager:
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
         servable = Servable(
-            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._wake
+            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._reconsider
         )
         with self._changed:
             self._pool.finish(servable)
@@ -271,6 +281,8 @@ class ServableManager:
         error = LoadError(f"the devices have no memory left for step {load.info.step} beside what is on stage")
         self._give_up(load, error, seconds=seconds)
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _reconsider(self) -> None:
+        """Look whether there is room now for somebody in line; called after every batch, when hardly anybody is."""
+        if self._line:  # whoever comes after this look finds the handle given back
+            with self._changed:
+                self._changed.notify_all()

@@ -53,8 +53,8 @@ class Pool:
         matching = (s for s in reversed(self.servables) if s.step == step and digest in (None, s.digest))
         return next(matching, None)
 
-    def borrow(self, step: int | None) -> Handle:
-        """Borrow a loaded servable; None stands for the one on stage.
+    def servable(self, step: int | None) -> Servable:
+        """Return a loaded servable; None stands for the one on stage.
 
         Raises:
             NotReadyError: Nothing is on stage yet.
@@ -66,7 +66,7 @@ class Pool:
         if servable is None:
             loaded = sorted(other.step for other in self.servables)
             raise VersionNotFoundError(f"version {step} is not loaded; loaded are {loaded}")
-        return self.lend(servable)
+        return servable
 
     def lend(self, servable: Servable) -> Handle:
         """Borrow a servable of the pool, and note that it was used."""
