@@ -21,6 +21,8 @@ help: ## Show what can be made
 	@echo "  make demo KEEP=1     leave the service running afterwards"
 	@echo "  make demo SCRIPT=1   serve and score what a plain Keras script writes"
 	@echo "  make test T='tests/checkpoints -k pinned'   run some of the tests"
+	@echo "  make bench BENCH=quick                      does it all run? one round of half a second each"
+	@echo "  make bench-peers ONLY=envoy,triton          measure some of the servers"
 
 .PHONY: setup
 setup: $(VENV)/.installed ## Install everything into .venv (the others do this by themselves)
@@ -43,6 +45,7 @@ demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it 
 .PHONY: test
 test: $(VENV)/.installed ## Run the tests
 	tools/fetch_prometheus.sh
+	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
 	for client in triton tfserving node; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with the clients of $$client will be skipped" >&2; done
 	$(BIN)/pytest -n 2 --dist loadfile $(T)
@@ -51,6 +54,20 @@ test: $(VENV)/.installed ## Run the tests
 soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part
 	for topic in $(or $(TOPIC),$$($(BIN)/python -m benchmarks.soak --list)); do \
 		$(BIN)/python -m benchmarks.soak $$topic $(if $(COUNT),--count $(COUNT)); done
+
+BENCH_OPTIONS = $(TOPIC) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+	$(if $(ONLY),--only $(ONLY)) $(if $(filter quick,$(BENCH)),--quick)
+
+.PHONY: bench
+bench: $(VENV)/.installed ## Measure the service, what it stands on, and in process; ROUNDS=, SECONDS=, ONLY=, TOPIC= narrow it
+	tools/fetch_h2load.sh
+	$(BIN)/python -m benchmarks.speed $(BENCH_OPTIONS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed ## Measure it beside Triton, pytriton, KServe and MLServer, which are installed first
+	tools/fetch_h2load.sh
+	tools/fetch_peers.sh
+	$(BIN)/python -m benchmarks.speed --peers $(BENCH_OPTIONS)
 
 .PHONY: check
 check: $(VENV)/.installed ## Format, lint, types and the Dockerfile

@@ -55,18 +55,6 @@ class Server:
     echoes: bool = False
 
 
-def understudy(frontend: str | None, *options: str) -> Callable[[Site], Launch]:
-    """Return how to start ``understudy serve`` on a folder that holds the model."""
-
-    def launch(site: Site) -> Launch:
-        checkpoints = site.folder / "checkpoints"
-        checkpoints.mkdir()
-        shutil.copyfile(site.model_file, checkpoints / "model_1.keras")
-        return Launch(command=serve_command(site, "--checkpoints", str(checkpoints), *_frontend(frontend), *options))
-
-    return launch
-
-
 def serve_command(site: Site, *options: str) -> Sequence[str]:
     """Return the command of ``understudy serve``, to be completed with what it serves."""
     ports = ("--host", "127.0.0.1", "--grpc-port", str(site.port), "--http-port", "0")
@@ -82,10 +70,20 @@ def has_envoy() -> bool:
 
 def own() -> list[Server]:
     """Return this project's front ends."""
-    servers = [Server(name="understudy grpcio", launch=understudy("grpcio" if has_envoy() else None))]
-    if has_envoy():
-        servers.append(Server(name="understudy envoy", launch=understudy("envoy")))
-    return servers
+    names = ("understudy grpcio", "understudy envoy") if has_envoy() else ("understudy grpcio",)
+    return [Server(name=name, launch=_understudy(name)) for name in names]
+
+
+def peer_versions() -> dict[str, str]:
+    """Return the versions of the servers of others, as far as they are installed."""
+    lines = [line for held in _PEERS.glob("*/.holds") for line in held.read_text().splitlines()]
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    return {name: pins[name] for name in ("nvidia-pytriton", "kserve", "mlserver") if name in pins}
+
+
+def frontend_options(name: str) -> Sequence[str]:
+    """Return what tells ``understudy serve`` to be the front end that is called so."""
+    return ("--frontend", name.split()[1]) if has_envoy() else ()
 
 
 def floor() -> list[Server]:
@@ -111,8 +109,16 @@ def peers() -> list[Server]:
     ]
 
 
-def _frontend(name: str | None) -> Sequence[str]:
-    return () if name is None else ("--frontend", name)
+def _understudy(name: str) -> Callable[[Site], Launch]:
+    """Return how to start ``understudy serve`` on a folder that holds the model."""
+
+    def launch(site: Site) -> Launch:
+        checkpoints = site.folder / "checkpoints"
+        checkpoints.mkdir()
+        shutil.copyfile(site.model_file, checkpoints / "model_1.keras")
+        return Launch(command=serve_command(site, "--checkpoints", str(checkpoints), *frontend_options(name)))
+
+    return launch
 
 
 def _program(name: str) -> Callable[[Site], Launch]:

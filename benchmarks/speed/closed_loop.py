@@ -1,0 +1,139 @@
+"""Closed loop: so many requests under way all the time, for every model, batch size and number of connections.
+
+All servers of a model run side by side; in each round every one is measured in every cell, the cells in a new order
+and the servers by turns, so that what else the machine does meets all alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.speed.entrants import Cell, Entrant
+from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.figures import Figures
+from benchmarks.speed.line_up import line_up
+from benchmarks.speed.measuring import Measuring
+from benchmarks.speed.models import BATCHES, MODELS
+from benchmarks.speed.processes import ProcessTree, at_rest_cpu
+from benchmarks.speed.running import prepare
+
+CONNECTIONS = (1, 8, 32, 64)
+RESTLESS_SHARE = 0.02
+"""A process that takes more of a core than this while nobody asks it anything is stopped while others are measured."""
+
+
+def run(measuring: Measuring) -> dict[str, Any]:
+    """Measure every cell; return the figures of each, a list with one value a round."""
+    table = Table(measuring)
+    for model in MODELS.values():
+        measuring.progress.say(f"starting the servers of the {model.text}")
+        with line_up(measuring, prepare(measuring.work, model)) as taking_part:
+            table.fill(model.name, taking_part)
+    return {
+        "models": {name: model.text for name, model in MODELS.items()},
+        "cpu_share_at_rest": table.at_rest,
+        "failures": table.failures,
+        "rows": table.rows(),
+    }
+
+
+def order(cells: Sequence[Cell], taking_part: Sequence[Entrant], turn: int) -> Iterator[tuple[Cell, Entrant]]:
+    """Yield who is measured in which cell in one round, in the order of that round."""
+    shuffled = list(cells)
+    random.Random(turn).shuffle(shuffled)  # noqa: S311 - no secrets here
+    for place, cell in enumerate(shuffled):
+        first = (turn + place) % len(taking_part)
+        for entrant in (*taking_part[first:], *taking_part[:first]):
+            if entrant.takes(cell):
+                yield cell, entrant
+
+
+class Table:
+    """What was measured so far.
+
+    Args:
+        measuring: How to measure.
+
+    Attributes:
+        failures: What could not be measured, and why.
+        at_rest: The share of a core that each process took while nobody asked it anything.
+    """
+
+    def __init__(self, measuring: Measuring) -> None:
+        self._measuring = measuring
+        self._figures: dict[tuple[Cell, str], list[Figures]] = {}
+        self.failures: list[str] = []
+        self.at_rest: dict[str, float] = {}
+
+    def fill(self, model: str, taking_part: Sequence[Entrant]) -> None:
+        """Measure everybody in every cell of one model."""
+        cells = [
+            Cell(model=model, rows=rows, connections=count) for rows, count in itertools.product(BATCHES, CONNECTIONS)
+        ]
+        rounds = [list(order(cells, taking_part, turn)) for turn in range(self._measuring.rounds)]
+        self._measuring.progress.expect(sum(map(len, rounds)))
+        restless = self._restless(taking_part)
+        with _paused(restless):
+            for cell, entrant in itertools.chain.from_iterable(rounds):
+                with _awake(entrant.tree if entrant.tree in restless else None):
+                    self._measure(cell, entrant)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the figures of every cell and entrant, as results keep them."""
+        return [_row(cell, entrant, figures) for (cell, entrant), figures in sorted(self._figures.items())]
+
+    def _measure(self, cell: Cell, entrant: Entrant) -> None:
+        try:
+            figures = entrant.measure(cell, self._measuring.seconds)
+        except BenchmarkError as error:
+            self.failures.append(f"{cell}: {entrant.name}: {error}")
+            self._measuring.progress.step(self.failures[-1])
+            return
+        self._figures.setdefault((cell, entrant.name), []).append(figures)
+        self._measuring.progress.step(
+            f"{cell}: {entrant.name}: {figures.requests_per_second:.0f} requests/s, p99 {figures.p99_ms:.1f} ms"
+        )
+
+    def _restless(self, taking_part: Sequence[Entrant]) -> list[ProcessTree]:
+        trees = list({one.tree.name: one.tree for one in taking_part}.values())
+        shares = at_rest_cpu(trees)
+        self.at_rest |= {name: round(share, 3) for name, share in shares.items()}
+        return [tree for tree in trees if shares[tree.name] > RESTLESS_SHARE]
+
+
+@contextmanager
+def _paused(trees: Sequence[ProcessTree]) -> Iterator[None]:
+    for tree in trees:
+        tree.pause()
+    try:
+        yield
+    finally:
+        for tree in trees:
+            tree.resume()
+
+
+@contextmanager
+def _awake(tree: ProcessTree | None) -> Iterator[None]:
+    """Let a tree run that is stopped while others are measured; None stands for one that is not."""
+    if tree is None:
+        yield
+        return
+    tree.resume()
+    try:
+        yield
+    finally:
+        tree.pause()
+
+
+def _row(cell: Cell, entrant: str, figures: Sequence[Figures]) -> dict[str, Any]:
+    columns = [field.name for field in dataclasses.fields(Figures)]
+    return {
+        **dataclasses.asdict(cell),
+        "entrant": entrant,
+        **{column: [getattr(one, column) for one in figures] for column in columns},
+    }

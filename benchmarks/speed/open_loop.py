@@ -1,0 +1,71 @@
+"""Open loop: how long answers take when requests arrive at random, at the same rates for every server.
+
+Latency counts from the moment a request should have been sent. The load comes from one Python process, whose own share
+is the same for all; how late it was itself is kept beside the figures.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed import h2load
+from benchmarks.speed.measuring import Measuring
+from benchmarks.speed.models import MODELS
+from benchmarks.speed.running import Bodies, RunningServer, prepare, running
+from benchmarks.speed.workers import Worker
+
+RATES = (300.0, 600.0, 1200.0)
+SECONDS = 4.0
+PEAK_SECONDS = 0.7
+PEAK_CONNECTIONS = 64
+
+_ANSWER_SECONDS = 60.0
+
+
+def run(measuring: Measuring) -> dict[str, Any]:
+    """Measure every server at every rate that is below its peak; return the figures."""
+    bodies = prepare(measuring.work, MODELS["mlp"])
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker("arrivals", "mlp", log=measuring.work / "arrivals.log"))
+        servers = stack.enter_context(running(measuring.servers(), bodies, measuring.work / "open_loop"))
+        peaks = {one.server.name: _peak(one, bodies) for one in servers}
+        measuring.progress.expect(measuring.rounds * len(RATES) * len(servers))
+        for turn in range(measuring.rounds):
+            for rate in RATES:
+                for one in servers:
+                    figures = _measure(worker, one, rate, peaks[one.server.name], turn)
+                    rows.append(figures)
+                    measuring.progress.step(f"{one.server.name}, {rate:.0f}/s: {_text(figures)}")
+    return {"model": "mlp", "batch": 1, "seconds": SECONDS, "peaks": peaks, "rows": rows}
+
+
+def _peak(one: RunningServer, bodies: Bodies) -> float:
+    load = h2load.run(one.port, bodies.path(1), connections=PEAK_CONNECTIONS, seconds=PEAK_SECONDS)
+    return round(load.requests_per_second, 1)
+
+
+def _measure(worker: Worker, one: RunningServer, rate: float, peak: float, turn: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {"server": one.server.name, "rate": rate, "share_of_peak": round(rate / peak, 3)}
+    if rate > peak:
+        return figures | {"above_peak": True}
+    question = {"target": one.target, "rows": 1, "rate": rate, "seconds": SECONDS, "seed": turn}
+    answer = worker.ask(question, timeout_seconds=SECONDS + _ANSWER_SECONDS)
+    quantiles = np.percentile(answer["latencies_ms"], (50, 99, 99.9)) if answer["latencies_ms"] else [float("nan")] * 3
+    p50, p99, p999 = (round(float(value), 3) for value in quantiles)
+    return figures | {
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "p999_ms": p999,
+        "codes": answer["codes"],
+        "generator_late_p99_ms": answer["late_p99_ms"],
+    }
+
+
+def _text(figures: dict[str, Any]) -> str:
+    if "above_peak" in figures:
+        return "above its peak"
+    return f"p50 {figures['p50_ms']:.1f} ms, p99 {figures['p99_ms']:.1f} ms"

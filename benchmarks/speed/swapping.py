@@ -1,0 +1,82 @@
+"""Swapping under load: the tail while 200 MB of weights are swapped every second, against the tail at rest.
+
+The same Poisson load runs in both; phases of rest and of swapping take turns. A checkpoint is committed by a rename, so
+that writing it costs nothing meanwhile; what is measured is that it is checked, loaded, warmed up and put on stage.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed import h2load
+from benchmarks.speed.measuring import Measuring
+from benchmarks.speed.models import dense_of, model_file
+from benchmarks.speed.processes import Launch, free_port
+from benchmarks.speed.running import Bodies, prepare, running_one
+from benchmarks.speed.servers import Server, Site, frontend_options, serve_command
+from benchmarks.speed.staging import StagedCheckpoints
+from benchmarks.speed.workers import Worker
+
+MEBIBYTES = 200
+SHARE_OF_PEAK = 0.4
+PHASE_SECONDS = 6
+PERIOD_SECONDS = 1.0
+PEAK_CONNECTIONS = 8
+
+_ANSWER_SECONDS = 60.0
+
+
+def run(measuring: Measuring) -> dict[str, Any]:
+    """Measure this project's front ends; return what became of the requests in each phase."""
+    bodies = prepare(measuring.work, dense_of(MEBIBYTES), seeds=(0, 1))
+    rows: list[dict[str, Any]] = []
+    servers = measuring.own_servers()
+    measuring.progress.expect(2 * measuring.rounds * len(servers))
+    with Worker("arrivals", bodies.model.name, log=measuring.work / "swapping.log") as worker:
+        for server in servers:
+            rows += _measure(measuring, bodies, server, worker)
+    return {"mebibytes": MEBIBYTES, "share_of_peak": SHARE_OF_PEAK, "phase_seconds": PHASE_SECONDS, "rows": rows}
+
+
+def _measure(measuring: Measuring, bodies: Bodies, server: Server, worker: Worker) -> list[dict[str, Any]]:
+    folder = measuring.work / f"swapping_{server.name}".replace(" ", "_")
+    files = [model_file(measuring.work, bodies.model.name, seed) for seed in (0, 1)]
+    staged = StagedCheckpoints(folder, files, count=2 + measuring.rounds * PHASE_SECONDS)
+    staged.commit()
+    staged.commit()
+    site = Site(model=bodies.model, model_file=bodies.file, port=free_port(), folder=folder)
+    launch = Launch(command=serve_command(site, "--run-dir", str(staged.run.root), *frontend_options(server.name)))
+    rows = []
+    with running_one(launch, name=server.name, port=site.port, log=folder / "log", bodies=bodies) as running:
+        load = h2load.run(running.port, bodies.path(1), connections=PEAK_CONNECTIONS, seconds=2)
+        rate = SHARE_OF_PEAK * load.requests_per_second
+        for turn in range(measuring.rounds):
+            for swaps in (False, True):
+                figures = _phase(worker, running.target, rate, turn, staged if swaps else None)
+                rows.append({"server": server.name, "swaps": swaps, "rate": round(rate, 1), **figures})
+                measuring.progress.step(
+                    f"{server.name}, {'swapping' if swaps else 'at rest'}: p50 {figures['p50_ms']:.1f} ms, "
+                    f"p99 {figures['p99_ms']:.1f} ms, {figures['steps_seen']} steps, {figures['codes']}"
+                )
+    return rows
+
+
+def _phase(worker: Worker, target: str, rate: float, turn: int, staged: StagedCheckpoints | None) -> dict[str, Any]:
+    worker.tell({"target": target, "rows": 1, "rate": rate, "seconds": PHASE_SECONDS, "seed": turn})
+    if staged is not None:
+        began = time.monotonic()
+        for number in range(PHASE_SECONDS):
+            staged.commit()
+            time.sleep(max(0.0, began + (number + 1) * PERIOD_SECONDS - time.monotonic()))
+    answer = worker.answer(timeout_seconds=PHASE_SECONDS + _ANSWER_SECONDS)
+    p50, p99 = np.percentile(answer["latencies_ms"], (50, 99))
+    return {
+        "p50_ms": round(float(p50), 3),
+        "p99_ms": round(float(p99), 3),
+        "max_ms": max(answer["latencies_ms"]),
+        "steps_seen": len(answer["steps"]),
+        "codes": answer["codes"],
+    }
