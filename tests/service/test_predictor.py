@@ -57,7 +57,14 @@ class EngineAlone:
         pass
 
     def predict_for(
-        self, waiter: asyncio.Future[Prediction], outbox: LoopOutbox, inputs: Arrays, *, version: Any, deadline: Any
+        self,
+        waiter: asyncio.Future[Prediction],
+        outbox: LoopOutbox,
+        inputs: Arrays,
+        *,
+        version: Any,
+        deadline: Any,
+        wake: bool,
     ) -> None:
         counting = cast("Outbox[Any]", Counting(outbox, self.deliveries))
         self.engine.submit(
@@ -67,7 +74,11 @@ class EngineAlone:
             deadline=deadline,
             waiter=waiter,
             outbox=counting,
+            wake=wake,
         )
+
+    def wake(self) -> None:
+        self.engine.wake()
 
     async def wait_until_busy(self) -> None:
         assert await asyncio.to_thread(self.began.acquire, timeout=TIMEOUT)
@@ -117,6 +128,13 @@ async def test_the_outcomes_of_a_batch_come_with_one_wake_up(alone: EngineAlone,
     predictions = await asyncio.wait_for(asyncio.gather(first, *rest), TIMEOUT)
     assert [float(prediction.outputs["y"][0, 0]) for prediction in predictions] == [0, 2, 4, 6, 8, 10]
     assert (alone.batches, alone.deliveries) == ([1, 5], [1, 5])
+
+
+async def test_what_the_loop_takes_in_at_one_time_shares_a_batch(alone: EngineAlone, predictor: Predictor) -> None:
+    together = [begin(predictor, value) for value in range(4)]
+    alone.go.release()
+    await asyncio.wait_for(asyncio.gather(*together), TIMEOUT)
+    assert alone.batches == [4]
 
 
 async def test_what_is_cancelled_on_the_loop_never_reaches_a_device(alone: EngineAlone, predictor: Predictor) -> None:

@@ -76,11 +76,14 @@ class ToldEvaluator:
         return cast("Evaluator", self)
 
     def predict_for(self, waiter: asyncio.Future[Prediction], outbox: Any, inputs: Any, **asked: Any) -> None:
-        del outbox
+        del outbox, asked["wake"]
         self.asked = {"inputs": inputs, **asked}
         if self.refusals:
             raise self.refusals.pop(0)
         self.predictions.put_nowait(waiter)
+
+    def wake(self) -> None:
+        pass
 
     def open_stream(self, **asked: Any) -> Future[ToldStream]:
         self.asked = asked

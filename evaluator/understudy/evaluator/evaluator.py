@@ -149,6 +149,7 @@ class Evaluator:
         *,
         version: Version = "serving",
         deadline: float | None = None,
+        wake: bool = True,
     ) -> None:
         """Run one loaded version on rows ``[rows, ...]`` by input name, merged into batches with other requests.
 
@@ -159,6 +160,8 @@ class Evaluator:
             inputs: Every input by name; not to be changed until the outcome is told.
             version: The version to run.
             deadline: When the answer is no longer wanted.
+            wake: Whether to run it at once where the devices are idle; if not, `wake` is to be called soon, so that
+                requests that come at one time share a batch.
 
         Raises:
             InvalidInputError: The inputs do not fit the model's signature, or are more rows than the queue holds.
@@ -178,7 +181,12 @@ class Evaluator:
             deadline=deadline,
             waiter=waiter,
             outbox=outbox,
+            wake=wake,
         )
+
+    def wake(self) -> None:
+        """Run what waits, if the devices are idle."""
+        self._parts.engine.wake()
 
     def open_stream(
         self, *, version: Version = "serving", metrics: Sequence[MetricSpec] = (), deadline: float | None = None

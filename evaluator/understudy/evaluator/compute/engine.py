@@ -96,6 +96,7 @@ class Engine:
         deadline: float | None,
         waiter: _Waiter,
         outbox: Outbox[_Waiter],
+        wake: bool = True,
     ) -> None:
         """Queue rows to predict.
 
@@ -106,6 +107,7 @@ class Engine:
             deadline: When the answer is no longer wanted.
             waiter: Who waits for the outcome.
             outbox: Tells the outcome, with those of all other requests of the batch that have the same outbox.
+            wake: Whether to wake a device that has nothing to do; if not, `wake` is to be called soon.
 
         Raises:
             InvalidInputError: There are more rows than the queue can ever hold.
@@ -138,13 +140,19 @@ class Engine:
             full = self._predicts.rows + rows > self._settings.max_queue_rows
             if not full:
                 self._predicts.append(request)
-                self._changed.notify()
+                if wake:
+                    self._changed.notify()
             waiting = self._predicts.rows
         for unwanted in dead:
             self._runner.begin(unwanted)
         if full:
             self._refuse(waiting)
         self._observer.queue_changed(waiting)
+
+    def wake(self) -> None:
+        """Have what was submitted run, if the device has nothing to do."""
+        with self._changed:
+            self._changed.notify()
 
     def run(
         self,

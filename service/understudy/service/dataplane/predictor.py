@@ -12,7 +12,10 @@ from understudy.evaluator.types import Arrays, Prediction, Version
 
 
 class Predictor:
-    """Begins predictions. The outcomes of one batch come to the event loop together, with one wake-up.
+    """Begins predictions.
+
+    The outcomes of one batch come to the event loop together, with one wake-up; and the requests that the loop takes in
+    at one time wake the device together, so that they share a batch.
 
     Belongs to the thread of the event loop on which it is used first.
 
@@ -23,6 +26,7 @@ class Predictor:
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self._outbox: LoopOutbox | None = None
+        self._is_waking = False
 
     def begin(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
@@ -35,8 +39,15 @@ class Predictor:
         if self._outbox is None:
             self._outbox = LoopOutbox(asyncio.get_running_loop())
         future = self._outbox.new_future()
-        self._evaluator.predict_for(future, self._outbox, inputs, version=version, deadline=deadline)
+        self._evaluator.predict_for(future, self._outbox, inputs, version=version, deadline=deadline, wake=False)
+        if not self._is_waking:
+            self._is_waking = True
+            future.get_loop().call_soon(self._wake)
         return future
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._evaluator.wake()
 
 
 class LoopOutbox:
