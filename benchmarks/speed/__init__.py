@@ -1,1 +1,1 @@
-"""Side-by-side measurements of the service, the floor it stands on, and other servers."""
+"""Measurements of the service, side by side with the floor it stands on and with other servers."""

@@ -14,10 +14,12 @@ import argparse
 import importlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks.speed import machine, report, results
@@ -108,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _on_sigterm(_: int, __: FrameType | None) -> None:
+    """Leave by way of every context, which ends what was started."""
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    signal.signal(signal.SIGTERM, _on_sigterm)
     sys.exit(main())

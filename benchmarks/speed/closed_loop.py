@@ -22,6 +22,7 @@ from benchmarks.speed.models import BATCHES, MODELS
 from benchmarks.speed.processes import ProcessTree, at_rest_cpu
 from benchmarks.speed.running import prepare
 
+COMPARED = ("mlp", "conv")
 CONNECTIONS = (1, 8, 32, 64)
 RESTLESS_SHARE = 0.02
 """A process that takes more of a core than this while nobody asks it anything is stopped while others are measured."""
@@ -30,12 +31,13 @@ RESTLESS_SHARE = 0.02
 def run(measuring: Measuring) -> dict[str, Any]:
     """Measure every cell; return the figures of each, a list with one value a round."""
     table = Table(measuring)
-    for model in MODELS.values():
+    models = [MODELS[name] for name in COMPARED]
+    for model in models:
         measuring.progress.say(f"starting the servers of the {model.text}")
         with line_up(measuring, prepare(measuring.work, model)) as taking_part:
             table.fill(model.name, taking_part)
     return {
-        "models": {name: model.text for name, model in MODELS.items()},
+        "models": {model.name: model.text for model in models},
         "cpu_share_at_rest": table.at_rest,
         "failures": table.failures,
         "rows": table.rows(),

@@ -74,6 +74,16 @@ def _conv() -> list[Any]:
     ]
 
 
+def _deep_conv() -> list[Any]:
+    import keras
+
+    def convolution(filters: int) -> Any:
+        return keras.layers.Conv2D(filters, 3, padding="same", activation="relu")
+
+    pooled = [keras.layers.MaxPooling2D(), convolution(64), convolution(64), keras.layers.GlobalAveragePooling2D()]
+    return [convolution(32), convolution(64), *pooled]
+
+
 def dense_of(mebibytes: int) -> BenchmarkModel:
     """Return an MLP of two equal hidden layers whose weights fill so much, every one of them used by every row."""
     weights = mebibytes * 2**20 / 4
@@ -91,13 +101,17 @@ MODELS = {
     model.name: model
     for model in (
         BenchmarkModel(name="mlp", text="MLP 784-256-256-10", row_shape=(784,), layers=_dense(256, 256)),
-        BenchmarkModel(name="conv", text="conv net 28x28: 16, 32 filters of 3x3", row_shape=(28, 28, 1), layers=_conv),
+        BenchmarkModel(name="conv", text="conv net 28x28: 16, 32 filters", row_shape=(28, 28, 1), layers=_conv),
+        BenchmarkModel(
+            name="deep", text="conv net 28x28: 32, 64, 64, 64 filters", row_shape=(28, 28, 1), layers=_deep_conv
+        ),
     )
 }
+"""What servers are checked with; ``deep`` is heavy enough that the wire counts for little."""
 
 
 def model_named(name: str) -> BenchmarkModel:
-    """Return a model of `MODELS` or of `dense_of`."""
+    """Return a model of `MODELS` or of `dense_of` by its name."""
     if name.startswith("dense_"):
         return dense_of(int(name.split("_")[1]))
     return MODELS[name]

@@ -17,7 +17,7 @@ from benchmarks.speed.models import MODELS
 from benchmarks.speed.running import Bodies, RunningServer, prepare, running
 from benchmarks.speed.workers import Worker
 
-MODEL, ROWS = "conv", 64
+MODEL, ROWS = "deep", 32
 TIMES = 5.0
 PEAK_CONNECTIONS = 32
 SECONDS = 4.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,9 @@ from benchmarks.speed.errors import BenchmarkError
 
 END_SECONDS = 10.0
 """How long a server may take to end before it is killed."""
+
+LIFETIME_SECONDS = 3600
+"""How long a server lives at most, should nobody be left to end it."""
 
 _MIB = 2**20
 
@@ -66,7 +70,7 @@ class ProcessTree:
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", **launch.environ}
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
-                launch.command,
+                (_timeout(), f"--kill-after={END_SECONDS}", str(LIFETIME_SECONDS), *launch.command),
                 env=environ,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if stdin else output,
@@ -118,6 +122,10 @@ class ProcessTree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.popen.wait(END_SECONDS)
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def _tree(self) -> list[psutil.Process]:
         try:
@@ -130,6 +138,14 @@ class ProcessTree:
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+
+
+def _timeout() -> str:
+    """Return the program that ends another one in time."""
+    found = shutil.which("timeout")
+    if found is None:
+        raise BenchmarkError("there is no timeout on PATH; it is one of the GNU core utilities")
+    return found
 
 
 def free_port() -> int:

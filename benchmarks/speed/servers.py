@@ -87,8 +87,11 @@ def frontend_options(name: str) -> Sequence[str]:
 
 
 def floor() -> list[Server]:
-    """Return what only carries messages."""
-    return [Server(name="echo grpc.aio", launch=_program("echo"), echoes=True)]
+    """Return what only carries messages, one for each front end."""
+    servers = [Server(name="echo grpc.aio", launch=_echo, echoes=True)]
+    if has_envoy():
+        servers.append(Server(name="echo envoy", launch=_echo_in_envoy, echoes=True))
+    return servers
 
 
 def peers() -> list[Server]:
@@ -121,11 +124,15 @@ def _understudy(name: str) -> Callable[[Site], Launch]:
     return launch
 
 
-def _program(name: str) -> Callable[[Site], Launch]:
-    def launch(site: Site) -> Launch:
-        return Launch(command=(sys.executable, "-m", f"benchmarks.speed.programs.{name}", str(site.port)))
+def _echo(site: Site) -> Launch:
+    return Launch(command=(sys.executable, "-m", "benchmarks.speed.programs.echo", str(site.port)))
 
-    return launch
+
+def _echo_in_envoy(site: Site) -> Launch:
+    application = "benchmarks.speed.programs.echo_asgi:app"
+    program = str(Path(sys.executable).with_name("pyvoy"))
+    command = (program, application, "--address", "127.0.0.1", "--port", str(site.port))
+    return Launch(command=(*command, "--no-lifespan"), environ={"PYTHONPATH": str(ROOT)})
 
 
 def _peer_python(name: str) -> str:

@@ -28,9 +28,11 @@ class Worker(ProcessTree):
     def __init__(self, program: str, *arguments: str, log: Path, name: str = "") -> None:
         command = (sys.executable, "-m", f"benchmarks.speed.programs.{program}", *arguments)
         super().__init__(name or program, Launch(command=command), log=log, stdin=True)
-        self._pending = selectors.DefaultSelector()
-        self._pending.register(_pipe(self.popen.stdout), selectors.EVENT_READ)
-        self.ask({}, timeout_seconds=START_SECONDS)
+        try:
+            self.ask({}, timeout_seconds=START_SECONDS)
+        except BenchmarkError:
+            self.end()
+            raise
 
     def ask(self, question: dict[str, Any], *, timeout_seconds: float) -> Any:
         """Return the answer to a question; to an empty one, None as soon as it is ready.
@@ -45,12 +47,20 @@ class Worker(ProcessTree):
         """Put a question without waiting."""
         self.check_alive()
         stdin = _pipe(self.popen.stdin)
-        stdin.write(json.dumps(question) + "\n")
-        stdin.flush()
+        try:
+            stdin.write(json.dumps(question) + "\n")
+            stdin.flush()
+        except BrokenPipeError as error:
+            self.popen.wait(START_SECONDS)
+            self.check_alive()
+            raise BenchmarkError(f"{self.name} takes no questions") from error
 
     def answer(self, *, timeout_seconds: float) -> Any:
         """Return the answer to the question put before; raise as `ask` does."""
-        if not self._pending.select(timeout_seconds):
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(_pipe(self.popen.stdout), selectors.EVENT_READ)
+            answered = waiting.select(timeout_seconds)
+        if not answered:
             raise BenchmarkError(f"{self.name} did not answer within {timeout_seconds:.0f} s")
         line = _pipe(self.popen.stdout).readline()
         if not line:

@@ -1,4 +1,4 @@
-"""Saves a model, and what it answers in this process: what servers are then given and checked against.
+"""Saves a model and, if servers are checked against it, what it answers in this process.
 
 python -m benchmarks.speed.programs.prepare FOLDER MODEL [SEED...]
 """
@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.models import BATCHES, model_file, model_named
+from benchmarks.speed.models import BATCHES, MODELS, model_file, model_named
 
 
 def prepare(folder: Path, name: str, seed: int) -> None:
-    """Save a model under one seed, with its answers to every batch size beside it."""
+    """Save a model under one seed; one that servers are compared with, with its answers beside it."""
     model = model_named(name)
     built = model.build(seed)
     file = model_file(folder, name, seed)
     built.save(file)
+    if name not in MODELS:
+        return
     answers: dict[str, Any] = {str(rows): np.asarray(built(model.rows(rows))) for rows in BATCHES}
     np.savez(file.with_suffix(".npz"), **answers)
 
