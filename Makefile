@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard pro
 		echo "venv failed. On Debian and Ubuntu it is a package of its own: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt --build-constraint constraints.txt -e '.[server,examples,dev]'
+		-c constraints.txt --build-constraint constraints.txt -e '.[server,fast,examples,dev]'
 	@touch $@
 
 .PHONY: demo

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,28 @@ INSTALL_SECONDS = 280
 CALLS_SECONDS = 100
 
 Fetch = Callable[[str], Path]
+Serve = Callable[[str], Pair]
 Report = dict[str, Any]
 
 
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Return what starts the servers of a front end, once for all, however pytest orders the tests."""
+    started: dict[str, Pair] = {}
+    with ExitStack() as stack:
+
+        def serve(front_end: str) -> Pair:
+            if front_end not in started:
+                folder = tmp_path_factory.mktemp(front_end)
+                started[front_end] = stack.enter_context(serving_both(folder, *FRONT_ENDS[front_end]))
+            return started[front_end]
+
+        yield serve
+
+
 @pytest.fixture(scope="session", params=FRONT_ENDS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with serving_both(tmp_path_factory.mktemp(request.param), *FRONT_ENDS[request.param]) as pair:
-        yield pair
+def served(request: pytest.FixtureRequest, serve: Serve) -> Pair:
+    return serve(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -77,14 +94,21 @@ def report_of(program: Path | str, *arguments: str | Path) -> Report:
     return report
 
 
+@functools.cache
+def triton_report(way: str, served: Pair, fetch: Fetch) -> Report:
+    """Return what tritonclient says of the servers, asked over gRPC or HTTP."""
+    addresses = [getattr(server, way) for server in (served.every, served.plain)]
+    return report_of(fetch("triton") / "bin" / "python", "triton.py", way, *addresses)
+
+
 @pytest.fixture(scope="session")
 def triton_grpc(fetch: Fetch, served: Pair) -> Report:
-    return report_of(fetch("triton") / "bin" / "python", "triton.py", "grpc", served.every.grpc, served.plain.grpc)
+    return triton_report("grpc", served, fetch)
 
 
 @pytest.fixture(scope="session")
 def triton_http(fetch: Fetch, served: Pair) -> Report:
-    return report_of(fetch("triton") / "bin" / "python", "triton.py", "http", served.every.http, served.plain.http)
+    return triton_report("http", served, fetch)
 
 
 @pytest.fixture(scope="session")

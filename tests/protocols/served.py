@@ -23,7 +23,7 @@ from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.clients import Client
 
-FRONT_ENDS: Mapping[str, Sequence[str]] = {"grpcio": ()}
+FRONT_ENDS: Mapping[str, Sequence[str]] = {"grpcio": (), "envoy": ("--frontend", "envoy")}
 """The flags that choose each front end."""
 
 START_SECONDS = 90.0

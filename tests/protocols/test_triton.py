@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from protocols.conftest import INSTALL_SECONDS, Report
+from protocols.conftest import INSTALL_SECONDS, Fetch, Report, triton_report
+from protocols.served import Pair
 from protocols.values import DTYPES, EVERY, EVERY_STEP, PLAIN, packed, values
 
 from understudy.clients import Client
@@ -57,9 +58,8 @@ REFUSALS = {
 
 
 @pytest.fixture(scope="session", params=["grpc", "http"])
-def report(request: pytest.FixtureRequest) -> Report:
-    made: Report = request.getfixturevalue(f"triton_{request.param}")
-    return made
+def report(request: pytest.FixtureRequest, served: Pair, fetch: Fetch) -> Report:
+    return triton_report(request.param, served, fetch)
 
 
 def over_grpc(report: Report) -> bool:

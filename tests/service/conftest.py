@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from prometheus_tools import tool
-from service.rig import Rig, running_rig
+from service.rig import FRONT_ENDS, Rig, running_rig
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with running_rig() as rig:
+@pytest.fixture(params=FRONT_ENDS)
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    async with running_rig(request.param) as rig:
         yield rig
 
 

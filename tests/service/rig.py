@@ -10,10 +10,14 @@ from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
+from service.bridge import AsgiHandler
 
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.health import HealthPlane
+from understudy.service.envoy.door import Door
+from understudy.service.envoy.endpoint import Surroundings
+from understudy.service.envoy.vigil import Vigil
 from understudy.service.grpcio.handlers import generic_handler
 from understudy.service.grpcio.interceptors.access_log import AccessLogInterceptor
 from understudy.service.grpcio.interceptors.base import AroundInterceptor, Context
@@ -27,6 +31,8 @@ from understudy.service.readiness import Readiness
 from understudy.service.services import HEALTH, PREDICTION
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 
+FRONT_ENDS = ("grpcio", "envoy")
+MAX_MESSAGE_BYTES = 1 << 20
 PREDICTION_SERVICE = "understudy.v1.PredictionService"
 
 Behavior = Callable[[Any], Awaitable[Any]]
@@ -104,13 +110,23 @@ class Rig:
 
 
 @asynccontextmanager
-async def running_rig() -> AsyncIterator[Rig]:
+async def running_rig(front_end: str) -> AsyncIterator[Rig]:
     registry = new_registry()
     readiness = Readiness()
     plane = ToldPlane()
-    ended = EndedInterceptor()
     services = plane.services(readiness)
     metrics = RpcMetrics(registry, [method.rpc for each in services for method in each.methods])
+    make = {"grpcio": _grpcio_server, "envoy": _bridged_server}[front_end]
+    server, ended = make(services, metrics)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Rig(channel=channel, registry=registry, readiness=readiness, plane=plane, ended=ended)
+    await server.stop(None)
+
+
+def _grpcio_server(services: list[Service], metrics: RpcMetrics) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
+    ended = EndedInterceptor()
     server = grpc.aio.server(
         interceptors=(
             ended,
@@ -121,8 +137,12 @@ async def running_rig() -> AsyncIterator[Rig]:
         )
     )
     server.add_generic_rpc_handlers([generic_handler(each) for each in services])
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Rig(channel=channel, registry=registry, readiness=readiness, plane=plane, ended=ended.ended)
-    await server.stop(None)
+    return server, ended.ended
+
+
+def _bridged_server(services: list[Service], metrics: RpcMetrics) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    surroundings = Surroundings(vigil=Vigil(), max_message_bytes=MAX_MESSAGE_BYTES)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([AsgiHandler(Door(services, metrics, surroundings), ended)])
+    return server, ended

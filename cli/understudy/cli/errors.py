@@ -29,11 +29,13 @@ TIMED_OUT: Final = 6
 INTERRUPTED: Final = 130
 
 _EXTRA_OF: Final = {
+    "envoy": "fast",
     "grpc_health": "server",
     "grpc_reflection": "server",
     "h5py": "server",
     "keras": "server",
     "prometheus_client": "server",
+    "pyvoy": "fast",
     "starlette": "server",
     "structlog": "server",
     "tensorboard": "server",

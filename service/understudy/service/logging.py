@@ -48,8 +48,13 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
     )
 
 
+def writes_json(log_format: LogFormat, stream: TextIO) -> bool:
+    """Return whether log lines on a stream are JSON."""
+    return log_format == "json" or (log_format == "auto" and not stream.isatty())
+
+
 def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
-    if log_format == "console" or (log_format == "auto" and stream.isatty()):
+    if not writes_json(log_format, stream):
         return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import signal
 import socket
@@ -27,6 +28,7 @@ from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.front_end import FrontEnd, MakeFrontEnd
 from understudy.service.grpcio.server import GrpcServer
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.registry import new_registry
@@ -48,12 +50,14 @@ BLOCKING_THREADS = 8
 _log = structlog.get_logger(__name__)
 
 Announce = Callable[[str], None]
+OnSignal = Callable[[signal.Signals], None]
 
 
 def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
     """Serve until SIGTERM or SIGINT, or until training is over if the settings say so; then drain and return why.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once. With the envoy front end this process first becomes Envoy, and the program
+    is run again inside it from its beginning, up to here.
 
     Prints ``LISTENING grpc=H:P http=H:P`` when both ports answer and ``READY grpc=H:P http=H:P step=S`` when the first
     checkpoint is on stage. Call it from the main thread.
@@ -63,29 +67,59 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ver
         evaluator_settings: And about the evaluator; its ``state_dir`` gives way to `ServeSettings.evaluator_state_dir`.
 
     Raises:
-        ServiceError: A port cannot be had.
+        ServiceError: A port cannot be had, or the front end does not start.
+        ModuleNotFoundError: The front end's extra is not installed.
         ExperimentError: The experiment cannot be loaded.
         EvaluatorError: A setting, a dataset or the ledger cannot be used.
         CheckpointError: Another evaluator uses the state folder, or it holds something else.
     """
     logging.configure(level=settings.log_level, log_format=settings.log_format)
-    return asyncio.run(_serve_until_signalled(settings, evaluator_settings))
+    if settings.frontend == "envoy":
+        return _serve_in_envoy(settings, evaluator_settings)
+    return asyncio.run(_serve_until_signalled(settings, evaluator_settings, _hear_signals, GrpcServer))
 
 
-async def _serve_until_signalled(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+def _serve_in_envoy(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+    from understudy.service.envoy.host import current
+    from understudy.service.envoy.launch import become_envoy
+    from understudy.service.envoy.server import EnvoyServer
+
+    host = current()
+    if host is None:
+        become_envoy(settings)
+    make_front_end = functools.partial(EnvoyServer, host)
+    return host.run(_serve_until_signalled(settings, evaluator_settings, host.hear_signals, make_front_end))
+
+
+async def _serve_until_signalled(
+    settings: ServeSettings,
+    evaluator_settings: EvaluatorSettings,
+    hear_signals: Callable[[OnSignal], None],
+    make_front_end: MakeFrontEnd,
+) -> Verdict:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
         _log.info("draining; a second signal ends the process at once", signal=number.name)
+        stop.set()
+
+    hear_signals(on_signal)
+    service = Service(settings, evaluator_settings, announce=_print_line, make_front_end=make_front_end)
+    return await service.run(stop)
+
+
+def _hear_signals(on_signal: OnSignal) -> None:
+    """Call back at the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
+    loop = asyncio.get_running_loop()
+
+    def on_first(number: signal.Signals) -> None:
         for handled in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(handled)
             signal.signal(handled, signal.SIG_DFL)
-        stop.set()
+        on_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    return await Service(settings, evaluator_settings, announce=_print_line).run(stop)
+        loop.add_signal_handler(number, on_first, number)
 
 
 class Service:
@@ -95,12 +129,21 @@ class Service:
         settings: What the operator chose about the service.
         evaluator_settings: And about the evaluator.
         announce: Given the lines that scripts wait for.
+        make_front_end: Makes what carries gRPC.
     """
 
-    def __init__(self, settings: ServeSettings, evaluator_settings: EvaluatorSettings, *, announce: Announce) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        evaluator_settings: EvaluatorSettings,
+        *,
+        announce: Announce,
+        make_front_end: MakeFrontEnd = GrpcServer,
+    ) -> None:
         self._settings = settings
         self._evaluator_settings = evaluator_settings
         self._announce = announce
+        self._make_front_end = make_front_end
         self._loop = asyncio.get_running_loop()
         self._readiness = Readiness()
         self._recorded = Bell()
@@ -142,9 +185,9 @@ class Service:
                 await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
         return Verdict(ending=Ending.SIGNALLED)
 
-    def _bind_rpc(self) -> tuple[GrpcServer, int]:
+    def _bind_rpc(self) -> tuple[FrontEnd, int]:
         settings = self._settings
-        rpc = GrpcServer(
+        rpc = self._make_front_end(
             registry=self._registry, readiness=self._readiness, max_message_bytes=settings.max_message_bytes
         )
         return rpc, rpc.bind(settings.host, settings.grpc_port)
@@ -214,7 +257,7 @@ class Service:
 
         evaluator.on_ready(lambda step: _call_soon(self._loop, become_ready, step))
 
-    async def _drain(self, rpc: GrpcServer) -> None:
+    async def _drain(self, rpc: FrontEnd) -> None:
         self._readiness.start_draining()
         self._recorded.ring()
         await rpc.drain(self._settings.drain_seconds)

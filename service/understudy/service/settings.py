@@ -13,6 +13,7 @@ from understudy.evaluator.origin import Origin
 from understudy.service.errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+FrontEndName = Literal["grpcio", "envoy"]
 LogFormat = Literal["auto", "json", "console"]
 
 _LARGEST_PORT = 65535
@@ -67,6 +68,14 @@ class ServeSettings:
     http_port: int = field(
         default=8501,
         metadata={"help": "The port for REST, /metrics, /healthz and /readyz; 0 takes a free one.", "metavar": "PORT"},
+    )
+    frontend: FrontEndName = field(
+        default="grpcio",
+        metadata={
+            "help": "What carries gRPC: grpcio, or envoy, which answers several times as many requests and needs the "
+            "extra understudy[fast].",
+            "choices": ("grpcio", "envoy"),
+        },
     )
     model_name: str | None = field(
         default=None,

@@ -6,7 +6,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from understudy.service.dataplane.planes import DataPlane
-from understudy.service.errors import PortInUseError
+from understudy.service.errors import grpc_port_in_use
 from understudy.service.grpcio.handlers import generic_handler
 from understudy.service.grpcio.interceptors.access_log import AccessLogInterceptor
 from understudy.service.grpcio.interceptors.errors import ErrorInterceptor
@@ -57,10 +57,7 @@ class GrpcServer:
         try:
             return self._server.add_insecure_port(f"{_bracketed(host)}:{port}")
         except RuntimeError as error:
-            raise PortInUseError(
-                f"cannot listen for gRPC on {host}:{port}: the port is taken or the address is not this machine's; "
-                "choose another with --grpc-port or --host, or let --grpc-port 0 take a free one"
-            ) from error
+            raise grpc_port_in_use(host, port) from error
 
     async def start(self, plane: DataPlane) -> None:
         """Begin to answer."""

@@ -1,0 +1,253 @@
+"""A call from its headers to its trailers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.service import request_id
+from understudy.service.access_log import call_ended
+from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.codes import Code
+from understudy.service.dataplane.failures import Failure, failure_of
+from understudy.service.envoy.asgi import Receive, Scope, Send
+from understudy.service.envoy.body import Body
+from understudy.service.envoy.framing import Unframer, whole
+from understudy.service.envoy.headers import REQUEST_ID, seconds_of
+from understudy.service.envoy.refusals import CallEndedError, CallerGoneError
+from understudy.service.envoy.reply import Reply
+from understudy.service.envoy.vigil import Vigil
+from understudy.service.methods import Method
+from understudy.service.metrics.rpc import MethodMetrics
+
+_SENTENCES: Final[Mapping[Code, str]] = {
+    Code.CANCELLED: "the caller went away",
+    Code.DEADLINE_EXCEEDED: "the deadline passed before there was an answer",
+    Code.UNAVAILABLE: "the server ended before there was an answer",
+}
+"""What a call ends with that is ended from outside."""
+
+
+class Call:
+    """A call under way; see `WatchedCall`."""
+
+    __slots__ = ("body", "deadline", "ending", "started", "task")
+
+    def __init__(self, started: float, receive: Receive) -> None:
+        self.started = started
+        self.deadline: float | None = None
+        self.body = Body(receive, self._gone)
+        self.task: asyncio.Task[Any] | None = None
+        self.ending: Failure | None = None
+
+    def ask(self) -> None:
+        """See `WatchedCall`."""
+        self.body.probe()
+
+    def end(self, code: Code) -> None:
+        """See `WatchedCall`."""
+        if self.ending is None:
+            self.ending = Failure(code=code, message=_SENTENCES[code])
+            if self.task is not None:
+                self.task.cancel()
+
+    def may_be_cancelled(self) -> None:
+        """Say that the running task may be cancelled from now on, to end the call.
+
+        Raises:
+            CallEndedError: It has been ended before.
+        """
+        if self.ending is not None:
+            raise CallEndedError(self.ending.code, self.ending.message)
+        self.task = asyncio.current_task()
+
+    async def next_chunk(self) -> bytes | None:
+        """Return the next chunk of the body, or None at the end; once the caller has gone, wait to be cancelled."""
+        try:
+            return await self.body.read()
+        except CallerGoneError:
+            self._gone()
+            await asyncio.Event().wait()
+            raise
+
+    def why_cancelled(self) -> Failure:
+        """Return what the running task was cancelled for; raise CancelledError if that was not to end the call."""
+        task = asyncio.current_task()
+        if self.ending is not None:
+            if task is not None:
+                task.uncancel()
+            return self.ending
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return Failure(code=Code.CANCELLED, message="the computation was cancelled")
+
+    def _gone(self) -> None:
+        self.end(Code.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all endpoints share.
+
+    Attributes:
+        vigil: Looks after the calls under way.
+        max_message_bytes: The largest message to take or send.
+    """
+
+    vigil: Vigil
+    max_message_bytes: int
+
+
+class Endpoint(ABC):
+    """Answers the calls of one method.
+
+    Args:
+        method: The method.
+        metrics: Counts and times its calls.
+        surroundings: What all endpoints share.
+    """
+
+    def __init__(self, method: Method, metrics: MethodMetrics, surroundings: Surroundings) -> None:
+        self._path = method.rpc.path
+        self._parse = method.parse
+        self._method_answer: Any = method.answer
+        self._metrics = metrics
+        self._vigil = surroundings.vigil
+        self._max_bytes = surroundings.max_message_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call. An ASGI application."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        came = headers.get(REQUEST_ID)
+        identifier = request_id.accept(None if came is None else came.decode("latin-1"))
+        request_id.current.set(identifier)
+        call = Call(time.monotonic(), receive)
+        reply = Reply(send, identifier.encode(), self._max_bytes)
+        metrics = self._metrics
+        metrics.started()
+        self._vigil.enter(call)
+        failure: Failure | None = None
+        try:
+            timeout = headers.get(b"grpc-timeout")
+            if timeout is not None:
+                call.deadline = call.started + seconds_of(timeout)
+            await self._answer(call, headers.get(b"grpc-encoding"), reply)
+        except asyncio.CancelledError:
+            failure = call.why_cancelled()
+        except CallerGoneError:
+            failure = Failure(code=Code.CANCELLED, message=_SENTENCES[Code.CANCELLED])
+        except CallEndedError as error:
+            failure = error.failure
+        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+            failure = failure_of(error)
+        finally:
+            call.task = None
+            self._vigil.leave(call)
+        if failure is not None:
+            with suppress(CallerGoneError):
+                await reply.end(failure)
+        self._end(call, failure)
+
+    @abstractmethod
+    async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
+        """Read, answer and send."""
+
+    def _end(self, call: Call, failure: Failure | None) -> None:
+        code, message = (Code.OK, "") if failure is None else (failure.code, failure.message)
+        seconds = time.monotonic() - call.started
+        self._metrics.handled(code, seconds=seconds)
+        call_ended(self._path, code, message=message, seconds=seconds)
+
+    async def _one_request(self, call: Call, encoding: bytes | None) -> Any:
+        """Read the one message that a call should have, before it may be cancelled."""
+        body = call.body
+        chunk = await body.first()
+        data = whole(chunk) if body.ended else None
+        if data is None:
+            data = await self._collected(body, chunk, encoding)
+        self._metrics.received()
+        call.may_be_cancelled()
+        return self._parse(data)
+
+    async def _collected(self, body: Body, chunk: bytes | None, encoding: bytes | None) -> bytes:
+        unframer = Unframer(encoding, max_bytes=self._max_bytes)
+        found: list[bytes] = []
+        while chunk is not None:
+            unframer.feed(chunk)
+            while (message := unframer.next()) is not None:
+                found.append(message)
+            chunk = await body.read()
+        unframer.check_end()
+        if len(found) != 1:
+            raise InvalidInputError(f"{len(found)} messages came; {self._path} takes one")
+        return found[0]
+
+    async def _each_request(self, call: Call, encoding: bytes | None) -> AsyncIterator[Any]:
+        """Yield every message; the next chunk is read only when it is asked for."""
+        unframer = Unframer(encoding, max_bytes=self._max_bytes)
+        while (chunk := await call.next_chunk()) is not None:
+            unframer.feed(chunk)
+            while (data := unframer.next()) is not None:
+                self._metrics.received()
+                yield self._parse(data)
+        unframer.check_end()
+
+
+class UnaryEndpoint(Endpoint):
+    """One request, one response."""
+
+    async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
+        request = await self._one_request(call, encoding)
+        response = await self._method_answer(request, CallContext(deadline=call.deadline))
+        call.task = None  # what is to be sent now is sent whole
+        await reply.only(response.SerializeToString())
+        self._metrics.sent()
+
+
+class ClientStreamEndpoint(Endpoint):
+    """Any number of requests, one response."""
+
+    async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
+        call.may_be_cancelled()
+        requests = self._each_request(call, encoding)
+        response = await self._method_answer(requests, CallContext(deadline=call.deadline))
+        await reply.only(response.SerializeToString())
+        self._metrics.sent()
+
+
+class ServerStreamEndpoint(Endpoint):
+    """One request, any number of responses."""
+
+    async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
+        request = await self._one_request(call, encoding)
+        await self._send_each(request, call, reply)
+
+    async def _send_each(self, request: Any, call: Call, reply: Reply) -> None:
+        async with aclosing(self._method_answer(request, CallContext(deadline=call.deadline))) as responses:
+            async for response in responses:
+                await reply.message(response.SerializeToString())
+                self._metrics.sent()
+        await reply.end()
+
+
+class BidiStreamEndpoint(ServerStreamEndpoint):
+    """Any number of requests, any number of responses."""
+
+    async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
+        call.may_be_cancelled()
+        await self._send_each(self._each_request(call, encoding), call, reply)
+
+
+ENDPOINTS: Final[Mapping[str, type[Endpoint]]] = {
+    "unary": UnaryEndpoint,
+    "client_stream": ClientStreamEndpoint,
+    "server_stream": ServerStreamEndpoint,
+    "bidi_stream": BidiStreamEndpoint,
+}
+"""The endpoint for each kind of method."""

