@@ -47,6 +47,9 @@ class Observer(Protocol):
         The reason is ``queue_full``, ``deadline``, ``cancelled``, ``invalid`` or ``draining``.
         """
 
+    def function_traced(self) -> None:
+        """TensorFlow traced a function, which takes long: when a checkpoint is loaded, or a new way to score begins."""
+
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""
 
@@ -76,6 +79,9 @@ class SilentObserver:
         """See `Observer`."""
 
     def rejected(self, reason: str) -> None:
+        """See `Observer`."""
+
+    def function_traced(self) -> None:
         """See `Observer`."""
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:

@@ -117,7 +117,9 @@ def start_parts(
     history = LoadHistory(quarantine=quarantine, observer=observer)
     manager = ServableManager(
         shelf=shelf,
-        slots=ReplicaSlots(strategy, max_rows=settings.max_batch_rows, build_model=build_model),
+        slots=ReplicaSlots(
+            strategy, max_rows=settings.max_batch_rows, on_trace=observer.function_traced, build_model=build_model
+        ),
         limit=settings.slots,
         history=history,
         on_stage=on_stage,

@@ -38,10 +38,19 @@ class EvaluatorSettings:
         default=None, metadata={"help": "The most memory to take on each GPU, in MiB.", "metavar": "MIB"}
     )
     intra_op_threads: int | None = field(
-        default=None, metadata={"help": "Threads that one operation may use.", "metavar": "N"}
+        default=None,
+        metadata={
+            "help": "Threads that one operation may use; by default the cores are shared out among several replicas on "
+            "the CPU.",
+            "metavar": "N",
+        },
     )
     inter_op_threads: int | None = field(
-        default=None, metadata={"help": "Operations that may run at the same time.", "metavar": "N"}
+        default=None,
+        metadata={
+            "help": "Operations that may run at the same time; by default at least one for each replica on the CPU.",
+            "metavar": "N",
+        },
     )
     slots: int = field(
         default=3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,19 +19,25 @@ class ReplicaSlots:
     Args:
         strategy: A `tf.distribute.MirroredStrategy`.
         max_rows: The most rows of one call.
+        on_trace: Called each time a function is traced.
         build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
     """
 
-    def __init__(self, strategy: Any, *, max_rows: int, build_model: BuildModel | None = None) -> None:
+    def __init__(
+        self, strategy: Any, *, max_rows: int, on_trace: Callable[[], None], build_model: BuildModel | None = None
+    ) -> None:
         self._strategy = strategy
         self._max_rows = max_rows
+        self._on_trace = on_trace
         self._build_model = build_model
 
     def build(self, taken: TakenCheckpoint) -> Slot:
         """See `SlotFactory`."""
         loader = loader_for(taken.kind, self._build_model)
         try:
-            return Slot(self._strategy, taken.model_file, max_rows=self._max_rows, loader=loader)
+            return Slot(
+                self._strategy, taken.model_file, max_rows=self._max_rows, loader=loader, on_trace=self._on_trace
+            )
         except LoadError as error:
             if _is_out_of_memory(error):
                 raise MemoryError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -15,6 +16,15 @@ from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
 strategy = build_strategy(DeviceSettings(logical_cpus=3, intra_op_threads=1, inter_op_threads=3))
 print(strategy.num_replicas_in_sync)
 """
+
+
+THREADS = """
+import sys, tensorflow as tf
+from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
+build_strategy(DeviceSettings({settings}))
+print(tf.config.threading.get_intra_op_parallelism_threads(), tf.config.threading.get_inter_op_parallelism_threads())
+"""
+CORES = len(os.sched_getaffinity(0))
 
 
 def test_the_same_settings_give_the_same_strategy(logical_cpus: tuple[str, ...]) -> None:
@@ -54,3 +64,19 @@ def test_the_cpu_is_split_into_replicas() -> None:
 def test_memory_is_told_in_bytes() -> None:
     memory = device_memory()
     assert 0 < memory["CPU", "current"] <= memory["CPU", "peak"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        ("", (0, 0)),
+        ("logical_cpus=3", (max(1, CORES // 3), max(3, CORES))),
+        ("logical_cpus=3, devices=('CPU:0', 'cpu:2')", (max(1, CORES // 2), max(2, CORES))),
+        ("logical_cpus=3, devices=('CPU:1',)", (0, 0)),
+        ("logical_cpus=2, intra_op_threads=5, inter_op_threads=7", (5, 7)),
+    ],
+)
+def test_replicas_on_the_cpu_share_out_the_cores(settings: str, threads: tuple[int, int]) -> None:
+    program = THREADS.format(settings=settings)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == [str(number) for number in threads]

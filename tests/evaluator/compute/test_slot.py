@@ -62,6 +62,38 @@ def test_weights_are_swapped_without_a_trace_or_a_rebuild(strategy: Callable[[in
     assert slot.traces == traces
 
 
+def test_no_variable_is_folded_into_a_constant(make_slot: Callable[..., Slot]) -> None:
+    model = zoo.image_classifier()
+    for replicas in (1, 3):
+        slot = make_slot(model, replicas=replicas)
+        slot.warm_up()
+        function = slot._pass._function.function
+        used = [variable for variable in model.variables if "seed" not in variable.path]
+        assert len(function.captured_inputs) == replicas * len(used)
+        assert all(tensor.dtype == tf.resource for tensor in function.captured_inputs)
+        graph = function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
+        constants = [tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const"]
+        assert max(constant.size for constant in constants) <= min(8, *(int(np.prod(v.shape)) for v in used))
+
+
+def test_whoever_asks_is_told_of_every_trace(strategy: Callable[[int], Any], tmp_path: Path) -> None:
+    told: list[None] = []
+    model = zoo.image_classifier()
+    images, labels, _ = zoo.image_data(np.random.default_rng(0), 33)
+    path = saved(model, tmp_path)
+    slot = Slot(strategy(2), path, max_rows=16, on_trace=lambda: told.append(None))
+    slot.warm_up()
+    assert len(told) == 1
+    for rows in (1, 2, 3, 15, 16, 17, 33):
+        slot.forward({"inputs": images[:rows]})
+    assert len(told) == 1
+    scored(slot, images, labels)
+    slot.load(path)
+    scored(slot, images[:5], labels[:5])
+    assert len(told) == slot.traces == 2
+
+
 def test_a_slot_holds_no_optimizer_variables(make_slot: Callable[..., Slot]) -> None:
     model = zoo.regression()
     model.optimizer.build(model.trainable_variables)

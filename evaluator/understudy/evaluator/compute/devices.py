@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +29,9 @@ class DeviceSettings:
             where there is no GPU.
         logical_cpus: Into how many devices to split the CPU; None leaves it whole.
         gpu_memory_limit_mib: The most memory to take on each GPU; None takes what is needed.
-        intra_op_threads: Threads within one operation; None leaves the choice to TensorFlow.
-        inter_op_threads: Operations that run at once; None leaves the choice to TensorFlow.
+        intra_op_threads: Threads within one operation; None shares the cores out among several replicas on the CPU, and
+            leaves the choice to TensorFlow where there is one.
+        inter_op_threads: Operations that run at once; None is at least one for each replica on the CPU.
     """
 
     devices: tuple[str, ...] = ()
@@ -88,6 +91,26 @@ def _set_threads(settings: DeviceSettings) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)
     if settings.inter_op_threads not in {None, tf.config.threading.get_inter_op_parallelism_threads()}:
         tf.config.threading.set_inter_op_parallelism_threads(settings.inter_op_threads)
+    replicas = _cpu_replicas(settings)
+    if replicas > 1:
+        with contextlib.suppress(RuntimeError):  # it runs already, and nobody asked for a number
+            _share_out_cores(settings, replicas)
+
+
+def _cpu_replicas(settings: DeviceSettings) -> int:
+    """Return how many replicas there will be on the CPU."""
+    if settings.devices:
+        return sum(_canonical(name).startswith("CPU") for name in settings.devices)
+    return 0 if tf.config.list_physical_devices("GPU") else settings.logical_cpus or 1
+
+
+def _share_out_cores(settings: DeviceSettings, replicas: int) -> None:
+    """Give every replica cores of its own: operations that each spread over all cores get in each other's way."""
+    cores = len(os.sched_getaffinity(0))
+    if settings.intra_op_threads is None:
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // replicas))
+    if settings.inter_op_threads is None:
+        tf.config.threading.set_inter_op_parallelism_threads(max(replicas, cores))
 
 
 def _split_cpu(logical_cpus: int | None) -> None:

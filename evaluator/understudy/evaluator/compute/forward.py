@@ -35,15 +35,22 @@ class ForwardPass:
         interface: Its structures.
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
         max_rows: The most rows of one call of the function; larger batches run in pieces.
+        on_trace: Called each time the function is traced: once, unless something is wrong.
 
     Attributes:
-        traces: How often the function was traced; 1 unless something is wrong.
         adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
     """
 
-    def __init__(self, model: Any, interface: ModelInterface, strategy: Any, *, max_rows: int) -> None:
-        self.traces = 0
+    def __init__(
+        self,
+        model: Any,
+        interface: ModelInterface,
+        strategy: Any,
+        *,
+        max_rows: int,
+        on_trace: Callable[[], None],
+    ) -> None:
         self.adds_losses = False
         self._outputs: tuple[str, ...] = ()
         self._masks: tuple[str, ...] = ()
@@ -52,6 +59,7 @@ class ForwardPass:
         self._strategy = strategy
         self._replicas: int = strategy.num_replicas_in_sync
         self._max_rows = max_rows
+        self._on_trace = on_trace
         signature = [tensor_spec(spec) for spec in interface.inputs.specs]
         function = tf.function(self._trace, input_signature=signature, autograph=False)
         self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
@@ -103,7 +111,7 @@ class ForwardPass:
         )
 
     def _trace(self, *inputs: Any) -> list[Any]:
-        self.traces += 1
+        self._on_trace()
         rows = tf.shape(inputs[0])[0]
         bounds = [index * rows // self._replicas for index in range(self._replicas + 1)]
         slices = [tuple(_slice(tensor, *pair, rows) for tensor in inputs) for pair in _pairs(bounds)]

@@ -87,23 +87,30 @@ class ScoringProgram:
         device: Where to compute.
         options: How to score.
         data: The specification of the batches.
+        on_trace: Called each time it is traced.
 
     Attributes:
-        traces: How many times it was traced.
         row_losses: Computes the losses of a batch's rows, if that was asked for and they have any.
         without_row_losses: Why there are none, where they were asked for.
     """
 
     def __init__(
-        self, model: Any, interface: ModelInterface, *, device: str, options: ProgramOptions, data: ScoringData
+        self,
+        model: Any,
+        interface: ModelInterface,
+        *,
+        device: str,
+        options: ProgramOptions,
+        data: ScoringData,
+        on_trace: Callable[[], None],
     ) -> None:
-        self.traces = 0
         self.row_losses: Callable[[ScoringData], Array] | None = None
         self.without_row_losses = ""
         self._model = model
         self._interface = interface
         self._device = device
         self._options = options
+        self._on_trace = on_trace
         self._loss = keras.metrics.Mean(name=LOSS)
         self._create_variables(data)
         self._metrics = list(model.metrics)
@@ -155,7 +162,7 @@ class ScoringProgram:
         return [tf.convert_to_tensor(variable.numpy() if value is None else value) for value, variable in values]
 
     def _trace_update(self, state: Sequence[Any], *data: Any) -> tuple[list[Any], dict[str, Any]]:
-        self.traces += 1
+        self._on_trace()
         with tf.device(self._device), self._scope(state) as scope:
             logs = self._step(*data)
             logs = _as_tensors(logs)

@@ -79,11 +79,6 @@ class Scorer:
         self._lock = threading.Lock()
         self._programs: OrderedDict[Structure, ScoringProgram] = OrderedDict()
 
-    @property
-    def traces(self) -> int:
-        """How many times its programs were traced."""
-        return sum(program.traces for program in list(self._programs.values()))
-
     def start(self) -> ScoreState:
         """Return the state of a stream nothing was scored of."""
         return ScoreState()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,31 @@ class Slot:
         model_file: The checkpoint whose model is built and whose weights are loaded.
         max_rows: The most rows of one pass; larger batches go forward in pieces.
         loader: Knows how such checkpoints are stored; ``.keras`` files by default.
+        on_trace: Called each time one of its functions is traced.
+
+    Attributes:
+        traces: How many times any of its functions was traced.
 
     Raises:
         LoadError: The model cannot be built, does not say what it takes, cannot run, or does not give one row of output
             for each row of input.
     """
 
-    def __init__(self, strategy: Any, model_file: Path, *, max_rows: int, loader: ModelLoader | None = None) -> None:
+    def __init__(
+        self,
+        strategy: Any,
+        model_file: Path,
+        *,
+        max_rows: int,
+        loader: ModelLoader | None = None,
+        on_trace: Callable[[], None] = lambda: None,
+    ) -> None:
         self._loader = loader or KerasLoader()
         self.architecture = self._loader.architecture_of(model_file)
         self._strategy = strategy
         self._max_rows = max_rows
+        self._on_trace = on_trace
+        self.traces = 0
         self._device: str = strategy.extended.worker_devices[0]
         self._scorers: OrderedDict[str, Scorer] = OrderedDict()
         self._building = threading.Lock()
@@ -91,11 +105,6 @@ class Slot:
     def devices(self) -> tuple[str, ...]:
         """The devices of the replicas, in order."""
         return tuple(name.rpartition("device:")[2] for name in self._strategy.extended.worker_devices)
-
-    @property
-    def traces(self) -> int:
-        """How many times any of its functions was traced."""
-        return self._pass.traces + sum(scorer.traces for scorer in list(self._scorers.values()))
 
     @property
     def memory_bytes(self) -> int:
@@ -184,8 +193,12 @@ class Slot:
                 self._scorers.popitem(last=False)
             return self._scorers[key]
 
+    def _traced(self) -> None:
+        self.traces += 1
+        self._on_trace()
+
     def _trace(self) -> ForwardPass:
-        return ForwardPass(self._model, self._interface, self._strategy, max_rows=self._max_rows)
+        return ForwardPass(self._model, self._interface, self._strategy, max_rows=self._max_rows, on_trace=self._traced)
 
     def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, row_losses: bool) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
@@ -194,7 +207,14 @@ class Slot:
         def build(data: ScoringData) -> ScoringProgram:
             with self._building:
                 self._compilation.compile(metrics)
-                program = ScoringProgram(self._model, self._interface, device=self._device, options=options, data=data)
+                program = ScoringProgram(
+                    self._model,
+                    self._interface,
+                    device=self._device,
+                    options=options,
+                    data=data,
+                    on_trace=self._traced,
+                )
                 return self._with_row_losses(program, data, calls_model=whole) if row_losses else program
 
         return Scorer(self._interface, forward=None if whole else self._pass, build=build)

@@ -56,6 +56,11 @@ class MetricsObserver:
         )
         for reason in REJECTIONS:
             self._rejected.labels(reason)
+        self._traces = Counter(
+            "understudy_traces_total",
+            "Functions traced. Does not rise while requests are answered, whatever the sizes of their batches.",
+            registry=registry,
+        )
         loads = Counter(
             "understudy_checkpoint_loads_total", "Attempts to load a checkpoint.", ["outcome"], registry=registry
         )
@@ -101,6 +106,10 @@ class MetricsObserver:
     def rejected(self, reason: str) -> None:
         """A request was refused or dropped."""
         self._rejected.labels(reason).inc()
+
+    def function_traced(self) -> None:
+        """A function was traced."""
+        self._traces.inc()
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""
