@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.speed.errors import BenchmarkError
-from benchmarks.speed.servers import Server, floor, own, peers
+from benchmarks.speed.servers import LONG_QUEUE, Server, floor, own, peers
 
 
 class Progress:
@@ -59,16 +59,20 @@ class Measuring:
         return not self.only or any(word in name for word in self.only)
 
     def servers(self) -> list[Server]:
-        """Return the servers that take part.
+        """Return the servers that take part; this project's with a queue that is long enough for all connections.
 
         Raises:
             BenchmarkError: None does, or one that should is not installed.
         """
-        chosen = [server for server in (*own(), *(peers() if self.with_peers else floor())) if self.wants(server.name)]
+        chosen = [
+            server
+            for server in (*own(*LONG_QUEUE), *(peers() if self.with_peers else floor()))
+            if self.wants(server.name)
+        ]
         if not chosen:
             raise BenchmarkError(f"no server's name holds any of {list(self.only)}; leave ONLY out to measure all")
         return chosen
 
     def own_servers(self) -> list[Server]:
-        """Return this project's front ends, as far as they take part."""
+        """Return this project's front ends, as far as they take part, with the settings they have by default."""
         return [server for server in own() if self.wants(server.name)]

@@ -73,5 +73,5 @@ def _commit_and_wait(staged: StagedCheckpoints, client: Client) -> float:
 
 def _check_step(target: str, bodies: Bodies, expected: int) -> None:
     reply = wire.call(target, wire.request(bodies.model, 1), timeout_seconds=30)
-    if wire.step(reply) != expected:
-        raise BenchmarkError(f"step {expected} is on stage, but step {wire.step(reply)} answered")
+    if wire.version(reply) != str(expected):
+        raise BenchmarkError(f"step {expected} is on stage, but step {wire.version(reply)} answered")

@@ -16,6 +16,9 @@ from benchmarks.speed.models import BATCHES, CLASSES, INPUT, OUTPUT, BenchmarkMo
 from benchmarks.speed.processes import Launch, free_port
 from understudy.service.settings import ServeSettings
 
+LONG_QUEUE = ("--max-queue-rows", str(64 * max(BATCHES)))
+"""With these options what 64 connections ask at once is not refused; the other servers' queues have no bound."""
+
 ROOT = Path(__file__).parents[2]
 
 _PEERS = ROOT / ".tools" / "peers"
@@ -68,10 +71,10 @@ def has_envoy() -> bool:
     return offered and importlib.util.find_spec("pyvoy") is not None
 
 
-def own() -> list[Server]:
-    """Return this project's front ends."""
+def own(*options: str) -> list[Server]:
+    """Return this project's front ends, started with these options of ``understudy serve``."""
     names = ("understudy grpcio", "understudy envoy") if has_envoy() else ("understudy grpcio",)
-    return [Server(name=name, launch=_understudy(name)) for name in names]
+    return [Server(name=name, launch=_understudy(name, *options)) for name in names]
 
 
 def peer_versions() -> dict[str, str]:
@@ -112,14 +115,15 @@ def peers() -> list[Server]:
     ]
 
 
-def _understudy(name: str) -> Callable[[Site], Launch]:
+def _understudy(name: str, *options: str) -> Callable[[Site], Launch]:
     """Return how to start ``understudy serve`` on a folder that holds the model."""
 
     def launch(site: Site) -> Launch:
         checkpoints = site.folder / "checkpoints"
         checkpoints.mkdir()
         shutil.copyfile(site.model_file, checkpoints / "model_1.keras")
-        return Launch(command=serve_command(site, "--checkpoints", str(checkpoints), *frontend_options(name)))
+        command = serve_command(site, "--checkpoints", str(checkpoints), *frontend_options(name), *options)
+        return Launch(command=command)
 
     return launch
 

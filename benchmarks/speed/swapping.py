@@ -77,6 +77,6 @@ def _phase(worker: Worker, target: str, rate: float, turn: int, staged: StagedCh
         "p50_ms": round(float(p50), 3),
         "p99_ms": round(float(p99), 3),
         "max_ms": max(answer["latencies_ms"]),
-        "steps_seen": len(answer["steps"]),
+        "steps_seen": len(answer["versions"]),
         "codes": answer["codes"],
     }

@@ -45,9 +45,9 @@ def values(reply: bytes) -> Floats:
     return flat.reshape(tuple(output.shape))
 
 
-def step(reply: bytes) -> int:
-    """Return the version that answered, which is a step with this project's server."""
-    return int(inference_pb2.ModelInferResponse.FromString(reply).model_version)
+def version(reply: bytes) -> str:
+    """Return the version that answered; with this project's server, a step."""
+    return inference_pb2.ModelInferResponse.FromString(reply).model_version
 
 
 def call(target: str, message: bytes, *, timeout_seconds: float) -> bytes:

@@ -46,7 +46,7 @@ class Run:
         self.refusals: list[float] = []
         self.late: list[float] = []
         self.codes: Counter[str] = Counter()
-        self.steps: Counter[int] = Counter()
+        self.versions: Counter[str] = Counter()
 
     async def send_all(self, target: str) -> None:
         """Send, and wait for what is under way."""
@@ -73,13 +73,13 @@ class Run:
             return
         came = time.perf_counter() - self._began
         self.codes["OK"] += 1
-        self.steps[wire.step(reply)] += 1
+        self.versions[wire.version(reply)] += 1
         if counts:
             self.late.append(sent - offset)
         self.answers.append((offset, came))
 
     def result(self) -> dict[str, Any]:
-        """Return what came of it: latencies in milliseconds, requests by status code and by step."""
+        """Return what came of it: latencies in milliseconds, requests by status code and by version."""
         last = WARM_UP_SECONDS + self._seconds
         answered = sum(WARM_UP_SECONDS <= came < last for _, came in self.answers)
         latencies = [came - offset for offset, came in self.answers if offset >= WARM_UP_SECONDS]
@@ -89,7 +89,7 @@ class Run:
             "late_p99_ms": round(1000 * float(np.percentile(self.late, 99)), 3) if self.late else None,
             "answered_per_second": answered / self._seconds,
             "codes": dict(self.codes),
-            "steps": {str(step): count for step, count in self.steps.items()},
+            "versions": dict(self.versions),
         }
 
 
