@@ -36,6 +36,17 @@ def test_checkpoints_come_in_step_order(run: RunDir, publish: Publish) -> None:
     assert [(checkpoint.step, checkpoint.final) for checkpoint in found] == [(9, False), (10, False), (200, True)]
 
 
+def test_a_glance_tells_that_something_was_committed(run: RunDir, publish: Publish) -> None:
+    source = RunSource(run)
+    nothing = source.glance()
+    publish(1)
+    os.utime(run.checkpoints, ns=(1, 1))  # long ago, as clocks of file systems are coarse
+    one = source.glance()
+    assert one == source.glance() != nothing
+    publish(2)
+    assert source.glance() != one
+
+
 def test_new_and_deleted_checkpoints_are_noticed(run: RunDir, publish: Publish) -> None:
     source = RunSource(run)
     publish(1)

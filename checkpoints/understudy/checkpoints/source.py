@@ -71,6 +71,12 @@ class CheckpointSource(Protocol):
             OSError: The place could not be read.
         """
 
+    def glance(self) -> object:
+        """Return something that differs from last time if something may have been committed since.
+
+        It costs next to nothing. Where nothing cheap tells, it is always the same.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCheckpoint:
@@ -152,6 +158,13 @@ class RunSource:
             except FileNotFoundError:
                 continue  # Deleted since it was listed.
         return found
+
+    def glance(self) -> object:
+        """See `CheckpointSource`. Committing a checkpoint puts a folder into place, which changes the one around it."""
+        try:
+            return self._run.checkpoints.stat().st_mtime_ns
+        except OSError:
+            return None
 
     def _find(self, step: int) -> Checkpoint:
         directory = self._run.checkpoint(step)

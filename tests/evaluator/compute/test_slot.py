@@ -19,7 +19,7 @@ from keras import layers
 from understudy.evaluator.compute.model_file import architecture_of
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
-from understudy.evaluator.types import Batch
+from understudy.evaluator.types import Arrays, Batch
 
 
 def saved(model: Any, folder: Path, name: str = "model") -> Path:
@@ -142,6 +142,42 @@ def test_damaged_weights_are_a_load_error(strategy: Callable[[int], Any], tmp_pa
             archive.writestr(name, content)
     with pytest.raises(LoadError, match=r"the weights of .* cannot be assigned"):
         slot.load(path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_weights_are_read_from_archives_of_either_kind(
+    compression: int, strategy: Callable[[int], Any], tmp_path: Path
+) -> None:
+    model = zoo.regression()
+    path = saved(model, tmp_path)
+    slot = Slot(strategy(1), path, max_rows=8)
+    packed = saved(trained_further(model), tmp_path, "packed")
+    with zipfile.ZipFile(packed) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(packed, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    slot.load(packed)
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_allclose(slot.forward({"x": x})["outputs"], model(x, training=False), rtol=0, atol=1e-6)
+
+
+def test_only_what_is_new_is_warmed_up(strategy: Callable[[int], Any], tmp_path: Path) -> None:
+    path = saved(zoo.regression(), tmp_path)
+    slot = Slot(strategy(2), path, max_rows=8)
+    rows: list[int] = []
+    run = slot._outputs
+
+    def counted(inputs: Arrays) -> Any:
+        rows.append(len(inputs["x"]))
+        return run(inputs)
+
+    slot._outputs = counted  # type: ignore[method-assign]
+    slot.warm_up()
+    assert rows == [1, 2, 3, 8]
+    slot.load(path)
+    slot.warm_up()
+    assert rows[4:] == [1]
 
 
 def test_statistics_that_were_turned_into_constants_are_taken_up(

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -117,6 +118,9 @@ class Stage:
         stage = self.theatre.manager.stage
         return None if stage is None else stage.step
 
+    def came_on_stage(self, step: int) -> bool:
+        return any(stop.wait(0.01) or self.on_stage() == step for stop in [threading.Event()] * int(WAIT_SECONDS * 100))
+
     def held(self) -> list[int]:
         return sorted(int(folder.name) for folder in self.theatre.run.pinned.iterdir())
 
@@ -149,6 +153,16 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
 
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+def test_what_is_committed_between_two_looks_is_seen_at_a_glance(make_stage: Callable[..., Stage]) -> None:
+    stage = make_stage()
+    stage.theatre.publish(1)
+    stage.follower.start()
+    assert stage.came_on_stage(1)
+    os.utime(stage.theatre.run.checkpoints, ns=(1, 1))  # long ago, as clocks of file systems are coarse
+    stage.theatre.write(2)
+    assert stage.came_on_stage(2), "the next look is an hour away"
 
 
 def test_everything_unsettled_is_held_and_given_out_in_step_order(stage: Stage) -> None:

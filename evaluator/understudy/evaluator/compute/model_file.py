@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import struct
 import tempfile
 import zipfile
 from pathlib import Path
@@ -18,6 +20,10 @@ from understudy.evaluator.errors import LoadError
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 _ASSETS = "assets/"
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+"""What stands before each file in a zip archive: among other things, the lengths of two fields that follow it."""
+_COPIED_AT_ONCE = 2**24
 
 
 def architecture_of(model_file: Path) -> str:
@@ -67,10 +73,34 @@ def assign_weights(model: Any, model_file: Path) -> None:
         LoadError: The file is damaged. Some variables may have been assigned.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=model_file.parent) as folder, zipfile.ZipFile(model_file) as archive:
-            model.load_weights(archive.extract(_WEIGHTS, folder))
+        with tempfile.TemporaryDirectory(dir=model_file.parent) as folder:
+            weights = Path(folder, _WEIGHTS)
+            _extract(model_file, _WEIGHTS, weights)
+            model.load_weights(weights)
     except Exception as error:
         raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
+
+
+def _extract(archive_file: Path, member: str, into: Path) -> None:
+    """Take a file out of an archive. One that is stored as it is, as Keras does, is copied by the kernel.
+
+    Its checksum is not looked at then: whoever took the checkpoint has held the whole archive against its hash.
+    """
+    with zipfile.ZipFile(archive_file) as archive:
+        info = archive.getinfo(member)
+        if info.compress_type != zipfile.ZIP_STORED:
+            archive.extract(info, into.parent)
+            return
+    with archive_file.open("rb") as source, into.open("wb") as target:
+        source.seek(info.header_offset)
+        *_, name_length, extra_length = _LOCAL_HEADER.unpack(source.read(_LOCAL_HEADER.size))
+        start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+        end = start + info.file_size
+        while start < end:
+            copied = os.sendfile(target.fileno(), source.fileno(), start, min(end - start, _COPIED_AT_ONCE))
+            if copied == 0:
+                raise EOFError(f"{member} ends early")
+            start += copied
 
 
 def _read(model_file: Path) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:

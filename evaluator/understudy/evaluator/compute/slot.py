@@ -69,6 +69,7 @@ class Slot:
         self.traces = 0
         self._device: str = strategy.extended.worker_devices[0]
         self._scorers: OrderedDict[str, Scorer] = OrderedDict()
+        self._warm: ForwardPass | None = None
         self._building = threading.Lock()
         with strategy.scope():
             built = self._loader.build(model_file)
@@ -148,14 +149,19 @@ class Slot:
     def warm_up(self) -> None:
         """Run 1, N-1, N, N+1 and the largest number of rows, so that no request is the first of its kind.
 
+        A function that has run so before is only tried with one row: other weights are nothing new to it, and requests
+        would have to share the cores.
+
         Raises:
             LoadError: The model fails to run.
         """
         replicas = self.replicas
         specs = self._interface.inputs.specs
-        for rows in sorted({1, replicas - 1, replicas, replicas + 1, self._max_rows} - {0}):
+        kinds = {1} if self._warm is self._pass else {1, replicas - 1, replicas, replicas + 1, self._max_rows} - {0}
+        for rows in sorted(kinds):
             with _load_errors("the model"):
                 self._outputs(example_inputs(specs, rows=rows, length=self._example_length))
+        self._warm = self._pass
 
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _NOT_THE_CHECKPOINTS_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _LONGEST_PAUSE_SECONDS = 30.0
+_GLANCE_SECONDS = 0.05
 _OVERTAKEN = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
 
 _Key = tuple[int, str]
@@ -50,7 +51,7 @@ class Follower:
         backlog: Given what is to be evaluated.
         best_file: Told which is best, once it is held.
         policy: Which checkpoints to evaluate.
-        poll_interval_seconds: How often to look, unless poked.
+        poll_interval_seconds: How often to look, unless poked or at a glance there is something new.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Follower:
         failures = 0
         while not self._closing:
             self._poked.clear()
+            seen = self._shelf.glance()
             try:
                 self._look()
                 failures = 0
@@ -125,7 +127,14 @@ class Follower:
             except Exception:  # noqa: BLE001 - the thread must outlive whatever a disk or a source does
                 failures += 1
                 _log.exception("following the source failed, to be tried again", extra={"failures": failures})
-            self._poked.wait(self._pause_seconds(failures))
+            self._pause(self._pause_seconds(failures), seen)
+
+    def _pause(self, seconds: float, seen: object) -> None:
+        """Wait until it is time to look again, or poked, or what a glance shows is not what was seen."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._poked.wait(min(left, _GLANCE_SECONDS)) or self._shelf.glance() != seen:
+                return
 
     def _pause_seconds(self, failures: int) -> float:
         if failures:

@@ -73,6 +73,10 @@ class Shelf:
                 if not item.holds and step not in self._leftovers:
                     del self._items[step]
 
+    def glance(self) -> object:
+        """Return something that differs from last time if `refresh` may find something new. Costs next to nothing."""
+        return self._source.glance()
+
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return every checkpoint by ascending step."""
         with self._lock:
