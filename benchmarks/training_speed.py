@@ -32,7 +32,7 @@ def measure(strategy: str, *, rounds: int, steps: int, batch: int) -> dict[str, 
     """Measure one strategy in this process, whose devices it lays out."""
     from understudy.experiments import load_experiment
     from understudy.trainer import TrainSettings
-    from understudy.trainer.data import global_batches
+    from understudy.trainer.batches import global_batches
     from understudy.trainer.job import TrainingJob
     from understudy.trainer.model import build_model
     from understudy.trainer.strategies import build_strategy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -66,8 +66,12 @@ def test_examples_are_single_typed_and_counted(digits: Experiment) -> None:
         assert (pixels.min(), pixels.max()) == (0.0, 1.0)
 
 
+def training_data(digits: Experiment) -> Any:
+    return digits.training_data()
+
+
 def test_the_order_is_the_same_on_every_call(digits: Experiment) -> None:
-    one, other = (list(digits.training_data().as_numpy_iterator()) for _ in range(2))
+    one, other = (list(dataset.as_numpy_iterator()) for dataset in (training_data(digits), training_data(digits)))
     assert all(np.array_equal(a[0], b[0]) and a[1] == b[1] for a, b in zip(one, other, strict=True))
 
 
@@ -88,7 +92,7 @@ def test_it_learns_to_read_digits_within_seconds(digits: Experiment) -> None:
 
     keras.utils.set_random_seed(1)
     model = digits.build_model()
-    batches = digits.training_data().shuffle(1200, seed=1).repeat().batch(digits.global_batch_size)
+    batches = training_data(digits).shuffle(1200, seed=1).repeat().batch(digits.global_batch_size)
     model.fit(batches, steps_per_epoch=200, shuffle=False, verbose=0)
     scores = model.evaluate(digits.evaluation_data()["test"].batch(300), return_dict=True, verbose=0)
     assert scores["accuracy"] >= 0.97

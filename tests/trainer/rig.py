@@ -30,7 +30,7 @@ from understudy.trainer import TrainResult, TrainSettings, train
 EXAMPLES = 100
 BATCH = 24  # shared evenly by 1, 2 and 3 replicas; leaves 4 of the 100 examples
 STEPS_PER_EPOCH = EXAMPLES // BATCH
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 110.0
 STEPS = 10
 
 Array = npt.NDArray[Any]
@@ -82,6 +82,15 @@ class Noisy(Dense):
 
     def training_data(self) -> tf.data.Dataset:
         return super().training_data().map(lambda x, y, _: (x, y["kind"]))
+
+
+class Scored(Noisy):
+    """As noisy, and with something for an evaluator to do."""
+
+    name = "scored"
+
+    def evaluation_data(self) -> Mapping[str, tf.data.Dataset]:
+        return {"test": self.training_data().take(32)}
 
 
 class Slow(Noisy):
@@ -194,13 +203,19 @@ class Task:
 
 
 def start_training(
-    experiment: str, run_dir: Path, *options: str, environ: Mapping[str, str] | None = None, verb: str = "train"
+    experiment: str,
+    run_dir: Path,
+    *options: str,
+    environ: Mapping[str, str] | None = None,
+    verb: str = "train",
+    inside: Sequence[str] = (),
 ) -> Task:
-    """Run ``understudy train``, or ``run``, on one of this file's experiments."""
-    command = [sys.executable, "-m", "understudy.cli", verb, f"{__file__}:{experiment}", "--run-dir", str(run_dir)]
+    """Run ``understudy train``, or ``run``, on one of this file's experiments, or on ``FILE:OBJECT``."""
+    spec = experiment if ":" in experiment else f"{__file__}:{experiment}"
+    command = [sys.executable, "-m", "understudy.cli", verb, spec, "--run-dir", str(run_dir)]
     return Task(
         subprocess.Popen(
-            [*command, *options],
+            [*inside, *command, *options],
             env={**os.environ, **(environ or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

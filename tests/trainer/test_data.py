@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from understudy.trainer import DataError
-from understudy.trainer.data import DataPlan, global_batches, plan_data
+from understudy.trainer.batches import global_batches
+from understudy.trainer.data import DataPlan, plan_data
 from understudy.trainer.loop import call_sizes
 
 

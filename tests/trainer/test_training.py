@@ -48,7 +48,8 @@ from understudy.trainer import (
     StrategyError,
     TrainSettings,
 )
-from understudy.trainer.data import global_batches, plan_data
+from understudy.trainer.batches import global_batches
+from understudy.trainer.data import plan_data
 from understudy.trainer.errors import MetricsError
 from understudy.trainer.job import TrainingJob
 from understudy.trainer.model import build_model

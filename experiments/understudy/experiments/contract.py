@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+    from understudy.experiments.arrays import IndexedExamples
+    from understudy.experiments.records import RecordExamples
+
 
 @runtime_checkable
 class Experiment(Protocol):
@@ -35,11 +38,12 @@ class Experiment(Protocol):
         It is called inside a distribution strategy's scope, and more than once.
         """
 
-    def training_data(self) -> tf.data.Dataset:
+    def training_data(self) -> tf.data.Dataset | IndexedExamples | RecordExamples:
         """Return one epoch of training examples, ``(x, y)`` or ``(x, y, sample_weight)``.
 
         Examples are single: the trainer shuffles, repeats and batches. Their number is known
         (``dataset.cardinality()``); their order is the same on every call and in every process, as exact resume needs.
+        Data larger than memory is best given as `arrays.array_examples` or `records.record_examples`.
         """
 
     def evaluation_data(self) -> Mapping[str, tf.data.Dataset]:

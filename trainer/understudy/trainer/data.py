@@ -1,24 +1,23 @@
-"""The input pipeline: which examples are in which step is a function of the step alone.
-
-Epoch ``e`` is shuffled by ``seed + e``; a step takes one global batch; what is left of an epoch and fills no batch is
-dropped, or kept as the beginning of the next epoch's first batch. So no batch is ever smaller than the others, and a
-training that resumes at a step sees what it would have seen without the interruption, on any number of replicas and
-workers.
-"""
+"""What is trained on, and how it is cut into steps."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from understudy.experiments import Experiment, ExperimentError
+from understudy.experiments.arrays import IndexedExamples
+from understudy.experiments.records import RecordExamples
 from understudy.trainer.errors import DataError
 
-_SEEDS = 2**31
-_WORKER_STRIDE = 1_000_003  # more epochs than anybody trains
-_ENDLESS = tf.int64.max
-_GLOBAL_SEED = 1  # anything but 0, with which TensorFlow takes no seed that a graph computes
+TrainingData: TypeAlias = tf.data.Dataset | IndexedExamples | RecordExamples
+"""What ``training_data()`` gives."""
+
+_WINDOW_BYTES = 256 * 2**20
+_WINDOW_EXAMPLES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class DataPlan:
 
 
 def plan_data(
-    dataset: tf.data.Dataset,
+    data: TrainingData,
     *,
     global_batch_size: int,
     replicas: int,
@@ -73,22 +72,19 @@ def plan_data(
     cache: bool,
     keep_remainder: bool,
 ) -> DataPlan:
-    """Check that a dataset of single examples can be trained on, and return how.
+    """Check that single examples can be trained on, and return how.
+
+    Without a cache and with no ``shuffle_buffer``, the shuffling holds what fits into 256 MiB, or 10,000 examples if
+    they have no fixed size. Arrays are shuffled whole without holding anything.
 
     Raises:
         DataError: Its length is unknown or infinite, it holds less than a batch, its elements are not ``(x, y)`` or
-            ``(x, y, sample_weight)``, or the batch cannot be shared out evenly.
+            ``(x, y, sample_weight)``, the batch cannot be shared out evenly, or it cannot be shuffled as asked.
     """
-    spec = dataset.element_spec
+    spec = data.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise DataError(f"training_data() gives elements like {spec}; expected (x, y) or (x, y, sample_weight)")
-    examples = int(dataset.cardinality())
-    if examples < 0:
-        what = "repeats without end" if examples == tf.data.INFINITE_CARDINALITY else "does not know its length"
-        raise DataError(
-            f"training_data() {what}; expected one epoch, and, where TensorFlow cannot tell its length, "
-            "dataset.apply(tf.data.experimental.assert_cardinality(n))",
-        )
+    examples = _count(data)
     if global_batch_size % replicas:
         below = global_batch_size // replicas * replicas
         nearest = " or ".join(str(size) for size in (below, below + replicas) if size)
@@ -98,53 +94,54 @@ def plan_data(
         )
     if examples < global_batch_size:
         raise DataError(f"training_data() has {examples} examples, fewer than one global batch of {global_batch_size}")
+    is_cached = cache and isinstance(data, tf.data.Dataset)
+    held = shuffle_buffer or (examples if is_cached else max(global_batch_size, _shuffle_buffer(data)))
+    if isinstance(data, IndexedExamples) and held < examples:
+        raise DataError(f"shuffle_buffer is {held}, but arrays are shuffled whole, and held nowhere; leave it out")
     return DataPlan(
         examples=examples,
         global_batch_size=global_batch_size,
         seed=seed,
-        shuffle_buffer=min(shuffle_buffer or examples, examples),
-        cache=cache,
+        shuffle_buffer=min(held, examples),
+        cache=is_cached,
         keep_remainder=keep_remainder,
     )
 
 
-def training_data(experiment: Experiment) -> tf.data.Dataset:
+def _count(data: TrainingData) -> int:
+    if not isinstance(data, tf.data.Dataset):
+        return data.size
+    examples = int(data.cardinality())
+    if examples < 0:
+        what = "repeats without end" if examples == tf.data.INFINITE_CARDINALITY else "does not know its length"
+        raise DataError(
+            f"training_data() {what}; expected one epoch, and, where TensorFlow cannot tell its length, "
+            "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+        )
+    return examples
+
+
+def _shuffle_buffer(data: TrainingData) -> int:
+    """Return how many examples to shuffle among if they are not all in memory."""
+    if isinstance(data, IndexedExamples):
+        return data.size
+    if isinstance(data, RecordExamples):
+        return _WINDOW_BYTES // max(1, data.mean_bytes)
+    sizes = [_bytes(spec) for spec in tf.nest.flatten(data.element_spec)]
+    known = [size for size in sizes if size is not None]
+    return _WINDOW_BYTES // max(1, sum(known)) if len(known) == len(sizes) else _WINDOW_EXAMPLES
+
+
+def _bytes(spec: Any) -> int | None:
+    """Return how large a tensor is; None if its size is not fixed."""
+    if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string or not spec.shape.is_fully_defined():
+        return None
+    return int(spec.dtype.size) * math.prod(int(length) for length in spec.shape)
+
+
+def training_data(experiment: Experiment) -> TrainingData:
     """Return an experiment's training data; raise ExperimentError if its code raises."""
     try:
         return experiment.training_data()
     except Exception as error:
         raise ExperimentError(f"{experiment.name}: training_data() raised {type(error).__name__}: {error}") from error
-
-
-def global_batches(
-    dataset: tf.data.Dataset, plan: DataPlan, *, first_step: int, worker: int | tf.Tensor = 0
-) -> tf.data.Dataset:
-    """Return the endless dataset of global batches ``[global_batch_size, ...]`` from step ``first_step`` on.
-
-    Args:
-        dataset: Of single examples.
-        plan: How to cut it.
-        first_step: Steps done before.
-        worker: The index of a worker that trains on its own: each shuffles differently.
-    """
-    # TensorFlow mixes its global seed into every seed given, and a user's code may have changed it.
-    tf.random.set_seed(_GLOBAL_SEED)
-    examples = dataset.cache() if plan.cache else dataset
-    epoch, examples_in_epoch = divmod(first_step * plan.global_batch_size, plan.examples_per_epoch)
-
-    def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
-        seed = tf.math.floormod(plan.seed + epoch + _WORKER_STRIDE * tf.cast(worker, tf.int64), _SEEDS)
-        order = examples.shuffle(plan.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)
-        return order.take(plan.examples_per_epoch)
-
-    endless = tf.data.Dataset.range(epoch, _ENDLESS).flat_map(shuffled)
-    remaining = endless.skip(examples_in_epoch)
-    return remaining.batch(plan.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-
-
-def distribute(strategy: tf.distribute.Strategy, batches: tf.data.Dataset) -> tf.distribute.DistributedDataset:
-    """Share out every global batch over the replicas of all workers."""
-    options = tf.data.Options()
-    # FILE would make skip() count per worker, OFF would give every worker all of each batch.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return strategy.experimental_distribute_dataset(batches.with_options(options))

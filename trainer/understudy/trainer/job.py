@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 from understudy.experiments import Experiment
+from understudy.trainer.batches import distribute, global_batches, reading_watched
 from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
-from understudy.trainer.data import DataPlan, distribute, global_batches, plan_data, training_data
+from understudy.trainer.data import DataPlan, plan_data, training_data
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.replica_state import ReplicaState
@@ -87,9 +88,9 @@ class TrainingJob:
     def __init__(self, experiment: Experiment, settings: TrainSettings, strategy: tf.distribute.Strategy) -> None:
         self._settings = settings
         self._strategy = strategy
-        self._dataset = training_data(experiment)
+        self._data = training_data(experiment)
         self.plan: DataPlan = plan_data(
-            self._dataset,
+            self._data,
             global_batch_size=settings.global_batch_size or experiment.global_batch_size,
             replicas=strategy.num_replicas_in_sync,
             seed=settings.seed,
@@ -99,11 +100,12 @@ class TrainingJob:
         )
         with strategy.scope():
             self._model = build_model(experiment, seed=settings.seed)
-        element_spec = global_batches(self._dataset, self.plan, first_step=0).element_spec
+        element_spec = global_batches(self._data, self.plan, first_step=0).element_spec
         prepare_for_replicas(self._model, strategy, element_spec)
         self._replica_state = ReplicaState(strategy, self._model.non_trainable_variables)
         self._replica_state.tell_replicas_apart()
         self._run_steps = make_loop(self._model, strategy)
+        self._batches: Iterator[object] = iter(())
 
     @property
     def replicas(self) -> int:
@@ -146,7 +148,9 @@ class TrainingJob:
             asked_to_stop: Whether this task is to stop; all of them hear of it with the next advance.
         """
         settings = self._settings
-        batches = iter(distribute(self._strategy, global_batches(self._dataset, self.plan, first_step=first_step)))
+        batches = distribute(self._strategy, self._data, self.plan, first_step=first_step)
+        # Kept for as long as this is, for letting go of it may take a minute.
+        self._batches = batches
         step = first_step
         self._model.reset_metrics()
         for size in call_sizes(
@@ -155,7 +159,8 @@ class TrainingJob:
             checkpoint_every=settings.checkpoint_every,
             steps_per_call=settings.steps_per_call,
         ):
-            call = self._run_steps(batches, size, asked_to_stop())
+            with reading_watched():
+                call = self._run_steps(batches, size, asked_to_stop())
             step += size
             due = step % settings.checkpoint_every == 0 or step == settings.steps
             yield Advance(

@@ -17,8 +17,10 @@ import keras
 import tensorflow as tf
 
 from understudy.experiments import Experiment
-from understudy.trainer.data import DataPlan, global_batches, plan_data, training_data
-from understudy.trainer.errors import ModelError, PeerLostError, StrategyError
+from understudy.experiments.arrays import IndexedExamples
+from understudy.trainer.batches import global_batches
+from understudy.trainer.data import DataPlan, plan_data, training_data
+from understudy.trainer.errors import DataError, ModelError, PeerLostError, StrategyError
 from understudy.trainer.job import Advance
 from understudy.trainer.loop import call_sizes, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas
@@ -48,9 +50,14 @@ class ParameterServerJob:
         self._settings = settings
         self._strategy = strategy
         self._experiment = experiment
-        dataset = training_data(experiment)
+        self._data = training_data(experiment)
+        if isinstance(self._data, IndexedExamples):
+            raise DataError(
+                "training_data() reads arrays in Python, which the workers of parameter_server cannot run; use "
+                "record_examples, or another strategy",
+            )
         self.plan: DataPlan = plan_data(
-            dataset,
+            self._data,
             global_batch_size=settings.global_batch_size or experiment.global_batch_size,
             replicas=1,
             seed=settings.seed,
@@ -62,7 +69,7 @@ class ParameterServerJob:
             self._model = build_model(experiment, seed=settings.seed)
             self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied_updates")
         _check(self._model)
-        prepare_for_replicas(self._model, strategy, global_batches(dataset, self.plan, first_step=0).element_spec)
+        prepare_for_replicas(self._model, strategy, global_batches(self._data, self.plan, first_step=0).element_spec)
         _count_every_update(self._model.optimizer)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._train_step = _make_step(self._model, strategy, self._applied)
@@ -147,8 +154,10 @@ class ParameterServerJob:
         def batches_of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
             del context
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            # Made anew, for a dataset of the chief's would stay on the chief.
-            return global_batches(training_data(self._experiment), self.plan, first_step=first_step, worker=worker)
+            # A dataset is made anew, for the chief's would stay on the chief.
+            is_dataset = isinstance(self._data, tf.data.Dataset)
+            data = training_data(self._experiment) if is_dataset else self._data
+            return global_batches(data, self.plan, first_step=first_step, worker=worker)
 
         return tf.function(  # type: ignore[no-any-return]
             functools.partial(self._strategy.distribute_datasets_from_function, batches_of_this_worker)

@@ -1,0 +1,197 @@
+"""The input pipeline: which examples are in which step is a function of the step alone.
+
+Epoch ``e`` has an order of its own, made from the seed; a step takes one global batch; what is left of an epoch and
+fills no batch is dropped, or kept as the beginning of the next epoch's first batch. So no batch is ever smaller than
+the others, and a training that resumes at a step sees what it would have seen without the interruption.
+
+- A dataset is read in its order and shuffled by ``seed + e`` among ``shuffle_buffer`` examples, from memory once it was
+  read if it is cached. To resume, what came before in the epoch is read again and skipped.
+- TFRecord files are taken up in a shuffled order, several at once, and shuffled likewise. What is skipped is not
+  parsed.
+- Of arrays, a step reads the rows that a pseudorandom permutation gives it, and nothing else.
+
+A global batch is cut into equal parts, one for each replica in their order. Of arrays, a worker reads the rows of its
+own parts only; of TFRecord files it reads everything and parses its own; a dataset it reads as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from understudy.experiments.arrays import IndexedExamples
+from understudy.experiments.records import RecordExamples
+from understudy.trainer.data import DataPlan, TrainingData
+from understudy.trainer.errors import DataError
+
+_SEEDS = 2**31
+_WORKER_STRIDE = 1_000_003  # more epochs than anybody trains
+_ENDLESS = tf.int64.max
+_GLOBAL_SEED = 1  # anything but 0, with which TensorFlow takes no seed that a graph computes
+_PERMUTATION_ROUNDS = 4
+_DAMAGED = "record at"  # after "corrupted" or "truncated"
+_WRONG_SIZE = "Input dataset was expected to contain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The parts of every global batch that one process reads.
+
+    Attributes:
+        first: The first of them.
+        count: How many they are.
+        of: How many equal parts a global batch has.
+    """
+
+    first: int = 0
+    count: int = 1
+    of: int = 1
+
+
+_WHOLE = Share()
+
+
+def global_batches(
+    data: TrainingData,
+    plan: DataPlan,
+    *,
+    first_step: int,
+    worker: int | tf.Tensor = 0,
+    share: Share = _WHOLE,
+) -> tf.data.Dataset:
+    """Return the endless dataset of global batches ``[global_batch_size, ...]`` from step ``first_step`` on.
+
+    Args:
+        data: Single examples.
+        plan: How to cut them.
+        first_step: Steps done before.
+        worker: The index of a worker that trains on its own: each shuffles differently.
+        share: Which parts ``[global_batch_size / share.of, ...]`` to give instead, one after the other.
+    """
+    # TensorFlow mixes its global seed into every seed given, and a user's code may have changed it.
+    tf.random.set_seed(_GLOBAL_SEED)
+    cut = _Cut(plan, first_step=first_step, worker=tf.cast(worker, tf.int64), share=share)
+    if isinstance(data, IndexedExamples):
+        parts = cut.arrays(data)
+    elif isinstance(data, RecordExamples):
+        parts = cut.records(data)
+    else:
+        parts = cut.stream(data)
+    # Known to be endless, no step has to ask all workers whether there is another.
+    endless = parts.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return endless.prefetch(tf.data.AUTOTUNE)
+
+
+def distribute(
+    strategy: tf.distribute.Strategy, data: TrainingData, plan: DataPlan, *, first_step: int
+) -> Iterator[object]:
+    """Return the global batches from ``first_step`` on, each shared out over the replicas of all workers."""
+
+    def parts_of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        replicas = context.num_replicas_in_sync
+        count = replicas // context.num_input_pipelines
+        share = Share(first=context.input_pipeline_id * count, count=count, of=replicas)
+        return global_batches(data, plan, first_step=first_step, share=share)
+
+    return iter(strategy.distribute_datasets_from_function(parts_of_this_worker))
+
+
+@contextmanager
+def reading_watched() -> Iterator[None]:
+    """Turn what TensorFlow raises when training data is not what it was said to be into `DataError`."""
+    try:
+        yield
+    except tf.errors.DataLossError as error:
+        raise DataError(f"a file of the training data is damaged: {_line(error, _DAMAGED)}") from error
+    except tf.errors.FailedPreconditionError as error:
+        if _WRONG_SIZE not in error.message:
+            raise
+        reason = _line(error, _WRONG_SIZE)
+        raise DataError(f"the training data does not hold as many examples as was said: {reason}") from error
+
+
+def _line(error: tf.errors.OpError, words: str) -> str:
+    """Return the line of TensorFlow's long message that has these words."""
+    return next((line.strip() for line in error.message.splitlines() if words in line), "no reason given")
+
+
+class _Cut:
+    """Cuts examples into parts of global batches."""
+
+    def __init__(self, plan: DataPlan, *, first_step: int, worker: tf.Tensor, share: Share) -> None:
+        self._plan = plan
+        self._first_step = first_step
+        self._worker = worker
+        self._share = share
+        self._rows = plan.global_batch_size // share.of
+
+    def stream(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Read in order; cached, if that was planned."""
+        examples = dataset.cache() if self._plan.cache else dataset
+        return self._own_parts(self._shuffled(lambda _: examples))
+
+    def records(self, data: RecordExamples) -> tf.data.Dataset:
+        """Shuffle the files, then the records; parse what is this process's."""
+
+        def in_some_order(epoch: tf.Tensor) -> tf.data.Dataset:
+            return data.records(self._permute(tf.range(len(data.files), dtype=tf.int64), epoch, len(data.files)))
+
+        records = self._shuffled(in_some_order)
+        if self._share.count < self._share.of:
+            records = self._own_parts(records).unbatch()
+        examples = records.map(data.parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return self._batch(examples)
+
+    def arrays(self, data: IndexedExamples) -> tf.data.Dataset:
+        """Read the rows of each part."""
+        plan, share = self._plan, self._share
+
+        def read_part(number: tf.Tensor) -> Any:
+            step = self._first_step + number // share.count
+            part = share.first + number % share.count
+            positions = step * plan.global_batch_size + part * self._rows + tf.range(self._rows, dtype=tf.int64)
+            epoch = positions // plan.examples_per_epoch
+            return data.fetch(self._permute(positions % plan.examples_per_epoch, epoch, plan.examples))
+
+        return tf.data.Dataset.counter().map(read_part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def _shuffled(self, epoch_of: Callable[[tf.Tensor], tf.data.Dataset]) -> tf.data.Dataset:
+        """Return the examples or records of one epoch after the other, each shuffled, beginning at the first step."""
+        plan = self._plan
+        first_epoch, skipped = divmod(self._first_step * plan.global_batch_size, plan.examples_per_epoch)
+
+        def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
+            seed = tf.math.floormod(plan.seed + epoch + _WORKER_STRIDE * self._worker, _SEEDS)
+            order = epoch_of(epoch).shuffle(plan.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)
+            return order.take(plan.examples_per_epoch)
+
+        return tf.data.Dataset.range(first_epoch, _ENDLESS).flat_map(shuffled).skip(skipped)
+
+    def _own_parts(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        """Batch all examples, and keep the parts that are this process's."""
+        parts, share = self._batch(examples), self._share
+        if share.count == share.of:
+            return parts
+        numbered = parts.enumerate().filter(
+            lambda number, _: (number % share.of) // share.count == share.first // share.count
+        )
+        return numbered.map(lambda _, part: part)
+
+    def _batch(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        return examples.batch(self._rows, drop_remainder=True)
+
+    def _permute(self, places: tf.Tensor, epoch: tf.Tensor, size: int) -> tf.Tensor:
+        """Return which examples are in these places, int64 ``[n]``, of the epochs ``[]`` or ``[n]``."""
+        epochs = tf.broadcast_to(epoch, tf.shape(places))
+        seeds = [tf.fill(tf.shape(places), tf.constant(self._plan.seed, tf.int64)), epochs]
+        workers = tf.fill(tf.shape(places), self._worker)
+        return tf.raw_ops.RandomIndexShuffle(
+            index=places,
+            seed=tf.stack([*seeds, workers], axis=1),
+            max_index=tf.constant(size - 1, tf.int64),
+            rounds=_PERMUTATION_ROUNDS,
+        )
