@@ -106,6 +106,11 @@ def test_data_that_cannot_be_trained_on_is_refused(
         plan(dataset(), **values)
 
 
+def test_calls_also_end_where_a_profile_begins_and_ends() -> None:
+    sizes = call_sizes(first_step=1, steps=12, checkpoint_every=10, steps_per_call=4, also_at=(2, 7))
+    assert list(sizes) == [1, 4, 1, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("first_step", "steps", "every", "per_call", "expected"),
     [

@@ -1,4 +1,4 @@
-"""What only the chief does: hold the run folder, keep the journal, write summaries, publish checkpoints."""
+"""What only the chief does: hold the run folder, keep the journal, write summaries and a profile, publish."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import keras
 
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
 from understudy.trainer.errors import PublishError
+from understudy.trainer.profiling import StepProfiler
 from understudy.trainer.progress import ProgressUpdate
 from understudy.trainer.publishing import ModelPublisher
 from understudy.trainer.settings import TrainSettings
@@ -28,6 +29,7 @@ class Chief:
         self._run_dir = RunDir(settings.run_dir)
         self._journal = TrainingJournal(self._run_dir)
         self._summaries: TrainingSummaries | None = None
+        self._profiler: StepProfiler | None = None
         self._publisher: ModelPublisher | None = None
         self._stack = ExitStack()
 
@@ -59,12 +61,18 @@ class Chief:
         if self._settings.tensorboard:
             # Not earlier: it uses TensorFlow, whose devices are settled at the first use.
             self._summaries = self._stack.enter_context(TrainingSummaries(self._settings.run_dir))
+        steps = self._settings.profile_range
+        if steps is not None:
+            profiler = StepProfiler(self._settings.run_dir, steps, first_step=first_step)
+            self._profiler = self._stack.enter_context(profiler)
 
     def advanced(self, update: ProgressUpdate) -> None:
         """Record how far training is."""
         self._journal.record_step(update.step)
         if self._summaries is not None:
             self._summaries.write(update)
+        if self._profiler is not None:
+            self._profiler.reached(update.step)
 
     def publish(self, snapshot: Snapshot, update: ProgressUpdate, *, final: bool) -> None:
         """Publish a checkpoint, the last one or not; when this returns it is committed.

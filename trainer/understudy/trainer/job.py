@@ -15,6 +15,7 @@ from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
 from understudy.trainer.data import DataPlan, plan_data, training_data
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
+from understudy.trainer.profiling import boundaries
 from understudy.trainer.replica_state import ReplicaState
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Array, Snapshot
@@ -158,6 +159,7 @@ class TrainingJob:
             steps=settings.steps,
             checkpoint_every=settings.checkpoint_every,
             steps_per_call=settings.steps_per_call,
+            also_at=boundaries(settings.profile_range),
         ):
             with reading_watched():
                 call = self._run_steps(batches, size, asked_to_stop())

@@ -15,7 +15,7 @@ is trained; it is taken inside the graph. On a GPU, which may still be busy with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import keras
@@ -89,11 +89,13 @@ def timed_next(batches: Iterator[object]) -> tuple[object, tf.Tensor]:
         return batch, tf.timestamp() - asked_at
 
 
-def call_sizes(*, first_step: int, steps: int, checkpoint_every: int, steps_per_call: int) -> Iterator[int]:
-    """Yield how many steps to run in each call, such that calls end wherever a checkpoint is due."""
+def call_sizes(
+    *, first_step: int, steps: int, checkpoint_every: int, steps_per_call: int, also_at: Collection[int] = ()
+) -> Iterator[int]:
+    """Yield how many steps to run in each call, such that calls end where a checkpoint is due, and at other steps."""
     step = first_step
     while step < steps:
-        due = min(steps, (step // checkpoint_every + 1) * checkpoint_every)
+        due = min(steps, (step // checkpoint_every + 1) * checkpoint_every, *(end for end in also_at if end > step))
         size = min(steps_per_call, due - step)
         yield size
         step += size

@@ -72,6 +72,13 @@ class TrainSettings:
         },
     )
     tensorboard: bool = field(default=True, metadata={"help": "Write TensorBoard scalars to RUN/tensorboard/train."})
+    profile_steps: str | None = field(
+        default=None,
+        metadata={
+            "help": "Write a TensorBoard profile of the chief's steps FROM to TO to RUN/tensorboard/train.",
+            "metavar": "FROM,TO",
+        },
+    )
     stop_when: str | None = field(
         default=None,
         metadata={
@@ -113,6 +120,7 @@ class TrainSettings:
         if self.cluster_timeout_seconds <= 0:
             raise ValueError(f"cluster_timeout_seconds is a positive time, not {self.cluster_timeout_seconds}")
         self._check_strategy()
+        self._check_profile()
         self._check_evaluation()
 
     def _check_strategy(self) -> None:
@@ -135,6 +143,10 @@ class TrainSettings:
         if self.strategy == "one_device" and self.logical_cpus is not None:
             raise ValueError("logical_cpus makes replicas; one_device trains one")
 
+    def _check_profile(self) -> None:
+        if self.profile_range is not None and self.strategy == "parameter_server":
+            raise ValueError("profile_steps is of a chief that trains; under parameter_server only its workers do")
+
     def _check_evaluation(self) -> None:
         if self.stop_when is not None:
             try:
@@ -145,6 +157,18 @@ class TrainSettings:
             raise ValueError("stop_mode goes with stop_when, which says what to watch")
         if self.wait_for_evaluation is not None and self.wait_for_evaluation <= 0:
             raise ValueError(f"wait_for_evaluation is a positive time, not {self.wait_for_evaluation}")
+
+    @property
+    def profile_range(self) -> tuple[int, int] | None:
+        """The first and the last step to profile, counted from 1."""
+        if self.profile_steps is None:
+            return None
+        first, _, last = self.profile_steps.partition(",")
+        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= self.steps):
+            raise ValueError(
+                f"profile_steps is {self.profile_steps!r}; give two steps from 1 to {self.steps}, such as 10,20"
+            )
+        return int(first), int(last)
 
     @property
     def evaluator_state_dir(self) -> Path:

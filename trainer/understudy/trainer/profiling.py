@@ -1,0 +1,65 @@
+"""A profile of some steps, for TensorBoard's profile plugin."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import tensorflow as tf
+
+from understudy.trainer.summaries import FOLDER
+
+_log = logging.getLogger(__name__)
+
+
+def boundaries(steps: tuple[int, int] | None) -> tuple[int, ...]:
+    """Return after which steps a call of the graph must end for these steps to be profiled, and no others."""
+    return () if steps is None else (steps[0] - 1, steps[1])
+
+
+class StepProfiler:
+    """Profiles this process from one step to another. A context manager.
+
+    The file is ``RUN/tensorboard/train/plugins/profile/<time>/<host>.xplane.pb``. A training that begins in the midst
+    of the steps profiles the rest of them; where the block ends before they do, the profile ends with it.
+
+    Args:
+        run_dir: The run folder's root.
+        steps: The first and the last step, counted from 1.
+        first_step: Steps done by earlier starts.
+    """
+
+    def __init__(self, run_dir: Path, steps: tuple[int, int], *, first_step: int) -> None:
+        self._folder = run_dir / FOLDER
+        self._first, self._last = steps
+        self._done = first_step
+        self._is_on = False
+
+    def reached(self, step: int) -> None:
+        """Start or stop, as is due when ``step`` steps are done."""
+        self._done = step
+        if self._is_on and step >= self._last:
+            self._stop()
+        elif not self._is_on and self._first - 1 <= step < self._last:
+            tf.profiler.experimental.start(str(self._folder))
+            self._is_on = True
+
+    def __enter__(self) -> Self:
+        self.reached(self._done)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_on:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._is_on = False
+        tf.profiler.experimental.stop()
+        _log.info("wrote a profile up to step %d to %s", self._done, self._folder)
