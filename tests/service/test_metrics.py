@@ -90,7 +90,7 @@ def test_refusals_loads_and_the_queue_are_shown_from_the_start(
     registry: CollectorRegistry, observer: MetricsObserver
 ) -> None:
     value = registry.get_sample_value
-    for reason in ("queue_full", "deadline", "cancelled", "invalid", "draining"):
+    for reason in ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining"):
         assert value("understudy_rejected_total", {"reason": reason}) == 0
     observer.rejected("deadline")
     observer.queue_changed(17)

@@ -82,6 +82,9 @@ class ToldEvaluator:
             raise self.refusals.pop(0)
         self.predictions.put_nowait(waiter)
 
+    def check_room(self, deadline: float | None) -> None:
+        pass
+
     def wake(self) -> None:
         pass
 

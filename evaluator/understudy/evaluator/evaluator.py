@@ -167,7 +167,7 @@ class Evaluator:
             InvalidInputError: The inputs do not fit the model's signature, or are more rows than the queue holds.
             NotReadyError: Nothing is on stage yet.
             VersionNotFoundError: The version does not exist or is not loaded.
-            OverloadedError: The queue is full.
+            OverloadedError: The queue is full, or the deadline will pass before those who wait are done.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is being closed.
         """
@@ -183,6 +183,13 @@ class Evaluator:
             outbox=outbox,
             wake=wake,
         )
+
+    def check_room(self, deadline: float | None) -> None:
+        """Raise what `predict_for` would because of load, the deadline or the end, whatever the request.
+
+        For whoever wants to know before taking a request apart.
+        """
+        self._open_parts().engine.check_room(deadline)
 
     def wake(self) -> None:
         """Run what waits, if the devices are idle."""

@@ -44,7 +44,8 @@ class Observer(Protocol):
     def rejected(self, reason: str) -> None:
         """A request was refused or dropped.
 
-        The reason is ``queue_full``, ``deadline``, ``cancelled``, ``invalid`` or ``draining``.
+        The reason is ``queue_full``, ``deadline`` (it has passed), ``unmeetable`` (it would have by the time
+        those who wait are done), ``cancelled``, ``invalid`` or ``draining``.
         """
 
     def function_traced(self) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.evaluator.compute.engine import MAX_PREDICTS_BEFORE_EVALUATE, Engine, EngineSettings
+from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.errors import (
     DeadlineExceededError,
     DrainingError,
@@ -229,6 +230,62 @@ def test_a_deadline_that_passes_in_the_queue_drops_the_request(stand: Stand) -> 
 def test_a_deadline_that_has_passed_is_refused_at_once(stand: Stand) -> None:
     with pytest.raises(DeadlineExceededError):
         stand.predict(1.0, deadline=time.monotonic() - 1)
+
+
+def test_a_deadline_that_those_ahead_leave_no_time_for_is_refused_at_once(stand: Stand) -> None:
+    stand.engine._admission._pace = slow = Pace(8)
+    slow.observe(8, 0.8)
+    stand.occupy()
+    waiting = stand.predict(*range(8))
+    with pytest.raises(OverloadedError, match=r"8 rows are waiting, which takes at least 0\.800 s") as refusal:
+        stand.predict(1.0, deadline=time.monotonic() + 0.5)
+    assert refusal.value.retry_after_seconds == pytest.approx(0.8)
+    enough = stand.predict(1.0, deadline=time.monotonic() + TIMEOUT)
+    assert waiting.cancel()
+    threading.Event().wait(0.06)  # sweeps are as far apart
+    just_enough = stand.predict(1.0, deadline=time.monotonic() + 0.9)
+    stand.go()
+    assert (outputs(enough), outputs(just_enough)) == ([2.0], [2.0])
+    assert stand.observer.reasons == ["unmeetable", "cancelled"]
+
+
+def test_nothing_is_refused_for_its_deadline_while_nothing_waits(stand: Stand) -> None:
+    stand.engine._admission._pace = slow = Pace(8)
+    slow.observe(8, 100.0)
+    stand.go()
+    assert outputs(stand.predict(1.0, deadline=time.monotonic() + 1.0)) == [2.0]
+    stand.engine.check_room(time.monotonic() + 1.0)
+    assert stand.observer.reasons == []
+
+
+def test_whoever_asks_for_room_is_told_what_a_request_would_be(stand: Stand) -> None:
+    stand.occupy()
+    stand.engine.check_room(None)
+    with pytest.raises(DeadlineExceededError):
+        stand.predict(1.0, deadline=time.monotonic())
+    abandoned = stand.predict(*range(16))
+    stand.engine.check_room(None)  # there may be room after a sweep
+    with pytest.raises(OverloadedError):
+        stand.predict(1.0)
+    with pytest.raises(OverloadedError, match="16 rows are waiting"):
+        stand.engine.check_room(None)
+    abandoned.cancel()
+    stand.close()
+    with pytest.raises(DrainingError):
+        stand.engine.check_room(None)
+
+
+@given(fixed=st.floats(1e-5, 0.1), per_row=st.floats(1e-7, 0.01), sizes=st.lists(st.integers(1, 64), max_size=100))
+def test_the_pace_asks_for_no_more_time_than_devices_need(fixed: float, per_row: float, sizes: list[int]) -> None:
+    pace = Pace(64)
+    for rows in sizes:
+        pace.observe(rows, fixed + rows * per_row)
+    for rows in (*sizes, 64, 65, 4096):
+        full, rest = divmod(rows, 64)
+        needed = full * (fixed + 64 * per_row) + (fixed + rest * per_row if rest else 0.0)
+        if rest and sizes and min(sizes) > rest:
+            needed += (min(sizes) - rest) * per_row  # nothing so small was seen
+        assert pace.least_seconds(rows) <= needed * (1 + 1e-9)
 
 
 def test_one_callers_bad_values_do_not_fail_anothers(stand: Stand) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from understudy.evaluator.compute.admission import Admission
+from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import (
     Borrow,
     EvaluateRequest,
@@ -19,17 +22,17 @@ from understudy.evaluator.compute.pending import (
     PredictRequest,
     Request,
     is_dead,
-    is_late,
-    late,
 )
 from understudy.evaluator.compute.runner import Runner
-from understudy.evaluator.errors import DrainingError, InvalidInputError, OverloadedError
+from understudy.evaluator.errors import DrainingError
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.types import Arrays, Prediction
 
 MAX_PREDICTS_BEFORE_EVALUATE = 8
 """After so many Predict batches in a row, an Evaluate batch that waits is run."""
+
+_SECONDS_BETWEEN_SWEEPS = 0.05
 
 _T = TypeVar("_T")
 _Waiter = TypeVar("_Waiter")
@@ -68,7 +71,10 @@ class Engine:
     def __init__(self, settings: EngineSettings, observer: Observer) -> None:
         self._settings = settings
         self._observer = observer
-        self._runner = Runner(observer)
+        self._pace = Pace(settings.max_batch_rows)
+        self._admission = Admission(settings.max_queue_rows, self._pace, observer)
+        self._swept_at = -math.inf
+        self._runner = Runner(observer, self._pace)
         self._futures = FutureOutbox()
         self._changed = threading.Condition()
         self._predicts = PredictQueue()
@@ -111,16 +117,13 @@ class Engine:
 
         Raises:
             InvalidInputError: There are more rows than the queue can ever hold.
-            OverloadedError: The queue is full.
+            OverloadedError: The queue is full, or the deadline will pass before those who wait are done.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The engine is being closed.
         """
         rows = len(next(iter(inputs.values())))
-        if rows > self._settings.max_queue_rows:
-            self._observer.rejected("invalid")
-            raise InvalidInputError(
-                f"{rows} rows came in one request; at most {self._settings.max_queue_rows} are taken: split it"
-            )
+        self._admission.check_size(rows)
+        self._admission.check_deadline(deadline)
         request = PredictRequest(
             inputs=inputs,
             rows=rows,
@@ -131,23 +134,24 @@ class Engine:
             waiter=waiter,
             outbox=outbox,
         )
-        self._check_deadline(request)
         dead: Sequence[PredictRequest] = ()
-        with self._changed:
-            self._check_open()
-            if self._predicts.rows + rows > self._settings.max_queue_rows:
-                dead = tuple(self._predicts.remove(is_dead))
-            full = self._predicts.rows + rows > self._settings.max_queue_rows
-            if not full:
-                self._predicts.append(request)
-                if wake:
-                    self._changed.notify()
-            waiting = self._predicts.rows
-        for unwanted in dead:
-            self._runner.begin(unwanted)
-        if full:
-            self._refuse(waiting)
-        self._observer.queue_changed(waiting)
+        try:
+            with self._changed:
+                self._admission.check_open()
+                dead = self._make_room(rows, deadline)
+                self._enqueue_predict(request, wake=wake)
+        finally:
+            for unwanted in dead:
+                self._runner.begin(unwanted)
+
+    def check_room(self, deadline: float | None) -> None:
+        """Raise what `submit` would for the smallest of requests, as far as that can be told at once.
+
+        For whoever wants to know before taking a request apart.
+        """
+        self._admission.check_open()
+        if not self._may_sweep():
+            self._check_room(1, deadline)
 
     def wake(self) -> None:
         """Have what was submitted run, if the device has nothing to do."""
@@ -180,7 +184,7 @@ class Engine:
             self._enqueue(request)
         else:
             with self._changed:
-                self._check_open()
+                self._admission.check_open()
                 self._preparer.submit(self._prepare_and_enqueue, prepare, request)
         return request.future
 
@@ -205,6 +209,7 @@ class Engine:
         ends = time.monotonic() + timeout_seconds
         with self._changed:
             self._closing = True
+            self._admission.close()
             self._changed.notify()
         self._thread.join(max(0.0, ends - time.monotonic()))
         with self._changed:
@@ -218,16 +223,42 @@ class Engine:
         self._thread.join(timeout_seconds)
 
     def _enqueue(self, request: EvaluateRequest) -> None:
-        self._check_deadline(request)
+        self._admission.check_deadline(request.deadline)
         with self._changed:
-            self._check_open()
+            self._admission.check_open()
             waiting = sum(other.rows for other in self._evaluates)
             full = bool(waiting) and waiting + request.rows > self._settings.max_queue_rows
             if not full:
                 self._evaluates.append(request)
                 self._changed.notify()
         if full:
-            self._refuse(waiting)
+            self._admission.refuse(waiting)
+
+    def _enqueue_predict(self, request: PredictRequest, *, wake: bool) -> None:
+        self._check_room(request.rows, request.deadline)
+        self._predicts.append(request)
+        if wake:
+            self._changed.notify()
+        self._observer.queue_changed(self._predicts.rows)
+
+    def _check_room(self, rows: int, deadline: float | None) -> None:
+        waiting = self._predicts.rows
+        self._admission.check_deadline(deadline, rows_ahead=waiting)
+        if waiting + rows > self._settings.max_queue_rows:
+            self._admission.refuse(waiting)
+
+    def _make_room(self, rows: int, deadline: float | None) -> Sequence[PredictRequest]:
+        """If there is no room for a request, take out of the queue what nobody wants any more, and return that."""
+        waiting = self._predicts.rows
+        fits = waiting + rows <= self._settings.max_queue_rows
+        if (fits and self._admission.is_meetable(deadline, rows_ahead=waiting)) or not self._may_sweep():
+            return ()
+        self._swept_at = time.monotonic()
+        return self._predicts.remove(is_dead)
+
+    def _may_sweep(self) -> bool:
+        """Whether the last sweep is long enough ago: they take time, and there might be one for every refusal."""
+        return time.monotonic() - self._swept_at >= _SECONDS_BETWEEN_SWEEPS
 
     def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
         try:
@@ -278,19 +309,3 @@ class Engine:
             if self._predicts.rows_like(oldest) >= self._settings.max_batch_rows:
                 return
             self._changed.wait(left)
-
-    def _check_deadline(self, request: Request) -> None:
-        if is_late(request):
-            self._observer.rejected("deadline")
-            raise late(request)
-
-    def _check_open(self) -> None:
-        if self._closing:
-            self._observer.rejected("draining")
-            raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
-
-    def _refuse(self, waiting: int) -> None:
-        self._observer.rejected("queue_full")
-        raise OverloadedError(
-            f"{waiting} rows are waiting and at most {self._settings.max_queue_rows} may; try again shortly"
-        )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import Outbox, Outcome
@@ -19,10 +20,12 @@ class Runner:
 
     Args:
         observer: Told of each batch that was computed, and of requests that were dropped.
+        pace: Told how long Predict batches took.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, pace: Pace) -> None:
         self._observer = observer
+        self._pace = pace
 
     def begin(self, request: Request) -> bool:
         """Mark a request as running; return False, having dropped it, if nobody wants it any more."""
@@ -70,6 +73,7 @@ class Runner:
             rows = {name: array[start:stop] for name, array in outputs.items()}
             outcomes.add(request, Prediction(outputs=rows, step=handle.step))
             start = stop
+        self._pace.observe(start, compute_seconds)
         self._observer.batch_computed(
             "predict",
             rows=start,

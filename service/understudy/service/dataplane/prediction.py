@@ -47,6 +47,7 @@ class PredictionPlane:
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
     def _begin(self, request: prediction_pb2.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+        self._predictor.check_room(call.deadline)
         return self._predictor.begin(
             decode_all(request.inputs), version=messages.version(request.version), deadline=call.deadline
         )

@@ -28,6 +28,10 @@ class Predictor:
         self._outbox: LoopOutbox | None = None
         self._is_waking = False
 
+    def check_room(self, deadline: float | None) -> None:
+        """Refuse a request before it is taken apart, where that is certain; raise what `Evaluator.check_room` does."""
+        self._evaluator.check_room(deadline)
+
     def begin(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
     ) -> asyncio.Future[Prediction]:

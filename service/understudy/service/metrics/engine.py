@@ -19,7 +19,7 @@ ROW_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
 
 OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
 LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed")
-REJECTIONS = ("queue_full", "deadline", "cancelled", "invalid", "draining")
+REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
 
 class MetricsObserver:

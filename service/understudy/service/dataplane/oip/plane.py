@@ -181,6 +181,7 @@ class InferencePlane:
 
     def _begin(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)
+        self._predictor.check_room(call.deadline)
         return self.infer(codec.inference_of(request), call)
 
     def _newest_first(self) -> list[int]:

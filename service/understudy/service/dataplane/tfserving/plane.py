@@ -57,6 +57,7 @@ class TfServingPlane:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
+        self._predictor.check_room(call.deadline)
         inputs = {
             name: tensors.decode(request.inputs[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}")
             for name in sorted(request.inputs)
