@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from trainer.rig import start_training, weights_of
 
+from understudy.checkpoints import DirectoryLock
 from understudy.cli.main import main
 
 OPTIONS = ("--steps", "10", "--checkpoint-every", "10", "--no-tensorboard")
@@ -44,6 +46,13 @@ def test_a_user_error_is_one_line(
     )
     assert result.exit_code == status, result.output
     assert message in result.stderr.splitlines()[-1]
+
+
+def test_a_second_chief_in_a_run_folder_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path):
+        result = CliRunner().invoke(main, ["train", "digits", "--run-dir", str(tmp_path), *OPTIONS])
+    assert result.exit_code == 1
+    assert f"{tmp_path} is in use by process {os.getpid()}" in result.stderr.splitlines()[-1]
 
 
 def test_a_loss_that_is_not_finite_has_an_exit_status_of_its_own(tmp_path: Path) -> None:

@@ -48,8 +48,10 @@ class DirectoryLock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        # The name is for people; the lock holds without it, also on a full disk.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
         """Let the lock go; without it, do nothing. The file stays, as deleting it would open a race."""

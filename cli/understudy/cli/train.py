@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -74,16 +75,22 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
     if settings.strategy != "multi_worker":
         let_sigterm_through()
     try:
-        train(load_experiment(experiment), settings, progress=_reporter(progress))
+        train(
+            load_experiment(experiment),
+            settings,
+            progress=_reporter(progress),
+            on_end=functools.partial(_leave_cluster, settings, None),
+        )
     except TrainerError as error:
         if isinstance(error, PeerLostError | ClusterTimeoutError):
             _exit_at_once(error)
-        if isinstance(error, PreemptedError) and not error.alone:
-            _leave_cluster(settings, error)
+        if isinstance(error, PreemptedError):
+            if not error.alone:
+                _leave_cluster(settings, error)
+            _exit_at_once(error)
         raise TrainFailedError(str(error), exit_code=error.exit_code) from error
     except (ExperimentError, CheckpointError) as error:
         raise CommandError(str(error)) from error
-    _leave_cluster(settings, None)
 
 
 def let_sigterm_through() -> None:
@@ -110,7 +117,7 @@ def _leave_cluster(settings: TrainSettings, error: PreemptedError | None) -> Non
 
 
 def _exit_at_once(error: TrainerError | None) -> NoReturn:
-    """End the process without TensorFlow's shutdown, which may wait for tasks of the cluster that are gone."""
+    """End the process without TensorFlow's shutdown, which may wait for tasks that are gone, or for its own threads."""
     if error is not None:
         TrainFailedError(str(error), exit_code=error.exit_code).show()
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -17,11 +18,14 @@ from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot
 from understudy.trainer.summaries import TrainingSummaries
 
+_log = logging.getLogger(__name__)
+
 
 class Chief:
     """The keeper of a run folder, around the whole training. A context manager for one thread.
 
-    Entering raises LockHeldError if another trainer works in the folder. Leaving writes how training ended.
+    Entering raises LockHeldError if another trainer works in the folder. Leaving writes how training ended. Both raise
+    PublishError if the folder cannot be written to; leaving with an exception does not, for that one says more.
     """
 
     def __init__(self, settings: TrainSettings) -> None:
@@ -35,8 +39,11 @@ class Chief:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(DirectoryLock(self._settings.run_dir))
-            stack.enter_context(self._journal)
+            try:
+                stack.enter_context(DirectoryLock(self._settings.run_dir))
+                stack.enter_context(self._journal)
+            except OSError as error:
+                raise PublishError(f"{self._settings.run_dir} cannot be written to: {error}") from error
             self._stack = stack.pop_all()
         return self
 
@@ -46,7 +53,13 @@ class Chief:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stack.__exit__(exc_type, exc, traceback)
+        try:
+            self._stack.__exit__(exc_type, exc, traceback)
+        except OSError as error:
+            how = f"how training ended could not be written to {self._run_dir.training_json}: {error}"
+            if exc is None:
+                raise PublishError(how) from error
+            _log.warning("%s", how)
 
     def prepare(self, model: keras.Model, *, first_step: int) -> None:
         """Get ready to publish.

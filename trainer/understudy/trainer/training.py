@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -56,6 +56,7 @@ def train(
     *,
     progress: ProgressReporter | None = None,
     environ: Mapping[str, str] | None = None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Train an experiment until ``settings.steps`` steps are done, going on from the newest checkpoint if there is one.
 
@@ -68,6 +69,8 @@ def train(
         settings: How.
         progress: Is told what happens.
         environ: Where TF_CONFIG is read from; the process's environment if None.
+        on_end: Called when everything is written, right before this returns and lets go of what it trained with: for
+            a task of a cluster to end its process, as TensorFlow now and then takes a minute to let go of the input.
 
     Raises:
         TrainerError: See `understudy.trainer.errors` for each kind.
@@ -120,6 +123,7 @@ def train(
         reporter.finished(result.step)
     if chief is not None and settings.wait_for_evaluation is not None:
         _wait_for_evaluation(settings, settings.wait_for_evaluation)
+    on_end()
     return result
 
 

@@ -1,0 +1,95 @@
+"""A disk that is full, or a file that may not grow: the operating system refuses, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trainer.rig import STEPS, Dense, run
+
+from understudy.checkpoints import RunDir, read_training_status
+from understudy.trainer import PublishError
+
+FIRST = 5
+DISK_BYTES = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True, text=True, timeout=20)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        pytest.skip(f"a small file system cannot be mounted here: {reason}")
+    yield disk
+    subprocess.run([shutil.which("umount") or "umount", "--lazy", str(disk)], check=True, timeout=20)
+
+
+def fill(disk: Path, *, leave: int) -> Path:
+    """Write a file that takes all room but so many bytes; return it."""
+    filler = disk / "filler"
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    filler.write_bytes(bytes(free - leave))
+    return filler
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in RunDir(run_dir).checkpoints.iterdir())
+
+
+@pytest.mark.parametrize(("leave_kib", "tensorboard"), [(12, False), (48, False), (48, True)])
+def test_a_disk_that_fills_while_a_checkpoint_is_written_costs_none_of_those_before(
+    small_disk: Path, leave_kib: int, *, tensorboard: bool
+) -> None:
+    run_dir = small_disk / "run"
+    run(Dense(), run_dir, steps=FIRST, tensorboard=tensorboard)
+    filler = fill(small_disk, leave=leave_kib << 10)
+
+    with pytest.raises(PublishError, match=r"step 10 could not be published: .*No space left on device"):
+        run(Dense(), run_dir, tensorboard=tensorboard)
+
+    assert checkpoints(run_dir) == ["000000000005", "lock"]
+    status = read_training_status(RunDir(run_dir), now=0.0)
+    assert status is not None
+    assert (status.state, status.reason.split(":")[0]) == ("failed", "PublishError")
+    filler.unlink()
+    assert run(Dense(), run_dir).first_step == FIRST
+    assert RunDir(run_dir).committed_steps() == [FIRST, STEPS]
+
+
+def test_on_a_disk_without_any_room_training_does_not_begin(small_disk: Path) -> None:
+    run_dir = small_disk / "run"
+    run(Dense(), run_dir, steps=FIRST)
+    filler = fill(small_disk, leave=0)
+
+    for _ in range(2):
+        with pytest.raises(PublishError, match=r"run cannot be written to: .*No space left on device"):
+            run(Dense(), run_dir)
+
+    assert checkpoints(run_dir) == ["000000000005", "lock"]
+    filler.unlink()
+    assert run(Dense(), run_dir).first_step == FIRST
+
+
+def test_a_file_that_may_not_grow_so_large_costs_no_checkpoint(tmp_path: Path) -> None:
+    run(Dense(), tmp_path, steps=FIRST)
+    model_file = RunDir(tmp_path).checkpoint(FIRST) / "model.keras"
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (model_file.stat().st_size // 2, hard))
+    try:
+        with pytest.raises(PublishError, match=r"step 10 could not be published: .*File too large"):
+            run(Dense(), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    assert checkpoints(tmp_path) == ["000000000005", "lock"]
+    assert run(Dense(), tmp_path).first_step == FIRST
