@@ -161,6 +161,16 @@ def kill_family(pid: int) -> None:
                 member.kill()
 
 
+def leave_none(tasks: Sequence[Task]) -> None:
+    """Kill what is left of some tasks."""
+    for task in tasks:
+        kill_family(task.process.pid)
+        task.process.wait()
+        for stream in (task.process.stdout, task.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
 def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
 
@@ -257,9 +267,4 @@ def cluster(
             tasks.append(task)
         yield tasks
     finally:
-        for task in tasks:
-            kill_family(task.process.pid)
-            task.process.wait()
-            for stream in (task.process.stdout, task.process.stderr):
-                if stream is not None:
-                    stream.close()
+        leave_none(tasks)

@@ -103,6 +103,24 @@ def test_all_workers_stop_at_the_same_step(tmp_path: Path) -> None:
     assert RunDir(tmp_path).committed_steps() == [10]
 
 
+def test_asynchronous_training_stops_early_too_and_all_its_tasks_end(tmp_path: Path) -> None:
+    publish(tmp_path, 1.0, 2.0)
+    endless = ("--steps", "1000000", "--checkpoint-every", "20", "--no-tensorboard")
+    roles = ("chief", "worker", "ps")
+
+    options = (*endless, "--stop-when", "test/loss:1")
+    with cluster("Noisy", tmp_path, *options, roles=roles, strategy="parameter_server") as tasks:
+        assert [task.end() for task in tasks] == [0, 0, 0], [task.errors for task in tasks]
+
+    run_dir = RunDir(tmp_path)
+    last = run_dir.committed_steps()[-1]
+    assert f"stopping early at step {last}" in "".join(tasks[0].lines)
+    assert read_manifest(run_dir.checkpoint(last)).final
+    status = read_training_status(run_dir, now=0)
+    assert status is not None
+    assert (status.state, status.final_step) == ("finished", last)
+
+
 def test_the_end_of_training_waits_for_the_evaluation_of_the_last_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(EvaluationTimeoutError, match=r"step 2 was not evaluated within 0\.01 s"):
         run(Dense(), tmp_path, steps=2, wait_for_evaluation=0.01)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from trainer.rig import Task, free_ports, kill_family, start_training, tf_config
+from trainer.rig import Task, free_ports, leave_none, start_training, tf_config
 
 from understudy.checkpoints import RunDir
 
@@ -31,11 +31,7 @@ def worker(index: int, ports: list[int], run_dir: Path, *options: str, verb: str
     try:
         yield task
     finally:
-        kill_family(task.process.pid)
-        task.process.wait()
-        for stream in (task.process.stdout, task.process.stderr):
-            assert stream is not None
-            stream.close()
+        leave_none([task])
 
 
 def await_tensorflow(port: int) -> None:

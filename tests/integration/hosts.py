@@ -1,0 +1,62 @@
+"""Hosts with addresses of their own, as network namespaces of this machine that one switch connects."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+_SUBNET = "10.77.0"
+_SECONDS = 20
+_IP = shutil.which("ip")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes:
+        address: Its IP address, which the other hosts reach.
+        inside: What to begin a command line with to run it there.
+    """
+
+    address: str
+    inside: Sequence[str]
+
+
+@contextlib.contextmanager
+def connected_hosts(count: int) -> Iterator[list[Host]]:
+    """Make some hosts; nothing of them is left after the block. Skip the test where the system does not allow it."""
+    if _IP is None:
+        pytest.skip("there is no `ip` here to make network namespaces with; it is in the package iproute2")
+    switch = f"understudy-{os.getpid()}"
+    names = [f"{switch}-{index}" for index in range(count)]
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in (switch, *names):
+                _ip("netns", "add", name)
+                stack.callback(_ip, "netns", "delete", name)
+            _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", switch, "link", "set", "bridge", "up")
+            for index, name in enumerate(names):
+                _plug_in(switch, f"port{index}", name, f"{_SUBNET}.{index + 1}")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: `{' '.join(error.cmd)}`: {error.stderr.strip()}")
+        yield [Host(f"{_SUBNET}.{index + 1}", ("ip", "netns", "exec", name)) for index, name in enumerate(names)]
+
+
+def _plug_in(switch: str, port: str, name: str, address: str) -> None:
+    _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+    _ip("-n", name, "link", "set", "eth0", "up")
+    _ip("-n", name, "link", "set", "lo", "up")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run([_IP or "ip", *arguments], check=True, capture_output=True, text=True, timeout=_SECONDS)

@@ -1,0 +1,34 @@
+"""``understudy run`` in every task of a cluster, the evaluator among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import pytest
+from trainer.rig import BATCH, Scored, cluster
+
+from understudy.checkpoints import RunDir
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.checkpoints.results import EvaluationResults
+
+OPTIONS = ("--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
+SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
+
+
+@pytest.mark.timeout(240)
+def test_the_evaluator_scores_what_the_chief_of_asynchronous_training_publishes(tmp_path: Path) -> None:
+    roles = ("chief", "worker", "ps", "evaluator")
+    options = (*OPTIONS, *SERVING, "--steps", "40")
+    with cluster("Scored", tmp_path, *options, roles=roles, strategy="parameter_server", verb="run") as tasks:
+        assert [task.end() for task in tasks] == [0] * len(roles), [task.errors for task in tasks]
+
+    run_dir = RunDir(tmp_path)
+    results = {result.step: result for result in EvaluationResults(run_dir.evaluator).read()}
+    assert list(results) == run_dir.committed_steps()
+    last = run_dir.committed_steps()[-1]
+    assert results[last].settled
+    model = keras.models.load_model(run_dir.checkpoint(last) / MODEL_FILE)
+    data = Scored().evaluation_data()["test"].batch(BATCH)
+    expected = model.evaluate(data, return_dict=True, verbose=0)
+    assert results[last].scores["test"] == pytest.approx(expected, rel=1e-5)
