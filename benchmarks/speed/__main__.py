@@ -51,6 +51,8 @@ def main() -> int:
     arguments = _parser().parse_args()
     defaults = QUICK if arguments.quick else {"rounds": ROUNDS, "seconds": SECONDS}
     chosen = arguments.topics or (PEER_TOPICS if arguments.peers else TOPICS)
+    trial = arguments.quick or arguments.only
+    folder = arguments.results or (results.TRIALS if trial else results.FOLDER)
     failed = False
     for topic in [] if arguments.render else chosen:
         began = time.monotonic()
@@ -63,10 +65,10 @@ def main() -> int:
             continue
         failed = failed or bool(result.get("failures"))
         result["took_seconds"] = round(time.monotonic() - began)
-        results.save(arguments.results, results.name_of(topic, with_peers=arguments.peers), result)
+        results.save(folder, results.name_of(topic, with_peers=arguments.peers), result)
         print(f"== {topic} took {result['took_seconds']} s", flush=True)
-    report.write(arguments.results)
-    print(f"see {arguments.results}/README.md and goals.md", flush=True)
+    report.write(folder)
+    print(f"see {folder}/README.md and goals.md", flush=True)
     return int(failed)
 
 
@@ -106,7 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="words of which a name must hold one: envoy,triton,process")
     parser.add_argument("--quick", action="store_true", help="one round of half a second each: does it run at all?")
     parser.add_argument("--render", action="store_true", help="measure nothing, only write the tables anew")
-    parser.add_argument("--results", type=Path, default=results.FOLDER, help="where to write")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="where to write, by default benchmarks/results/speed, with --only or --quick build/speed",
+    )
     return parser
 
 

@@ -27,6 +27,9 @@ CONNECTIONS = (1, 8, 32, 64)
 RESTLESS_SHARE = 0.02
 """A process that takes more of a core than this while nobody asks it anything is stopped while others are measured."""
 
+_REASON_CHARACTERS = 300
+"""How much of the end of a reason is kept; a traceback says last what went wrong."""
+
 
 def run(measuring: Measuring) -> dict[str, Any]:
     """Measure every cell; return the figures of each, a list with one value a round."""
@@ -93,7 +96,7 @@ class Table:
         try:
             figures = entrant.measure(cell, self._measuring.seconds)
         except BenchmarkError as error:
-            self.failures.append(f"{cell}: {entrant.name}: {error}")
+            self.failures.append(f"{cell}: {entrant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
             self._measuring.progress.step(self.failures[-1])
             return
         self._figures.setdefault((cell, entrant.name), []).append(figures)

@@ -9,6 +9,7 @@ from benchmarks.speed import entrants
 from benchmarks.speed.entrants import Entrant, Served
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.running import Bodies, running
+from benchmarks.speed.servers import LONG_QUEUE_ROWS
 from benchmarks.speed.workers import Worker
 
 STREAMED = "understudy grpcio"
@@ -42,6 +43,6 @@ def _streams(served: Served, bodies: Bodies, measuring: Measuring, stack: ExitSt
 
 def _in_process(kind: str, bodies: Bodies, measuring: Measuring, stack: ExitStack) -> Worker:
     place = measuring.work / f"{kind}_{bodies.model.name}"
-    arguments = (kind, bodies.model.name, str(bodies.file), str(place))
+    arguments = (kind, bodies.model.name, str(bodies.file), str(place), f"max_queue_rows={LONG_QUEUE_ROWS}")
     log = place.with_suffix(".log")
     return stack.enter_context(Worker("in_process", *arguments, log=log, name=f"in process: {kind}"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.speed.errors import BenchmarkError
-from benchmarks.speed.servers import LONG_QUEUE, Server, floor, own, peers
+from benchmarks.speed.servers import LONG_QUEUE_ROWS, Server, floor, own, peers
 
 
 class Progress:
@@ -66,7 +66,7 @@ class Measuring:
         """
         chosen = [
             server
-            for server in (*own(*LONG_QUEUE), *(peers() if self.with_peers else floor()))
+            for server in (*own("--max-queue-rows", str(LONG_QUEUE_ROWS)), *(peers() if self.with_peers else floor()))
             if self.wants(server.name)
         ]
         if not chosen:

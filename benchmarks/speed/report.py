@@ -30,6 +30,7 @@ _COLUMNS = {
 
 def write(folder: Path) -> None:
     """Write the tables, the goals and the plots of every result in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     found = results.load(folder)
     (folder / GOALS).write_text(goals.render(found))
     (folder / README).write_text("\n".join(_sections(found)))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "results" / "speed"
+TRIALS = Path(__file__).parents[2] / "build" / "speed"
+"""For results of a part, or of next to no time, which are not to be kept; git ignores it."""
 
 
 def name_of(topic: str, *, with_peers: bool) -> str:

@@ -16,8 +16,8 @@ from benchmarks.speed.models import BATCHES, CLASSES, INPUT, OUTPUT, BenchmarkMo
 from benchmarks.speed.processes import Launch, free_port
 from understudy.service.settings import ServeSettings
 
-LONG_QUEUE = ("--max-queue-rows", str(64 * max(BATCHES)))
-"""With these options what 64 connections ask at once is not refused; the other servers' queues have no bound."""
+LONG_QUEUE_ROWS = 64 * max(BATCHES)
+"""What 64 connections ask at once is not refused by a queue so long; the other servers' queues have no bound."""
 
 ROOT = Path(__file__).parents[2]
 
