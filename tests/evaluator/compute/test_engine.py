@@ -237,7 +237,7 @@ def test_a_deadline_that_those_ahead_leave_no_time_for_is_refused_at_once(stand:
     slow.observe(8, 0.8)
     stand.occupy()
     waiting = stand.predict(*range(8))
-    with pytest.raises(OverloadedError, match=r"8 rows are waiting, which takes at least 0\.800 s") as refusal:
+    with pytest.raises(OverloadedError, match=r"8 rows are waiting, which takes 0\.800 s") as refusal:
         stand.predict(1.0, deadline=time.monotonic() + 0.5)
     assert refusal.value.retry_after_seconds == pytest.approx(0.8)
     enough = stand.predict(1.0, deadline=time.monotonic() + TIMEOUT)
@@ -275,17 +275,21 @@ def test_whoever_asks_for_room_is_told_what_a_request_would_be(stand: Stand) -> 
         stand.engine.check_room(None)
 
 
-@given(fixed=st.floats(1e-5, 0.1), per_row=st.floats(1e-7, 0.01), sizes=st.lists(st.integers(1, 64), max_size=100))
-def test_the_pace_asks_for_no_more_time_than_devices_need(fixed: float, per_row: float, sizes: list[int]) -> None:
+@given(seconds=st.floats(1e-5, 1.0), sizes=st.lists(st.integers(1, 64), max_size=100), rows=st.integers(0, 10_000))
+def test_where_every_batch_takes_as_long_the_pace_is_exact(seconds: float, sizes: list[int], rows: int) -> None:
     pace = Pace(64)
-    for rows in sizes:
-        pace.observe(rows, fixed + rows * per_row)
-    for rows in (*sizes, 64, 65, 4096):
-        full, rest = divmod(rows, 64)
-        needed = full * (fixed + 64 * per_row) + (fixed + rest * per_row if rest else 0.0)
-        if rest and sizes and min(sizes) > rest:
-            needed += (min(sizes) - rest) * per_row  # nothing so small was seen
-        assert pace.least_seconds(rows) <= needed * (1 + 1e-9)
+    for size in sizes:
+        pace.observe(size, seconds)
+    assert pace.seconds(rows) == pytest.approx(-(-rows // 64) * seconds if sizes else 0.0)
+
+
+def test_full_batches_are_judged_by_large_ones() -> None:
+    pace = Pace(64)
+    for rows, seconds in ((64, 0.8), (32, 0.6), *[(1, 0.1)] * 16):
+        pace.observe(rows, seconds)
+    assert pace.seconds(1) == pytest.approx(0.1)
+    assert pace.seconds(128) == pytest.approx(1.4)
+    assert pace.seconds(129) == pytest.approx(1.5)
 
 
 def test_one_callers_bad_values_do_not_fail_anothers(stand: Stand) -> None:

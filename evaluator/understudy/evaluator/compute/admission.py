@@ -50,7 +50,7 @@ class Admission:
 
     def is_meetable(self, deadline: float | None, *, rows_ahead: int) -> bool:
         """Return whether a deadline may be met; the arguments are those of `check_deadline`."""
-        return deadline is None or time.monotonic() + self._least_seconds(rows_ahead) < deadline
+        return deadline is None or time.monotonic() + self._seconds_until_turn(rows_ahead) < deadline
 
     def check_deadline(self, deadline: float | None, *, rows_ahead: int = 0) -> None:
         """Refuse what cannot be done in time.
@@ -61,7 +61,7 @@ class Admission:
 
         Raises:
             DeadlineExceededError: The deadline has passed.
-            OverloadedError: It will have, before those ahead are done.
+            OverloadedError: It is likely to, before those ahead are done.
         """
         if deadline is None:
             return
@@ -69,11 +69,11 @@ class Admission:
         if left <= 0:
             self._observer.rejected("deadline")
             raise DeadlineExceededError("the deadline has passed before the work could be queued")
-        needed = self._least_seconds(rows_ahead)
+        needed = self._seconds_until_turn(rows_ahead)
         if needed > left:
             self._observer.rejected("unmeetable")
             raise OverloadedError(
-                f"{rows_ahead} rows are waiting, which takes at least {needed:.3f} s, and {left:.3f} s are left; "
+                f"{rows_ahead} rows are waiting, which takes {needed:.3f} s as things go, and {left:.3f} s are left; "
                 "try again shortly, or with more time",
                 retry_after_seconds=needed,
             )
@@ -81,11 +81,11 @@ class Admission:
     def refuse(self, waiting: int) -> NoReturn:
         """Raise OverloadedError, because the queue is full."""
         self._observer.rejected("queue_full")
-        retry_after = self._pace.least_seconds(waiting)
+        retry_after = self._pace.seconds(waiting)
         message = f"{waiting} rows are waiting and at most {self._max_queue_rows} may; try again shortly"
         if retry_after:
             raise OverloadedError(message, retry_after_seconds=retry_after)
         raise OverloadedError(message)
 
-    def _least_seconds(self, rows_ahead: int) -> float:
-        return self._pace.least_seconds(rows_ahead) if rows_ahead else 0.0
+    def _seconds_until_turn(self, rows_ahead: int) -> float:
+        return self._pace.seconds(rows_ahead) if rows_ahead else 0.0

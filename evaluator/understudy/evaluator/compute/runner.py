@@ -43,6 +43,7 @@ class Runner:
         batch = [request for request in requests if self.begin(request)]
         if not batch:
             return
+        began = time.monotonic()
         outcomes = _Outcomes()
         try:
             handle = batch[0].borrow()
@@ -56,6 +57,7 @@ class Runner:
         finally:
             handle.release()
             outcomes.deliver()
+            self._pace.observe(sum(request.rows for request in batch), time.monotonic() - began)
 
     def _compute(
         self, handle: BorrowedHandle, batch: Sequence[PredictRequest], fill_seconds: float, outcomes: _Outcomes
@@ -73,7 +75,6 @@ class Runner:
             rows = {name: array[start:stop] for name, array in outputs.items()}
             outcomes.add(request, Prediction(outputs=rows, step=handle.step))
             start = stop
-        self._pace.observe(start, compute_seconds)
         self._observer.batch_computed(
             "predict",
             rows=start,
