@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from integration.checkpoints import Chief, write_dataset
-from integration.in_process import RunningService, running_service
+from integration.in_process import FRONT_ENDS, RunningService, running_service
 
 from understudy.clients import Client
 
@@ -31,7 +31,13 @@ def replicas(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def run_service(replicas: tuple[str, ...], tmp_path: Path) -> Iterator[Run]:
+def front_end() -> str:
+    """The front end of `run_service`; a module that runs with others overrides it."""
+    return FRONT_ENDS[0]
+
+
+@pytest.fixture
+def run_service(replicas: tuple[str, ...], tmp_path: Path, front_end: str) -> Iterator[Run]:
     """Return what runs a service with given settings until the test ends."""
     with ExitStack() as stack:
 
@@ -40,7 +46,9 @@ def run_service(replicas: tuple[str, ...], tmp_path: Path) -> Iterator[Run]:
             chosen = {"run_dir": tmp_path / "run", **(settings or {})}
             if "checkpoints" in chosen:
                 del chosen["run_dir"]
-            running = running_service(chosen, evaluator or {}, replicas=replicas, state_dir=state_dir)
+            running = running_service(
+                chosen, evaluator or {}, replicas=replicas, state_dir=state_dir, front_end=front_end
+            )
             return stack.enter_context(running)
 
         yield run
@@ -58,9 +66,12 @@ def dataset_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=FRONT_ENDS)
 def service(
-    replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory, dataset_file: Path
+    request: pytest.FixtureRequest,
+    replicas: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+    dataset_file: Path,
 ) -> Iterator[RunningService]:
     """A service with three checkpoints, the newest on stage, that takes messages of at most 1 MiB."""
     run = tmp_path_factory.mktemp("run")
@@ -68,7 +79,9 @@ def service(
     for step in STEPS:
         chief.publish(step)
     settings = {"run_dir": run, "eval_data": {"test": dataset_file}, "max_message_mib": 1}
-    with running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator") as service:
+    with running_service(
+        settings, {}, replicas=replicas, state_dir=run / "evaluator", front_end=request.param
+    ) as service:
         service.wait_ready()
         client = service.client()
         for evaluation in client.watch_evaluations():

@@ -1,13 +1,17 @@
-"""The whole service in this process, on a thread with an event loop of its own."""
+"""Whole services: in this process, on a thread with an event loop of its own, or as a process of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +25,10 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
+FRONT_ENDS = ("grpcio", "envoy")
+"""The first runs in this process; the second needs one of its own, which it makes Envoy of."""
+
+START_SECONDS = 90.0
 WAIT_SECONDS = 60.0
 """How long to wait for what must happen; never reached unless a test fails."""
 
@@ -40,15 +48,24 @@ def until(condition: Callable[[], bool]) -> None:
 
 @dataclass
 class RunningService:
-    """A service that listens."""
+    """A service that listens.
+
+    Attributes:
+        grpc: Where it listens for gRPC.
+        http: And for HTTP.
+        lines: What it announces after that it listens.
+        start_stopping: Does what SIGTERM does.
+        join: Waits until it has ended.
+        in_process: Whether it runs in this process.
+        clients: Are closed with it.
+    """
 
     grpc: str
     http: str
     lines: queue.Queue[str]
-    loop: asyncio.AbstractEventLoop
-    stop: asyncio.Event
-    thread: threading.Thread
-    failures: list[Exception]
+    start_stopping: Callable[[], None]
+    join: Callable[[], None]
+    in_process: bool
     clients: list[Client] = field(default_factory=list)
 
     def wait_ready(self) -> int:
@@ -64,16 +81,6 @@ class RunningService:
         self.clients.append(client)
         return client
 
-    def start_stopping(self) -> None:
-        """Do what SIGTERM does."""
-        self.loop.call_soon_threadsafe(self.stop.set)
-
-    def join(self) -> None:
-        """Wait until the service has ended."""
-        self.thread.join(WAIT_SECONDS)
-        assert not self.thread.is_alive()
-        assert self.failures == []
-
     def answers(self, path: str) -> int:
         """Return the HTTP port's status for a path."""
         return httpx.get(f"http://{self.http}{path}").status_code
@@ -88,19 +95,28 @@ class RunningService:
 
 @contextmanager
 def running_service(
-    settings: dict[str, Any], evaluator: dict[str, Any], *, replicas: tuple[str, ...], state_dir: Path
+    settings: dict[str, Any],
+    evaluator: dict[str, Any],
+    *,
+    replicas: tuple[str, ...],
+    state_dir: Path,
+    front_end: str = "grpcio",
 ) -> Iterator[RunningService]:
     """Run a service on free ports, with one replica on each of these devices; end it afterwards."""
-    serve_settings = ServeSettings(grpc_port=0, http_port=0, state_dir=state_dir, **settings)
-    chosen = {"poll_interval_seconds": 0.05, "devices": replicas, **evaluator}
-    service = _start(serve_settings, EvaluatorSettings(state_dir=state_dir, **chosen))
+    chosen = {"grpc_port": 0, "http_port": 0, "state_dir": state_dir, **settings}
+    evaluator = {"poll_interval_seconds": 0.05, **evaluator}
+    if front_end == "grpcio":
+        serve_settings = ServeSettings(**chosen)
+        service = _start(serve_settings, EvaluatorSettings(state_dir=state_dir, **{"devices": replicas, **evaluator}))
+    else:
+        options = {**chosen, **evaluator, "frontend": front_end, "logical_cpus": len(replicas)}
+        service = _start_process(options)
     try:
         yield service
     finally:
         for client in service.clients:
             client.close()
-        if service.thread.is_alive():
-            service.start_stopping()
+        service.start_stopping()
         service.join()
 
 
@@ -121,14 +137,67 @@ def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ru
             failures.append(error)
             lines.put(f"failed: {error!r}")
 
+    def start_stopping() -> None:
+        if thread.is_alive():
+            loop.call_soon_threadsafe(stop.set)
+
+    def join() -> None:
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
+        assert failures == []
+
     thread = threading.Thread(target=run, name="service-under-test")
     thread.start()
     loop, stop = started.get(timeout=WAIT_SECONDS)
-    line = lines.get(timeout=WAIT_SECONDS)
-    match = _ADDRESSES.fullmatch(line)
+    match = _ADDRESSES.fullmatch(lines.get(timeout=WAIT_SECONDS))
     if match is None:
         thread.join()
         raise failures[0]
     return RunningService(
-        grpc=match[2], http=match[3], lines=lines, loop=loop, stop=stop, thread=thread, failures=failures
+        grpc=match[2], http=match[3], lines=lines, start_stopping=start_stopping, join=join, in_process=True
     )
+
+
+def _start_process(options: Mapping[str, Any]) -> RunningService:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "understudy.cli", "serve", *_flags(options)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            for line in output:
+                lines.put(line.rstrip("\n"))
+        lines.put("ended")
+
+    def start_stopping() -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def join() -> None:
+        try:
+            assert process.wait(WAIT_SECONDS) == 0
+        finally:
+            process.kill()
+            reading.join()
+
+    reading = threading.Thread(target=read, name="lines-of-service-under-test")
+    reading.start()
+    match = _ADDRESSES.fullmatch(lines.get(timeout=START_SECONDS))
+    if match is None:
+        join()
+        raise AssertionError("the service ended before it listened")
+    return RunningService(
+        grpc=match[2], http=match[3], lines=lines, start_stopping=start_stopping, join=join, in_process=False
+    )
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    def text(value: Any) -> str:
+        return ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)
+
+    return [f"--{name.replace('_', '-')}={text(value)}" for name, value in options.items()]

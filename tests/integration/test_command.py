@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
-from integration.in_process import until
+from integration.in_process import FRONT_ENDS, until
 
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
@@ -76,12 +76,13 @@ class ServeProcess:
             self._process.communicate()
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+@pytest.fixture(params=FRONT_ENDS)
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     processes = []
 
     def start(*arguments: str | Path) -> ServeProcess:
-        process = ServeProcess(*arguments, *FREE_PORTS, state_home=tmp_path / "state")
+        front_end = f"--frontend={request.param}"
+        process = ServeProcess(*arguments, front_end, *FREE_PORTS, state_home=tmp_path / "state")
         processes.append(process)
         return process
 
@@ -147,13 +148,17 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
     assert status == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
-def test_a_port_in_use_ends_it_with_one_line_that_names_the_flag(tmp_path: Path, flag: str) -> None:
+def test_a_port_in_use_ends_it_with_one_line_that_names_the_flag(tmp_path: Path, flag: str, front_end: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         other = "--http-port" if flag == "--grpc-port" else "--grpc-port"
         port = str(taken.getsockname()[1])
         ended = subprocess.run(
-            [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", tmp_path, flag, port, other, "0"],
+            [
+                *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", tmp_path),
+                *("--frontend", front_end, flag, port, other, "0"),
+            ],
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
@@ -186,6 +191,7 @@ def test_a_wrong_flag_ends_it_with_a_sentence(arguments: list[str], words: str) 
         (["--experiment", "no_such_module:thing"], "no_such_module"),
         (["--eval-data", "test=missing.npz"], "missing.npz"),
         (["--state-dir", "/proc/state"], "state_dir /proc/state cannot be written to"),
+        (["--state-dir", "/proc/state", "--frontend", "envoy"], "state_dir /proc/state cannot be written to"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:

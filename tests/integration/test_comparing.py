@@ -19,10 +19,11 @@ from integration.crowded import (
     SERVING,
     absent_steps,
     crowded_service,
-    handles_out,
     loaded_steps,
+    until_given_back,
+    until_taken,
 )
-from integration.in_process import RunningService, until
+from integration.in_process import FRONT_ENDS, RunningService
 
 from understudy.cli.main import main
 from understudy.clients import (
@@ -36,9 +37,11 @@ from understudy.clients import (
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 
 
-@pytest.fixture(scope="module")
-def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with crowded_service(tmp_path_factory.mktemp("run"), replicas) as service:
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def service(
+    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
+    with crowded_service(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
         yield service
 
 
@@ -106,13 +109,15 @@ def assert_compares(result: CompareResult, steps: list[int], batches: list[Any],
     assert result.versions[0].loss_difference is None
 
 
-def test_versions_that_are_not_loaded_take_turns_on_the_same_batches(client: Client, unloaded: tuple[int, int]) -> None:
+def test_versions_that_are_not_loaded_take_turns_on_the_same_batches(
+    service: RunningService, client: Client, unloaded: tuple[int, int]
+) -> None:
     batches = draw(1, (31, 1, 64, 2), weighted=True)
     steps = [*unloaded, SERVING]
     result = client.compare(batches, versions=steps, seed=3)
     assert_compares(result, steps, batches, seed=3)
     assert any("took turns" in note for note in result.notes)
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
 
 
 def test_versions_that_are_loaded_are_scored_side_by_side(client: Client) -> None:
@@ -173,10 +178,12 @@ def test_the_command_compares_on_a_file_and_on_a_dataset(service: RunningService
         ({"versions": [SERVING, BEST], "dataset": "test"}, "a batch came beside the dataset"),
     ],
 )
-def test_what_cannot_be_compared_is_the_callers_error(client: Client, options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_compared_is_the_callers_error(
+    service: RunningService, client: Client, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         client.compare(draw(5, (4,)), **options)
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
 
 
 def test_what_does_not_exist_is_not_found(client: Client) -> None:
@@ -196,17 +203,21 @@ def test_a_comparison_without_options_or_batches_is_the_callers_error(service: R
             with pytest.raises(grpc.RpcError, match=words) as caught:
                 stub.Compare(iter(messages))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
 
 
-def test_a_batch_that_does_not_fit_ends_the_comparison(client: Client, unloaded: tuple[int, int]) -> None:
+def test_a_batch_that_does_not_fit_ends_the_comparison(
+    service: RunningService, client: Client, unloaded: tuple[int, int]
+) -> None:
     batches = [*draw(6, (4,)), (ones(4), np.ones((3, OUTPUTS), np.float32))]
     with pytest.raises(InvalidArgumentError, match="3 rows"):
         client.compare(batches, versions=[SERVING, unloaded[0]])
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
 
 
-def test_a_cancelled_comparison_gives_everything_back(service: RunningService, unloaded: tuple[int, int]) -> None:
+def test_a_cancelled_comparison_gives_everything_back(
+    service: RunningService, client: Client, unloaded: tuple[int, int]
+) -> None:
     over = threading.Event()
     versions = [tensor_pb2.VersionSelector(step=step) for step in unloaded]
 
@@ -216,7 +227,9 @@ def test_a_cancelled_comparison_gives_everything_back(service: RunningService, u
 
     with grpc.insecure_channel(service.grpc) as channel:
         call = evaluation_pb2_grpc.EvaluationServiceStub(channel).Compare.future(messages())
-        until(lambda: handles_out() > 0)
+        until_taken(service, client, unloaded[0])
         call.cancel()  # type: ignore[no-untyped-call]
-        until(lambda: handles_out() == 0)
+        until_given_back(service)
         over.set()
+    another = next(step for step in absent_steps(client) if step not in unloaded)
+    assert client.evaluate(draw(7, (8,)), version=another, timeout_seconds=30).step == another

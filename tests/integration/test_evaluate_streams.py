@@ -11,17 +11,27 @@ import grpc
 import numpy as np
 import pytest
 from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model
-from integration.crowded import BEST, SERVING, absent_steps, crowded_service, handles_out, loaded_steps
-from integration.in_process import RunningService, until
+from integration.crowded import (
+    BEST,
+    SERVING,
+    absent_steps,
+    crowded_service,
+    loaded_steps,
+    until_given_back,
+    until_taken,
+)
+from integration.in_process import FRONT_ENDS, RunningService
 
 from understudy.clients import Client, InvalidArgumentError, Metric
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 from understudy.wire import encode
 
 
-@pytest.fixture(scope="module")
-def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with crowded_service(tmp_path_factory.mktemp("run"), replicas) as service:
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def service(
+    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
+    with crowded_service(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
         yield service
 
 
@@ -64,7 +74,7 @@ def test_eight_streams_on_three_versions_each_score_as_one_device_does(client: C
         assert dict(result.metrics) == pytest.approx(keras_score(version, batches), rel=1e-6)
     assert service.metric("understudy_checkpoint_loads_total", outcome="loaded") >= loads + len(absent)
     assert len(loaded_steps(client)) <= 3
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
 
 
 @pytest.mark.parametrize(("version", "step"), [("serving", SERVING), ("latest", SERVING), ("best", BEST), (10, 10)])
@@ -104,11 +114,11 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(client: Client) -> None:
     ],
 )
 def test_what_cannot_be_scored_is_the_callers_error(
-    client: Client, batch: Any, options: dict[str, Any], words: str
+    service: RunningService, client: Client, batch: Any, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         client.evaluate([batch], **options)
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -128,12 +138,12 @@ def test_a_stream_that_is_cancelled_or_broken_gives_its_handle_back(
 
     channel = grpc.insecure_channel(service.grpc)
     call = evaluation_pb2_grpc.EvaluationServiceStub(channel).Evaluate.future(messages())
-    until(lambda: handles_out() > 0)
+    until_taken(service, client, absent)
     if broken:
         channel.close()
     else:
         call.cancel()  # type: ignore[no-untyped-call]
-    until(lambda: handles_out() == 0)
+    until_given_back(service)
     over.set()
     channel.close()
     another = next(step for step in absent_steps(client) if step != absent)

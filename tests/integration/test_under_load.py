@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from integration.checkpoints import OUTPUTS, Chief, ones
-from integration.in_process import RunningService, until
+from integration.in_process import FRONT_ENDS, RunningService, running_service, until
 
 from understudy.clients import (
     AbortedError,
@@ -35,15 +35,25 @@ HELD_BACK = {"max_batch_rows": 8, "max_queue_rows": 8, "max_batch_delay_ms": 1_0
 Run = Callable[..., RunningService]
 
 
-@pytest.fixture
-def loaded(run_service: Run, chief: Chief) -> RunningService:
+both_front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS)
+"""Runs a test's own services with each."""
+
+
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def loaded(
+    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
     """A service that holds requests back."""
-    chief.publish(10)
-    service = run_service(evaluator=HELD_BACK)
-    service.wait_ready()
-    return service
+    run = tmp_path_factory.mktemp("run")
+    Chief(run).publish(10)
+    with running_service(
+        {"run_dir": run}, HELD_BACK, replicas=replicas, state_dir=run / "evaluator", front_end=request.param
+    ) as service:
+        service.wait_ready()
+        yield service
 
 
+@both_front_ends
 async def test_ten_thousand_predictions_during_twenty_swaps_fail_never_and_tear_never(
     run_service: Run, chief: Chief
 ) -> None:
@@ -98,6 +108,7 @@ async def test_a_request_whose_deadline_passes_in_the_queue_never_reaches_a_devi
 
 
 async def test_a_request_whose_caller_leaves_never_reaches_a_device(loaded: RunningService) -> None:
+    rejected = loaded.metric("understudy_rejected_total", reason="cancelled")
     before = loaded.metric("understudy_examples_total", operation="predict")
     async with AsyncClient(loaded.grpc) as client:
         left = asyncio.create_task(client.predict({"x": ones(1)}))
@@ -106,7 +117,7 @@ async def test_a_request_whose_caller_leaves_never_reaches_a_device(loaded: Runn
         answered = await client.predict({"x": ones(2)})
     assert answered.step == 10
     assert loaded.metric("understudy_examples_total", operation="predict") == before + 2
-    assert loaded.metric("understudy_rejected_total", reason="cancelled") == 1
+    assert loaded.metric("understudy_rejected_total", reason="cancelled") == rejected + 1
 
 
 async def test_a_full_queue_says_when_to_try_again(loaded: RunningService) -> None:
@@ -126,6 +137,7 @@ def test_devices_that_do_not_exist_keep_the_service_from_starting(run_service: R
         run_service(evaluator={"devices": ("GPU:7",)})
 
 
+@both_front_ends
 async def test_before_the_first_checkpoint_the_service_is_unavailable(run_service: Run, chief: Chief) -> None:
     service = run_service()
     stub_channel = grpc.aio.insecure_channel(service.grpc)  # without the client's retries
@@ -146,6 +158,7 @@ async def test_before_the_first_checkpoint_the_service_is_unavailable(run_servic
     await stub_channel.close(None)
 
 
+@both_front_ends
 def test_a_silent_stream_is_aborted_and_its_version_let_go(run_service: Run, chief: Chief) -> None:
     chief.publish(5)
     service = run_service(evaluator={"stream_idle_timeout_seconds": 0.3})
@@ -179,7 +192,11 @@ def test_a_damaged_checkpoint_is_told_and_the_one_on_stage_keeps_serving(run_ser
     until(lambda: client.predict(ones(1)).step == 7)
 
 
-async def test_stopping_answers_what_is_under_way_and_refuses_the_rest(loaded: RunningService) -> None:
+@both_front_ends
+async def test_stopping_answers_what_is_under_way_and_refuses_the_rest(run_service: Run, chief: Chief) -> None:
+    chief.publish(10)
+    loaded = run_service(evaluator=HELD_BACK)
+    loaded.wait_ready()
     channel = grpc.aio.insecure_channel(loaded.grpc)
     stub = prediction_pb2_grpc.PredictionServiceStub(channel)
     request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
@@ -194,6 +211,7 @@ async def test_stopping_answers_what_is_under_way_and_refuses_the_rest(loaded: R
     loaded.join()
 
 
+@both_front_ends
 async def test_watchers_do_not_keep_the_service_from_stopping(run_service: Run, chief: Chief) -> None:
     chief.publish(5)
     service = run_service()

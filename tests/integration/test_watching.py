@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from integration.checkpoints import Chief, write_dataset
-from integration.in_process import WAIT_SECONDS, until
+from integration.in_process import FRONT_ENDS, WAIT_SECONDS, until
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.util import tensor_util
@@ -44,11 +44,12 @@ class Watcher:
 
 
 @contextmanager
-def serve(run: Path, data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def serve(run: Path, data: Path, port: int, front_end: str) -> Iterator[subprocess.Popen[str]]:
     """Run the service as a process; kill it in the end."""
     datasets = ",".join(f"{name}={data}" for name in DATASETS)
     options = ["--run-dir", str(run), "--eval-data", datasets, "--grpc-port", str(port), "--http-port", "0"]
-    command = [sys.executable, "-m", "understudy.cli", "serve", *options, "--poll-interval-seconds", "0.05"]
+    options += ["--frontend", front_end, "--poll-interval-seconds", "0.05"]
+    command = [sys.executable, "-m", "understudy.cli", "serve", *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             yield process
@@ -62,7 +63,8 @@ def free_port() -> int:
 
 
 @pytest.mark.timeout(240)
-def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path, front_end: str) -> None:
     write_dataset(tmp_path / "test.npz", best_step=30)
     run, port = tmp_path / "run", free_port()
     chief = Chief(run)
@@ -71,12 +73,12 @@ def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path) 
     target = f"127.0.0.1:{port}"
     total = len(DATASETS) * len(BEFORE + AFTER)
     watcher = Watcher(target, after=0, count=total)
-    with serve(run, tmp_path / "test.npz", port):
+    with serve(run, tmp_path / "test.npz", port, front_end):
         until(lambda: len(watcher.seen) >= 3)
     middle = watcher.seen[1].sequence
     for step in AFTER:
         chief.publish(step)
-    with serve(run, tmp_path / "test.npz", port), Client(target, timeout_seconds=60) as client:
+    with serve(run, tmp_path / "test.npz", port, front_end), Client(target, timeout_seconds=60) as client:
         late = Watcher(target, after=middle, count=total - middle)
         watcher.join()
         late.join()

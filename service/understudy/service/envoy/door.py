@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
 
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.failures import Failure
 from understudy.service.envoy.asgi import Receive, Scope, Send
 from understudy.service.envoy.endpoint import ENDPOINTS, Surroundings
-from understudy.service.envoy.headers import CONTENT_TYPE
+from understudy.service.envoy.headers import is_grpc
 from understudy.service.envoy.refusals import CallerGoneError
-from understudy.service.envoy.reply import Reply
+from understudy.service.envoy.reply import Reply, refuse_media_type
 from understudy.service.methods import Service
 from understudy.service.metrics.rpc import RpcMetrics
 from understudy.service.readiness import ReadinessState
 from understudy.service.request_id import accept
-
-_UNSUPPORTED_MEDIA_TYPE: Final = 415
-_NOT_GRPC: Final = b"this port speaks gRPC; the HTTP port answers everything else\n"
 
 
 class Door:
@@ -43,37 +41,18 @@ class Door:
         """Refuse every call from now on."""
         self._draining = True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answer a call. An ASGI application."""
-        endpoint = self._endpoints.get(scope["path"])
-        if endpoint is not None and not self._draining and _is_grpc(scope):
-            await endpoint(scope, receive, send)
-        elif not _is_grpc(scope):
-            await _refuse_media_type(send)
-        elif self._draining:
-            await self._fail(send, Failure(code=Code.UNAVAILABLE, message=ReadinessState.DRAINING.value))
-        else:
-            message = f"there is no method {scope['path']}; server reflection tells which there are"
-            await self._fail(send, Failure(code=Code.UNIMPLEMENTED, message=message))
+        endpoint = None if self._draining else self._endpoints.get(scope["path"])
+        return self._refuse(scope, send) if endpoint is None else endpoint(scope, receive, send)
 
-    async def _fail(self, send: Send, failure: Failure) -> None:
-        reply = Reply(send, accept(None).encode(), self._max_bytes)
-        try:
-            await reply.end(failure)
-        except CallerGoneError:
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        if not is_grpc(scope["method"], dict(scope["headers"])):
+            await refuse_media_type(send)
             return
-
-
-def _is_grpc(scope: Scope) -> bool:
-    if scope["method"] != "POST":
-        return False
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            return bool(value.startswith(CONTENT_TYPE))
-    return False
-
-
-async def _refuse_media_type(send: Send) -> None:
-    headers: Any = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_NOT_GRPC))]
-    await send({"type": "http.response.start", "status": _UNSUPPORTED_MEDIA_TYPE, "headers": headers})
-    await send({"type": "http.response.body", "body": _NOT_GRPC, "more_body": False})
+        failure = Failure(code=Code.UNAVAILABLE, message=ReadinessState.DRAINING.value)
+        if not self._draining:
+            message = f"there is no method {scope['path']}; server reflection tells which there are"
+            failure = Failure(code=Code.UNIMPLEMENTED, message=message)
+        with suppress(CallerGoneError):
+            await Reply(send, accept(None).encode(), self._max_bytes).end(failure)

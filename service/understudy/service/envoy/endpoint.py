@@ -19,9 +19,9 @@ from understudy.service.dataplane.failures import Failure, failure_of
 from understudy.service.envoy.asgi import Receive, Scope, Send
 from understudy.service.envoy.body import Body
 from understudy.service.envoy.framing import Unframer, whole
-from understudy.service.envoy.headers import REQUEST_ID, seconds_of
+from understudy.service.envoy.headers import REQUEST_ID, is_grpc, seconds_of
 from understudy.service.envoy.refusals import CallEndedError, CallerGoneError
-from understudy.service.envoy.reply import Reply
+from understudy.service.envoy.reply import Reply, refuse_media_type
 from understudy.service.envoy.vigil import Vigil
 from understudy.service.methods import Method
 from understudy.service.metrics.rpc import MethodMetrics
@@ -34,21 +34,17 @@ _SENTENCES: Final[Mapping[Code, str]] = {
 """What a call ends with that is ended from outside."""
 
 
-class Call:
-    """A call under way; see `WatchedCall`."""
+class Call(Body):
+    """A call under way, and its body; see `WatchedCall`."""
 
-    __slots__ = ("body", "deadline", "ending", "started", "task")
+    __slots__ = ("deadline", "ending", "started", "task")
 
-    def __init__(self, started: float, receive: Receive) -> None:
-        self.started = started
+    def __init__(self, receive: Receive) -> None:
+        super().__init__(receive)
+        self.started = time.monotonic()
         self.deadline: float | None = None
-        self.body = Body(receive, self._gone)
         self.task: asyncio.Task[Any] | None = None
         self.ending: Failure | None = None
-
-    def ask(self) -> None:
-        """See `WatchedCall`."""
-        self.body.probe()
 
     def end(self, code: Code) -> None:
         """See `WatchedCall`."""
@@ -56,6 +52,10 @@ class Call:
             self.ending = Failure(code=code, message=_SENTENCES[code])
             if self.task is not None:
                 self.task.cancel()
+
+    def gone(self) -> None:
+        """See `Body`."""
+        self.end(Code.CANCELLED)
 
     def may_be_cancelled(self) -> None:
         """Say that the running task may be cancelled from now on, to end the call.
@@ -67,12 +67,12 @@ class Call:
             raise CallEndedError(self.ending.code, self.ending.message)
         self.task = asyncio.current_task()
 
-    async def next_chunk(self) -> bytes | None:
+    async def chunk_or_cancelled(self) -> bytes | None:
         """Return the next chunk of the body, or None at the end; once the caller has gone, wait to be cancelled."""
         try:
-            return await self.body.read()
+            return await self.next_chunk()
         except CallerGoneError:
-            self._gone()
+            self.gone()
             await asyncio.Event().wait()
             raise
 
@@ -86,9 +86,6 @@ class Call:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         return Failure(code=Code.CANCELLED, message="the computation was cancelled")
-
-    def _gone(self) -> None:
-        self.end(Code.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +121,13 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call. An ASGI application."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if not is_grpc(scope["method"], headers):
+            await refuse_media_type(send)
+            return
         came = headers.get(REQUEST_ID)
         identifier = request_id.accept(None if came is None else came.decode("latin-1"))
         request_id.current.set(identifier)
-        call = Call(time.monotonic(), receive)
+        call = Call(receive)
         reply = Reply(send, identifier.encode(), self._max_bytes)
         metrics = self._metrics
         metrics.started()
@@ -166,23 +166,22 @@ class Endpoint(ABC):
 
     async def _one_request(self, call: Call, encoding: bytes | None) -> Any:
         """Read the one message that a call should have, before it may be cancelled."""
-        body = call.body
-        chunk = await body.first()
-        data = whole(chunk) if body.ended else None
+        chunk = await call.first_chunk()
+        data = whole(chunk) if call.body_ended else None
         if data is None:
-            data = await self._collected(body, chunk, encoding)
+            data = await self._collected(call, chunk, encoding)
         self._metrics.received()
         call.may_be_cancelled()
         return self._parse(data)
 
-    async def _collected(self, body: Body, chunk: bytes | None, encoding: bytes | None) -> bytes:
+    async def _collected(self, call: Call, chunk: bytes | None, encoding: bytes | None) -> bytes:
         unframer = Unframer(encoding, max_bytes=self._max_bytes)
         found: list[bytes] = []
         while chunk is not None:
             unframer.feed(chunk)
             while (message := unframer.next()) is not None:
                 found.append(message)
-            chunk = await body.read()
+            chunk = await call.next_chunk()
         unframer.check_end()
         if len(found) != 1:
             raise InvalidInputError(f"{len(found)} messages came; {self._path} takes one")
@@ -191,7 +190,7 @@ class Endpoint(ABC):
     async def _each_request(self, call: Call, encoding: bytes | None) -> AsyncIterator[Any]:
         """Yield every message; the next chunk is read only when it is asked for."""
         unframer = Unframer(encoding, max_bytes=self._max_bytes)
-        while (chunk := await call.next_chunk()) is not None:
+        while (chunk := await call.chunk_or_cancelled()) is not None:
             unframer.feed(chunk)
             while (data := unframer.next()) is not None:
                 self._metrics.received()

