@@ -9,6 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from trainer.rig import BATCH, cluster, free_ports
 
+from trainer import files
+
 ENDLESS = ("--steps", "1000000", "--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 
 
@@ -23,20 +25,31 @@ def scrape(port: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "roles", "training"),
-    [("multi_worker", ("chief", "worker"), 2), ("parameter_server", ("chief", "worker", "worker", "ps"), 1)],
+    ("strategy", "roles", "experiment"),
+    [
+        ("multi_worker", ("chief", "worker"), "Noisy"),
+        ("parameter_server", ("chief", "worker", "worker", "ps"), f"{files.__file__}:NoisyRecords"),
+    ],
 )
 def test_every_task_that_trains_serves_its_metrics(
-    tmp_path: Path, strategy: str, roles: tuple[str, ...], training: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    roles: tuple[str, ...],
+    experiment: str,
 ) -> None:
-    ports = free_ports(training)
+    files.write_files(tmp_path)
+    monkeypatch.setenv(files.FOLDER, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    ports = free_ports(len(roles) if strategy == "multi_worker" else 1)
     environs = [
         {"UNDERSTUDY_METRICS_PORT": str(port), "UNDERSTUDY_RESTART_COUNT": str(index)}
         for index, port in enumerate(ports)
     ]
-    with cluster("Noisy", tmp_path, *ENDLESS, roles=roles, strategy=strategy, environs=environs) as tasks:
+    with cluster(experiment, tmp_path / "run", *ENDLESS, roles=roles, strategy=strategy, environs=environs) as tasks:
         for text in ("published step", "published step"):
             tasks[0].wait_for(text)
+        assert "  accuracy 0." in tasks[0].lines[-1]
         scraped = [scrape(port) for port in ports]
     for index, values in enumerate(scraped):
         assert values["understudy_train_steps_total"] >= 20

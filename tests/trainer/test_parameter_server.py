@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from trainer.rig import Noisy, cluster, run
 
-from understudy.checkpoints import RunDir, TrainingJournal, read_training_status
+from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
-from understudy.trainer import ClusterError, PeerLostError, TFConfigError, TrainSettings
+from understudy.experiments.arrays import array_examples
+from understudy.trainer import ClusterError, DataError, PeerLostError, TFConfigError, TrainSettings
+from understudy.trainer.parameter_server.job import ParameterServerJob
 from understudy.trainer.parameter_server.servers import wait_for_chief
 from understudy.trainer.strategies import training_task
 
@@ -64,6 +69,9 @@ def test_it_resumes_from_the_last_checkpoint_and_every_applied_update_is_counted
     for step in run_dir.committed_steps():
         model = keras.models.load_model(run_dir.checkpoint(step) / MODEL_FILE)
         assert int(model.optimizer.iterations) == step
+        metrics = read_manifest(run_dir.checkpoint(step)).metrics
+        assert set(metrics) == {"loss", "accuracy"}
+        assert 0.0 < metrics["accuracy"] <= 1.0
 
 
 def test_the_chief_s_journal_tells_the_others_how_it_ended(tmp_path: Path) -> None:
@@ -102,6 +110,16 @@ def test_a_cluster_that_cannot_train_asynchronously_is_refused(
     config = f'{{"cluster": {cluster_spec}, "task": {{"type": "{role}", "index": 0}}}}'
     with pytest.raises(TFConfigError, match=message):
         training_task(settings, {"TF_CONFIG": config})
+
+
+def test_arrays_which_the_workers_cannot_read_are_refused(tmp_path: Path) -> None:
+    class Arrays(Noisy):
+        def training_data(self) -> Any:
+            return array_examples((np.zeros((50, 8)), np.zeros(50)))
+
+    settings = TrainSettings(run_dir=tmp_path, steps=1, strategy="parameter_server")
+    with pytest.raises(DataError, match="arrays in Python, which the workers of parameter_server cannot run"):
+        ParameterServerJob(Arrays(), settings, tf.distribute.get_strategy())
 
 
 def test_without_tf_config_it_is_refused(tmp_path: Path) -> None:

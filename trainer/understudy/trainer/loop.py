@@ -69,9 +69,8 @@ def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
     def run(batches: Iterator[object], count: int, asked_to_stop: bool) -> Call:  # noqa: FBT001 - as RunSteps says
         began = time.perf_counter()
         results, asked, waited = run_steps(batches, tf.constant(count), tf.constant(int(asked_to_stop)))
-        metrics = {name: value for name, result in results.items() if (value := _scalar(result)) is not None}
         return Call(
-            metrics=metrics,
+            metrics=scalars(results),
             stopping=bool(asked > 0),
             input_wait_seconds=float(waited),
             seconds=time.perf_counter() - began,
@@ -107,7 +106,7 @@ def _train_step(model: keras.Model) -> Callable[..., object]:
     return model.train_step  # type: ignore[no-any-return]
 
 
-def _scalar(result: tf.Tensor) -> float | None:
-    """Return a scalar metric as a float; None for the few that give one number per class."""
-    value = tf.convert_to_tensor(result)
-    return float(value) if value.shape.rank == 0 else None
+def scalars(results: Mapping[str, tf.Tensor]) -> dict[str, float]:
+    """Return the metrics that are one number, leaving out the few that give one for each class."""
+    values = {name: tf.convert_to_tensor(result) for name, result in results.items()}
+    return {name: float(value) for name, value in values.items() if value.shape.rank == 0}

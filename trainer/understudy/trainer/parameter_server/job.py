@@ -24,6 +24,7 @@ from understudy.trainer.errors import DataError, ModelError, PeerLostError, Stra
 from understudy.trainer.job import Advance
 from understudy.trainer.loop import call_sizes, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas
+from understudy.trainer.parameter_server.metrics import StepMetrics
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot
 
@@ -72,7 +73,8 @@ class ParameterServerJob:
         prepare_for_replicas(self._model, strategy, global_batches(self._data, self.plan, first_step=0).element_spec)
         _count_every_update(self._model.optimizer)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._train_step = _make_step(self._model, strategy, self._applied)
+        self._metrics = StepMetrics(self._model)
+        self._train_step = _make_step(self._model, strategy, self._applied, self._metrics)
 
     @property
     def replicas(self) -> int:
@@ -120,7 +122,7 @@ class ParameterServerJob:
         settings = self._settings
         batches = iter(self._coordinator.create_per_worker_dataset(self._per_worker_batches(first_step)))
         step = first_step
-        losses: list[float] = []
+        self._metrics.reset()
         workers = self._strategy.extended._num_workers  # noqa: SLF001 - this strategy's cluster_resolver is None
         while step < settings.steps:
             size = next(
@@ -135,20 +137,20 @@ class ParameterServerJob:
             results = [self._coordinator.schedule(self._train_step, args=(batches,)) for _ in range(size)]
             self._join()
             fetched = [result.fetch() for result in results]
-            losses += [float(loss) for loss, _ in fetched]
+            for _, loss, state in fetched:
+                self._metrics.add(loss, state)
             before, step = step, int(self._applied.numpy())
             due = step // settings.checkpoint_every > before // settings.checkpoint_every or step >= settings.steps
-            metrics = {"loss": sum(losses) / len(losses)}
             yield Advance(
                 step=step,
-                metrics=metrics,
+                metrics=self._metrics.results(),
                 due=due,
                 stopping=asked_to_stop(),
                 seconds=time.monotonic() - began,
-                input_wait_seconds=sum(float(waited) for _, waited in fetched) / workers,
+                input_wait_seconds=sum(float(waited) for waited, _, _ in fetched) / workers,
             )
             if due:
-                losses.clear()
+                self._metrics.reset()
 
     def _per_worker_batches(self, first_step: int) -> Callable[[], Any]:
         def batches_of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -182,10 +184,10 @@ class ParameterServerJob:
         self._coordinator.join()
 
 
-def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf.Variable) -> Any:
+def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf.Variable, metrics: StepMetrics) -> Any:
     variables = model.trainable_variables
 
-    def train_on(batch: Any) -> tf.Tensor:
+    def train_on(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True)
@@ -193,12 +195,13 @@ def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         model.optimizer.apply(gradients, variables)
         applied.assign_add(1)
-        return loss
+        return loss, metrics.state_after(y, y_pred, sample_weight)
 
     @tf.function
-    def train_step(batches: Iterator[object]) -> tuple[tf.Tensor, tf.Tensor]:
+    def train_step(batches: Iterator[object]) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         batch, waited = timed_next(batches)
-        return strategy.run(train_on, args=(batch,)), waited
+        loss, state = strategy.run(train_on, args=(batch,))
+        return waited, loss, state
 
     return train_step
 
