@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ def dtype_name(number: int) -> str:
         raise WireError(f"data type number {number} is unknown; expected one of {_numbered_names()}") from None
 
 
+@functools.cache
 def fixed_size_dtype(name: str) -> np.dtype[Any]:
     """Return the little-endian NumPy dtype of a name other than ``string``."""
     if name == BFLOAT16:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,12 @@ def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[Te
 
 def dtype_name(array: Array) -> str:
     """Return NumPy's name of the dtype, or ``string`` for byte and text strings."""
-    return "string" if array.dtype.kind in "SUO" else str(array.dtype.name)
+    return _name_of(array.dtype)
+
+
+@functools.lru_cache(maxsize=64)  # NumPy makes the name up each time; there are as many dtypes as lengths of text
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype.kind in "SUO" else str(dtype.name)
 
 
 def example_inputs(specs: Sequence[TensorSpec], *, rows: int, length: int, seed: int | None = None) -> dict[str, Array]:

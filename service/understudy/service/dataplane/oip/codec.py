@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Prediction
@@ -113,13 +117,20 @@ def stream_error_of(form: ReplyForm, failure: Failure) -> inference_pb2.ModelStr
 
 def parameters_of(parameters: Mapping[str, inference_pb2.InferParameter]) -> Parameters:
     """Return parameters as Python's own values; one without a value is left out."""
+    if not parameters:
+        return {}
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, choice) for name, (value, choice) in chosen.items() if choice is not None}
 
 
 def datatype_of(array: Array) -> str:
     """Return the protocol's name of an array's element type."""
-    return DATATYPES["string" if array.dtype.kind == "O" else array.dtype.name]
+    return _datatype(array.dtype)
+
+
+@functools.cache
+def _datatype(dtype: np.dtype[Any]) -> str:
+    return DATATYPES["string" if dtype.kind == "O" else dtype.name]
 
 
 def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:

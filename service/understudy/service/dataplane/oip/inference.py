@@ -62,6 +62,8 @@ def check_parameters(parameters: Parameters) -> Parameters:
         UnsupportedError: One asks for what this server does not do.
         InvalidInputError: The timeout or the priority is no whole number from 0 up.
     """
+    if not parameters:
+        return parameters
     _refuse_unsupported("the request", parameters)
     _whole_number(parameters, "timeout", "microseconds")
     _whole_number(parameters, "priority", "a level")
@@ -70,7 +72,8 @@ def check_parameters(parameters: Parameters) -> Parameters:
 
 def check_tensor_parameters(name: str, parameters: Parameters) -> None:
     """Raise UnsupportedError if a tensor's parameter asks for what this server does not do."""
-    _refuse_unsupported(f"tensor {name!r}", parameters)
+    if parameters:
+        _refuse_unsupported(f"tensor {name!r}", parameters)
 
 
 def add_input(inputs: dict[str, Array], name: str, array: Array) -> None:

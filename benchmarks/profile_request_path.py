@@ -1,0 +1,211 @@
+"""Where the time of a prediction goes: the CPU time of each part, and of the whole path behind the transport.
+
+    python -m benchmarks.profile_request_path [--rows 1 32] [--seconds 1] [--output FILE.json]
+
+Everything runs in this process, on the MLP that servers are compared with, and nothing goes over a wire: what a front
+end costs is the difference to the CPU seconds a request of ``python -m benchmarks.speed closed_loop``. Each part is
+called over and over, and the fastest of several rounds counts, so parts are as fast as caches make them; the whole path
+is a closed loop of coroutines and includes what the threads cost each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed import wire
+from benchmarks.speed.models import INPUT, MODELS
+from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.evaluator import Evaluator, EvaluatorSettings
+from understudy.evaluator.types import Prediction
+from understudy.oip import inference_pb2
+from understudy.service.dataplane import messages
+from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.oip import codec
+from understudy.service.dataplane.oip.plane import InferencePlane
+from understudy.service.dataplane.prediction import PredictionPlane
+from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.metrics.registry import new_registry
+from understudy.service.observer import ServiceObserver
+from understudy.service.readiness import Readiness
+from understudy.service.statistics import InferenceStatistics
+from understudy.v1 import prediction_pb2
+from understudy.wire import decode_all, encode
+
+MODEL = MODELS["mlp"]
+READY_SECONDS = 60.0
+STREAM_DEPTH = 64
+CALLERS = (1, 8, 64)
+ROUNDS, CALLS = 7, 1000
+MICROSECONDS = 1e6
+
+Answer = Callable[[bytes], Any]
+
+
+class Stand:
+    """The data plane before an evaluator. Belongs to the event loop that it was made on."""
+
+    def __init__(self, evaluator: Evaluator, settings: EvaluatorSettings, statistics: InferenceStatistics) -> None:
+        self.evaluator = evaluator
+        model = ServedModel(name=MODEL.name, evaluator=evaluator)
+        self.inference = InferencePlane(
+            model,
+            settings=settings,
+            statistics=statistics,
+            readiness=Readiness(),
+            stream_depth=STREAM_DEPTH,
+        )
+        self.prediction = PredictionPlane(evaluator, stream_depth=STREAM_DEPTH)
+
+    async def model_infer(self, data: bytes) -> bytes:
+        """Answer one request of the Open Inference Protocol."""
+        request = inference_pb2.ModelInferRequest.FromString(data)
+        response = await self.inference.model_infer(request, CallContext.with_time_remaining(None))
+        return response.SerializeToString()
+
+    async def predict(self, data: bytes) -> bytes:
+        """Answer one request of understudy.v1."""
+        request = prediction_pb2.PredictRequest.FromString(data)
+        response = await self.prediction.predict(request, CallContext.with_time_remaining(None))
+        return response.SerializeToString()
+
+
+@contextmanager
+def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
+    """Put the model on stage; give what makes stands."""
+    run = RunDir(folder / "run")
+    publisher = CheckpointPublisher(run, keep=1)
+    publisher.publish(
+        1,
+        lambda into: MODEL.build().save(into / MODEL_FILE),
+        epoch=None,
+        final=True,
+        metrics={},
+        signature=None,
+    )
+    statistics = InferenceStatistics()
+    observer = ServiceObserver(new_registry(), statistics=statistics, on_record=lambda: None)
+    settings = EvaluatorSettings(state_dir=folder / "state")
+    with Evaluator(settings, source=RunSource(run), observer=observer) as evaluator:
+        if not evaluator.wait_ready(READY_SECONDS):
+            raise TimeoutError(f"nothing was on stage after {READY_SECONDS:.0f} s")
+        yield lambda: Stand(evaluator, settings, statistics)
+
+
+def parts(on: Stand, rows: int) -> dict[str, float]:
+    """Return the microseconds of CPU time of each part of a request, by its name."""
+    values = MODEL.rows(rows)
+    infer_bytes, predict_bytes = requests(rows)
+    infer = inference_pb2.ModelInferRequest.FromString(infer_bytes)
+    predict = prediction_pb2.PredictRequest.FromString(predict_bytes)
+    taken_apart = codec.inference_of(infer)
+    form = codec.reply_form(infer)
+    prediction = on.evaluator.predict({INPUT: values}).result(READY_SECONDS)
+    slot: Any = on.evaluator._parts.manager.servable().slot  # noqa: SLF001 - what is profiled is inside
+    forward = slot._pass._function  # noqa: SLF001
+    return {
+        "ModelInfer: parse": cost(lambda: inference_pb2.ModelInferRequest.FromString(infer_bytes)),
+        "ModelInfer: take apart": cost(lambda: (codec.reply_form(infer), codec.inference_of(infer))),
+        "ModelInfer: reply": cost(lambda: codec.response_of(form, prediction).SerializeToString()),
+        "Predict: parse": cost(lambda: prediction_pb2.PredictRequest.FromString(predict_bytes)),
+        "Predict: take apart": cost(lambda: (decode_all(predict.inputs), messages.version(predict.version))),
+        "Predict: reply": cost(lambda: messages.predict_response(prediction).SerializeToString()),
+        "check against the signature": cost(lambda: slot.check_inputs(taken_apart.inputs)),
+        "merge 16 requests": cost(lambda: np.concatenate([values] * 16)),
+        "forward: one operation": cost(lambda: forward(values)),
+        "forward: ConcreteFunction.__call__": cost(lambda: forward.function(values)),
+        "forward: outputs to NumPy, as well": cost(lambda: slot.forward({INPUT: values})),
+        "split the outputs": cost(lambda: Prediction(outputs={"y": prediction.outputs["y"][0:1]}, step=1)),
+    }
+
+
+def requests(rows: int) -> tuple[bytes, bytes]:
+    """Return the same rows as a request of either protocol."""
+    predict = prediction_pb2.PredictRequest(inputs={INPUT: encode(MODEL.rows(rows))})
+    return wire.request(MODEL, rows), predict.SerializeToString()
+
+
+def cost(work: Callable[[], object]) -> float:
+    """Return the microseconds of CPU time that some work takes, in all threads."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        for _ in range(CALLS):
+            work()
+        best = min(best, (time.process_time() - began) / CALLS)
+    return best * MICROSECONDS
+
+
+async def whole(answer: Answer, data: bytes, *, callers: int, seconds: float) -> dict[str, float]:
+    """Keep so many requests under way for so long; return what each cost, in microseconds of CPU time."""
+    answered = 0
+    ends = time.perf_counter() + seconds
+
+    async def ask() -> None:
+        nonlocal answered
+        while time.perf_counter() < ends:
+            await answer(data)
+            answered += 1
+
+    process, loop, began = time.process_time(), time.thread_time(), time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(callers)))
+    return {
+        "requests_per_second": answered / (time.perf_counter() - began),
+        "cpu": (time.process_time() - process) / answered * MICROSECONDS,
+        "cpu_of_the_event_loop": (time.thread_time() - loop) / answered * MICROSECONDS,
+    }
+
+
+async def profile(make: Callable[[], Stand], rows: int, seconds: float) -> dict[str, Any]:
+    """Return the parts and the whole for one number of rows."""
+    on = make()
+    infer_bytes, predict_bytes = requests(rows)
+    found: dict[str, Any] = {"parts": await asyncio.to_thread(parts, on, rows)}
+    for name, answer, data in (("ModelInfer", on.model_infer, infer_bytes), ("Predict", on.predict, predict_bytes)):
+        found[name] = {callers: await whole(answer, data, callers=callers, seconds=seconds) for callers in CALLERS}
+    return found
+
+
+def show(rows: int, found: dict[str, Any]) -> None:
+    """Print what was found, as Markdown."""
+    print(f"\n| batch of {rows} | CPU, µs |\n|---|---|")
+    for name, microseconds in found["parts"].items():
+        print(f"| {name} | {microseconds:.1f} |")
+    print(f"\n| batch of {rows}, the data plane | requests/s | CPU, µs | of which event loop |\n|---|---|---|---|")
+    for name in ("ModelInfer", "Predict"):
+        for callers, one in found[name].items():
+            figures = f"{one['requests_per_second']:.0f} | {one['cpu']:.0f} | {one['cpu_of_the_event_loop']:.0f}"
+            print(f"| {name}, {callers} under way | {figures} |")
+
+
+def main() -> None:
+    """Profile, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each closed loop")
+    parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    arguments = parser.parse_args()
+    print(f"load: {', '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores")
+    result: dict[str, Any] = {"load": os.getloadavg()}
+    with tempfile.TemporaryDirectory() as folder, stand(Path(folder)) as make, asyncio.Runner() as runner:
+        for rows in arguments.rows:
+            result[str(rows)] = found = runner.run(profile(make, rows, arguments.seconds))
+            show(rows, found)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    main()
