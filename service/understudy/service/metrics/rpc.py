@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import accumulate
+from math import inf
+from typing import Literal
 
 from google.protobuf.descriptor import ServiceDescriptor
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from understudy.service.dataplane.codes import Code
 
@@ -61,25 +67,46 @@ def methods_of(*services: ServiceDescriptor) -> Iterator[RpcMethod]:
 
 
 class MethodMetrics:
-    """The series of one method, bound once, since looking up labels costs time. Thread-safe. `RpcMetrics` makes it."""
+    """What was counted and timed of one method. `RpcMetrics` makes it, and shows it.
 
-    def __init__(
-        self, *, started: Counter, received: Counter, sent: Counter, handling: Histogram, handled: dict[Code, Counter]
-    ) -> None:
-        self.started = started.inc
-        self.received = received.inc
-        self.sent = sent.inc
-        self._handling = handling
-        self._handled = handled
+    Plain numbers, for a call counts six things: prometheus_client's own counters take a lock for each, and a call is
+    counted on the event loop's thread alone. Reading them from another thread is safe.
+    """
+
+    __slots__ = ("ended", "fell_into", "method", "received_messages", "seconds", "sent_messages", "started_calls")
+
+    def __init__(self, method: RpcMethod) -> None:
+        self.method = method
+        self.started_calls = 0
+        self.received_messages = 0
+        self.sent_messages = 0
+        self.ended = [0] * len(Code)
+        self.fell_into = [0] * (len(HANDLING_BUCKETS_SECONDS) + 1)
+        self.seconds = 0.0
+
+    def started(self) -> None:
+        """Count a call that begins."""
+        self.started_calls += 1
+
+    def received(self) -> None:
+        """Count a message that came."""
+        self.received_messages += 1
+
+    def sent(self) -> None:
+        """Count a message that went."""
+        self.sent_messages += 1
 
     def handled(self, code: Code, *, seconds: float) -> None:
-        """Count a call that ended, whatever way."""
-        self._handled[code].inc()
-        self._handling.observe(seconds)
+        """Count and time a call that ended, whatever way."""
+        self.ended[code] += 1
+        self.fell_into[bisect_left(HANDLING_BUCKETS_SECONDS, seconds)] += 1
+        self.seconds += seconds
 
 
-class RpcMetrics:
+class RpcMetrics(Collector):
     """The ``grpc_server_*`` metrics, with every series of every method there from the start.
+
+    Belongs to the event loop's thread, but may be collected on any.
 
     Args:
         registry: Where to register them.
@@ -87,26 +114,13 @@ class RpcMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, methods: Iterable[RpcMethod] = ()) -> None:
-        def counter(name: str, text: str, *more: str) -> Counter:
-            return Counter(name, text, (*_LABELS, *more), registry=registry)
-
-        self._started = counter("grpc_server_started_total", "Calls started on the server.")
-        self._handled = counter("grpc_server_handled_total", "Calls ended on the server, by status.", "grpc_code")
-        self._received = counter("grpc_server_msg_received_total", "Messages received from callers.")
-        self._sent = counter("grpc_server_msg_sent_total", "Messages sent to callers.")
-        self._handling = Histogram(
-            "grpc_server_handling_seconds",
-            "Seconds from the start of a call on the server to its end.",
-            _LABELS,
-            buckets=HANDLING_BUCKETS_SECONDS,
-            registry=registry,
-        )
         self._methods: dict[str, MethodMetrics] = {}
         self.add(methods)
+        registry.register(self)
 
     def add(self, methods: Iterable[RpcMethod]) -> None:
         """Show every series of more methods. Call it before they are."""
-        self._methods |= {method.path: self._bind(method) for method in methods}
+        self._methods = self._methods | {method.path: MethodMetrics(method) for method in methods}
 
     def of(self, path: str) -> MethodMetrics:
         """Return the series of a method by its path, such as ``/package.Service/Method``.
@@ -116,12 +130,31 @@ class RpcMetrics:
         """
         return self._methods[path]
 
-    def _bind(self, method: RpcMethod) -> MethodMetrics:
-        labels: tuple[Any, ...] = (method.rpc_type, method.service, method.name)
-        return MethodMetrics(
-            started=self._started.labels(*labels),
-            received=self._received.labels(*labels),
-            sent=self._sent.labels(*labels),
-            handling=self._handling.labels(*labels),
-            handled={code: self._handled.labels(*labels, code.label) for code in Code},
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric, as it is now."""
+        started = CounterMetricFamily("grpc_server_started", "Calls started on the server.", labels=_LABELS)
+        handled = CounterMetricFamily(
+            "grpc_server_handled", "Calls ended on the server, by status.", labels=(*_LABELS, "grpc_code")
         )
+        received = CounterMetricFamily("grpc_server_msg_received", "Messages received from callers.", labels=_LABELS)
+        sent = CounterMetricFamily("grpc_server_msg_sent", "Messages sent to callers.", labels=_LABELS)
+        handling = HistogramMetricFamily(
+            "grpc_server_handling_seconds",
+            "Seconds from the start of a call on the server to its end.",
+            labels=_LABELS,
+        )
+        for counted in self._methods.values():
+            labels = (counted.method.rpc_type, counted.method.service, counted.method.name)
+            started.add_metric(labels, counted.started_calls)
+            received.add_metric(labels, counted.received_messages)
+            sent.add_metric(labels, counted.sent_messages)
+            handling.add_metric(labels, _cumulated(counted.fell_into), counted.seconds)
+            for code in Code:
+                handled.add_metric((*labels, code.label), counted.ended[code])
+        yield from (started, handled, received, sent, handling)
+
+
+def _cumulated(fell_into: Sequence[int]) -> list[tuple[str, float]]:
+    """Return a histogram's buckets as they are shown: how many values are at most each bound."""
+    bounds = map(floatToGoString, (*HANDLING_BUCKETS_SECONDS, inf))
+    return list(zip(bounds, map(float, accumulate(fell_into)), strict=True))
