@@ -117,8 +117,11 @@ def _replicas(result: Result) -> str:
 
 
 def _publishing(result: Result) -> str:
-    lines = [[str(row["mebibytes"]), table.spread(Spread.of(row["seconds"]))] for row in result["rows"]]
-    return table.markdown(("weights, MiB", "committed to served, s"), lines)
+    columns = ("seconds", "seconds_with_new_slot")
+    lines = [
+        [str(row["mebibytes"]), *(table.spread(Spread.of(row[column])) for column in columns)] for row in result["rows"]
+    ]
+    return table.markdown(("weights, MiB", "committed to served, s", "while slots are made, s"), lines)
 
 
 def _swapping(result: Result) -> str:

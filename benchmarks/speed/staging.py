@@ -7,9 +7,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.speed.errors import BenchmarkError
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.atomic import sync
 from understudy.checkpoints.layout import MODEL_FILE
+from understudy.clients import Client
+
+SERVE_SECONDS = 90.0
+"""How long a checkpoint may take until it is served."""
+
+NEW_SLOTS = 2
+"""The first checkpoints after the one on stage are each loaded into a new slot: the model is built and traced."""
+
+_LOOK_SECONDS = 0.005
 
 
 class StagedCheckpoints:
@@ -27,7 +37,6 @@ class StagedCheckpoints:
         self.run = RunDir(folder / "run")
         self._staged = RunDir(folder / "staged")
         self._next = 1
-        self._count = count
         self.run.checkpoints.mkdir(parents=True)
         publisher = CheckpointPublisher(self._staged, keep=count)
         for step in range(1, count + 1):
@@ -38,11 +47,6 @@ class StagedCheckpoints:
 
             publisher.publish(step, link, epoch=None, final=False, metrics={}, signature=None)
 
-    @property
-    def left(self) -> int:
-        """How many are not committed yet."""
-        return self._count - self._next + 1
-
     def commit(self) -> tuple[int, float]:
         """Commit the next one; return its step and the moment, in seconds since the epoch, at which it was there."""
         step = self._next
@@ -51,3 +55,22 @@ class StagedCheckpoints:
         committed = time.time()
         sync(self.run.checkpoints)
         return step, committed
+
+    def commit_and_wait(self, client: Client) -> float:
+        """Commit the next one; return the seconds until it was on stage."""
+        step, committed = self.commit()
+        wait_for(client, step)
+        return time.time() - committed
+
+    def settle(self, client: Client) -> None:
+        """Wait until the last one that was committed is on stage."""
+        wait_for(client, self._next - 1)
+
+
+def wait_for(client: Client, step: int) -> None:
+    """Wait until a step is on stage; raise BenchmarkError if it is not after `SERVE_SECONDS`."""
+    ends = time.monotonic() + SERVE_SECONDS
+    while client.status().serving_step != step:
+        if time.monotonic() > ends:
+            raise BenchmarkError(f"step {step} was not served within {SERVE_SECONDS:.0f} s")
+        time.sleep(_LOOK_SECONDS)

@@ -17,8 +17,9 @@ from benchmarks.speed.models import dense_of, model_file
 from benchmarks.speed.processes import Launch, free_port
 from benchmarks.speed.running import Bodies, prepare, running_one
 from benchmarks.speed.servers import Server, Site, frontend_options, serve_command
-from benchmarks.speed.staging import StagedCheckpoints
+from benchmarks.speed.staging import NEW_SLOTS, StagedCheckpoints
 from benchmarks.speed.workers import Worker
+from understudy.clients import Client
 
 MEBIBYTES = 200
 SHARE_OF_PEAK = 0.4
@@ -44,18 +45,23 @@ def run(measuring: Measuring) -> dict[str, Any]:
 def _measure(measuring: Measuring, bodies: Bodies, server: Server, worker: Worker) -> list[dict[str, Any]]:
     folder = measuring.work / f"swapping_{server.name}".replace(" ", "_")
     files = [model_file(measuring.work, bodies.model.name, seed) for seed in (0, 1)]
-    staged = StagedCheckpoints(folder, files, count=2 + measuring.rounds * PHASE_SECONDS)
-    staged.commit()
+    staged = StagedCheckpoints(folder, files, count=1 + NEW_SLOTS + measuring.rounds * PHASE_SECONDS)
     staged.commit()
     site = Site(model=bodies.model, model_file=bodies.file, port=free_port(), folder=folder)
     launch = Launch(command=serve_command(site, "--run-dir", str(staged.run.root), *frontend_options(server.name)))
     rows = []
-    with running_one(launch, name=server.name, port=site.port, log=folder / "log", bodies=bodies) as running:
+    with (
+        running_one(launch, name=server.name, port=site.port, log=folder / "log", bodies=bodies) as running,
+        Client(running.target) as client,
+    ):
+        for _ in range(NEW_SLOTS):
+            staged.commit_and_wait(client)
         load = h2load.run(running.port, bodies.path(1), connections=PEAK_CONNECTIONS, seconds=2)
         rate = SHARE_OF_PEAK * load.requests_per_second
         for turn in range(measuring.rounds):
             for swaps in (False, True):
                 figures = _phase(worker, running.target, rate, turn, staged if swaps else None)
+                staged.settle(client)
                 rows.append({"server": server.name, "swaps": swaps, "rate": round(rate, 1), **figures})
                 measuring.progress.step(
                     f"{server.name}, {'swapping' if swaps else 'at rest'}: p50 {figures['p50_ms']:.1f} ms, "
