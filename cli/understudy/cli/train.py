@@ -15,12 +15,11 @@ from understudy.cli.errors import CommandError
 from understudy.cli.options import settings_options
 from understudy.experiments import ExperimentError, load_experiment
 from understudy.trainer import (
-    ClusterTimeoutError,
     JsonLinesReporter,
     LineReporter,
-    PeerLostError,
     PreemptedError,
     ProgressReporter,
+    TFConfigError,
     TrainerError,
     TrainSettings,
 )
@@ -28,6 +27,7 @@ from understudy.trainer.rendezvous import wait_until_gone
 from understudy.trainer.tf_config import parse
 
 _LAST_SECONDS = 10.0
+_CLUSTERS = ("multi_worker", "parameter_server")
 
 ProgressFormat = Literal["lines", "json"]
 
@@ -67,8 +67,8 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
     """Train, and turn what is expected to go wrong into an exit status.
 
     Raises:
-        TrainFailedError: The training failed in a way that has an exit status of its own.
-        CommandError: The experiment or the run folder cannot be used.
+        TrainFailedError: The training failed; outside a cluster, for there the process ends instead.
+        CommandError: TF_CONFIG cannot be used.
     """
     from understudy.trainer import train
 
@@ -81,16 +81,15 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
             progress=_reporter(progress),
             on_end=functools.partial(_leave_cluster, settings, None),
         )
-    except TrainerError as error:
-        if isinstance(error, PeerLostError | ClusterTimeoutError):
-            _exit_at_once(error)
-        if isinstance(error, PreemptedError):
-            if not error.alone:
-                _leave_cluster(settings, error)
-            _exit_at_once(error)
-        raise TrainFailedError(str(error), exit_code=error.exit_code) from error
-    except (ExperimentError, CheckpointError) as error:
+    except TFConfigError as error:
         raise CommandError(str(error)) from error
+    except (TrainerError, ExperimentError, CheckpointError) as error:
+        failure = TrainFailedError(str(error), exit_code=error.exit_code if isinstance(error, TrainerError) else 1)
+        if isinstance(error, PreemptedError) and not error.alone:
+            _leave_cluster(settings, failure)
+        if settings.strategy in _CLUSTERS or isinstance(error, PreemptedError):
+            _exit_at_once(failure)
+        raise failure from error
 
 
 def let_sigterm_through() -> None:
@@ -106,23 +105,23 @@ class TrainFailedError(CommandError):
         self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance as well
 
 
-def _leave_cluster(settings: TrainSettings, error: PreemptedError | None) -> None:
-    """End the process, if it is a task of a synchronous cluster. The chief coordinates the others and goes last."""
-    task = parse(os.environ) if settings.strategy == "multi_worker" else None
-    if task is None:
+def _leave_cluster(settings: TrainSettings, failure: TrainFailedError | None) -> None:
+    """End the process, if it is a task of a cluster. The chief of a synchronous one coordinates it and goes last."""
+    if settings.strategy not in _CLUSTERS:
         return
-    if task.is_chief:
+    task = parse(os.environ)
+    if task is not None and task.is_chief and settings.strategy == "multi_worker":
         wait_until_gone(task, timeout_seconds=_LAST_SECONDS)
-    _exit_at_once(error)
+    _exit_at_once(failure)
 
 
-def _exit_at_once(error: TrainerError | None) -> NoReturn:
+def _exit_at_once(failure: TrainFailedError | None) -> NoReturn:
     """End the process without TensorFlow's shutdown, which may wait for tasks that are gone, or for its own threads."""
-    if error is not None:
-        TrainFailedError(str(error), exit_code=error.exit_code).show()
+    if failure is not None:
+        failure.show()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if error is None else error.exit_code)
+    os._exit(0 if failure is None else failure.exit_code)
 
 
 def _reporter(progress: ProgressFormat) -> ProgressReporter:

@@ -81,6 +81,7 @@ def train(
     task = training_task(settings, environ)
     if task is not None and settings.strategy == "parameter_server" and not task.is_chief:
         step = serve_until_done(task, settings)
+        on_end()
         return TrainResult(step=step, first_step=0, metrics={})
     with ExitStack() as stack:
         joins_cluster = task is not None and settings.strategy == "multi_worker"
