@@ -29,13 +29,16 @@ from understudy.checkpoints.layout import RESUME_DIR
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
 
 SIGNALS = 70
-KILLS_OF_SIGNALS = 50 / 70
+_SHARES = 5 * [signal.SIGKILL] + 2 * [signal.SIGTERM]
 
 STEPS = 600
+SAMPLE = 10
+"""For fewer signals than this the trainings are shorter."""
+SAMPLE_STEPS = 200
 KINDS = ("multi_worker", "mirrored")
 
 _OPTIONS = (
-    *("--steps", str(STEPS), "--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2"),
+    *("--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2"),
     # As long as a task waits for one that was killed before it was seen; one that does not join is waited for as long.
     *("--cluster-timeout-seconds", "30"),
 )
@@ -54,8 +57,9 @@ _OTHERS_ENDS = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, Preempte
 def run(trial: Trial) -> None:
     """Send as many signals as the trial says, and compare each training that came to its end."""
     wanted = trial.count(SIGNALS)
+    commit = _commit()
     state: dict[str, Any] = {
-        "commit": _commit(),
+        "commit": commit,
         "SIGKILL": 0,
         "SIGTERM": 0,
         "before_the_first_step": 0,
@@ -64,30 +68,40 @@ def run(trial: Trial) -> None:
         "longest_exit_seconds": 0.0,
     }
     state |= trial.load_state()
-    for kind in KINDS:
-        _finish(_start(kind, trial.work / f"undisturbed-{kind}"))
+    if state["commit"] != commit:
+        raise RuntimeError(f"{trial.work} is of {state['commit']}, this is {commit}; delete it to begin anew")
+    steps = STEPS if wanted >= SAMPLE else SAMPLE_STEPS
     while (done := state["SIGKILL"] + state["SIGTERM"]) < wanted or _is_unfinished(trial.work):
         kind = KINDS[state["trainings"] % len(KINDS)]
         run_dir = trial.work / f"disturbed-{kind}"
-        tasks = _start(kind, run_dir)
+        tasks = _start(kind, run_dir, steps)
         if done < wanted:
-            _disturb(tasks, trial.chance(done), state)
+            block, place = divmod(done, len(_SHARES))
+            numbers = trial.chance(-1 - block).sample(_SHARES, len(_SHARES))
+            _disturb(tasks, numbers[place], trial.chance(done), state)
         else:
             _finish(tasks)
-        if RunDir(run_dir).committed_steps()[-1:] == [STEPS]:
+        if _is_done(run_dir, steps):
+            undisturbed = trial.work / f"undisturbed-{kind}"
+            if not _is_done(undisturbed, steps):
+                _finish(_start(kind, undisturbed, steps))
             state["trainings"] += 1
-            state["equal"] += _is_equal(trial.work / f"undisturbed-{kind}", run_dir)
+            state["equal"] += _is_equal(undisturbed, run_dir, steps)
             shutil.rmtree(run_dir)
         trial.save_state(state)
-        trial.report(held=_held(state), finished=False, wanted=wanted, steps=STEPS, **state)
+        trial.report(held=_held(state), finished=False, wanted=wanted, steps=steps, **state)
     held = _held(state)
-    trial.report(held=held, finished=True, wanted=wanted, steps=STEPS, **state)
+    trial.report(held=held, finished=True, wanted=wanted, steps=steps, **state)
     if held:
         trial.finish()
 
 
 def _held(state: dict[str, Any]) -> bool:
     return bool(0 < state["trainings"] == state["equal"])
+
+
+def _is_done(run_dir: Path, steps: int) -> bool:
+    return RunDir(run_dir).committed_steps()[-1:] == [steps]
 
 
 def _is_unfinished(work: Path) -> bool:
@@ -98,16 +112,17 @@ def _is_unfinished(work: Path) -> bool:
 Tasks = list[tuple[subprocess.Popen[bytes], Path]]
 
 
-def _start(kind: str, run_dir: Path) -> Tasks:
+def _start(kind: str, run_dir: Path, steps: int) -> Tasks:
     run_dir.mkdir(parents=True, exist_ok=True)
+    training = (*_OPTIONS, "--steps", str(steps), "--strategy", kind)
     if kind == "mirrored":
-        return [_start_task(run_dir, 0, ("--strategy", "mirrored", "--logical-cpus", "2"), {})]
+        return [_start_task(run_dir, 0, (*training, "--logical-cpus", "2"), {})]
     workers = [f"127.0.0.1:{port}" for port in _free_ports(2)]
     return [
         _start_task(
             run_dir,
             index,
-            ("--strategy", "multi_worker"),
+            training,
             {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})},
         )
         for index in range(len(workers))
@@ -115,7 +130,7 @@ def _start(kind: str, run_dir: Path) -> Tasks:
 
 
 def _start_task(run_dir: Path, index: int, options: tuple[str, ...], environ: dict[str, str]) -> Any:
-    command = [sys.executable, "-m", "understudy.cli", "train", "digits", "--run-dir", str(run_dir), *_OPTIONS]
+    command = [sys.executable, "-m", "understudy.cli", "train", "digits", "--run-dir", str(run_dir)]
     log = run_dir / f"task-{index}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -127,9 +142,8 @@ def _start_task(run_dir: Path, index: int, options: tuple[str, ...], environ: di
     return process, log
 
 
-def _disturb(tasks: Tasks, chance: random.Random, state: dict[str, Any]) -> None:
+def _disturb(tasks: Tasks, number: signal.Signals, chance: random.Random, state: dict[str, Any]) -> None:
     """Signal one of the tasks at some moment, and wait until all have ended, as they are to do by themselves."""
-    number = signal.SIGKILL if chance.random() < KILLS_OF_SIGNALS else signal.SIGTERM
     victim, log = chance.choice(tasks)
     if chance.random() < 0.25:
         time.sleep(chance.uniform(0, _LONGEST_START_SECONDS))
@@ -191,17 +205,18 @@ def _end(tasks: Tasks, seconds: float) -> None:
             process.wait()
 
 
-def _is_equal(one: Path, other: Path) -> bool:
-    states = [np.load(RunDir(path).checkpoint(STEPS) / RESUME_DIR / "state.npz") for path in (one, other)]
+def _is_equal(one: Path, other: Path, step: int) -> bool:
+    states = [np.load(RunDir(path).checkpoint(step) / RESUME_DIR / "state.npz") for path in (one, other)]
     with states[0], states[1]:
         first, second = ({name: arrays[name].tobytes() for name in arrays.files} for arrays in states)
         return first == second
 
 
 def _commit() -> str:
-    """Return which state of the code this is."""
+    """Return which state of the code this is, as far as Git knows."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent).stdout.strip()
+    told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return told.stdout.strip() or "unknown"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 110.0
+LONG_SECONDS = 300.0
 
 
-def soak(topic: str, count: int, folder: Path) -> dict[str, Any]:
+def soak(topic: str, count: int, folder: Path, *, seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     """Try a little of a topic; return its result."""
     options = ("--count", str(count), "--work", str(folder / "work"), "--results", str(folder))
     ended = subprocess.run(
@@ -22,7 +25,7 @@ def soak(topic: str, count: int, folder: Path) -> dict[str, Any]:
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_SECONDS,
+        timeout=seconds,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -43,3 +46,11 @@ def test_killed_at_random_the_evaluator_neither_repeats_nor_skips_a_checkpoint(t
     result = soak("kills", 2, tmp_path)
 
     assert (result["kills"], result["checkpoints"]) == (2, 2)
+
+
+@pytest.mark.timeout(LONG_SECONDS + 60)
+def test_a_training_by_two_workers_comes_to_the_same_bits_though_one_was_killed(tmp_path: Path) -> None:
+    result = soak("training_kills", 1, tmp_path, seconds=LONG_SECONDS)
+
+    assert result["SIGKILL"] + result["SIGTERM"] == 1
+    assert (result["trainings"], result["equal"]) == (1, 1)
