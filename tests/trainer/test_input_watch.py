@@ -29,17 +29,17 @@ def advance(step: int, waited: float, seconds: float = 10.0) -> Advance:
 def test_an_input_that_holds_training_up_is_told_once_with_what_helps(caplog: pytest.LogCaptureFixture) -> None:
     watching = watch(cache=False)
     for step in range(5, 60, 5):
-        watching.saw(advance(step, waited=4.0))
+        watching.saw(advance(step, waited=5.0))
         assert bool(caplog.messages) == (step >= 20), "the first call traces the graph, then 30 s are judged"
     (message,) = caplog.messages
-    assert message.startswith("training waited for its input 40% of the last 30 s: keep it in memory with --cache")
+    assert message.startswith("training waited for its input 50% of the last 30 s: keep it in memory with --cache")
     assert "num_parallel_calls=tf.data.AUTOTUNE" in message
 
 
 def test_an_input_that_keeps_up_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     watching = watch(cache=False)
     for step in range(5, 60, 5):
-        watching.saw(advance(step, waited=2.9))
+        watching.saw(advance(step, waited=3.9))
     assert caplog.messages == []
 
 

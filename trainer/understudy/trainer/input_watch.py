@@ -9,12 +9,12 @@ from understudy.trainer.job import Advance
 
 _log = logging.getLogger(__name__)
 
-_TOO_MUCH = 0.3
+_TOO_MUCH = 0.4
 _WINDOW_SECONDS = 30.0
 
 
 class InputWatch:
-    """Warns once when the input took more than 30 % of 30 seconds of training.
+    """Warns once when the input took more than 40 % of 30 seconds of training.
 
     What is left out: the first call, which also traces the graph, and the pass over the data that fills the cache.
 
