@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 from trainer.rig import free_ports
 
-from understudy.trainer import ClusterError, ClusterTask
+from understudy.trainer import ClusterError, ClusterTask, ClusterTimeoutError
 from understudy.trainer.rendezvous import wait_for_peers, wait_until_gone
 
 
@@ -44,6 +45,16 @@ def test_an_address_that_does_not_resolve_is_named() -> None:
     lonely = ClusterTask(role="worker", index=0, cluster={"worker": (f"127.0.0.1:{port}", "no-such-host.invalid:2222")})
     with pytest.raises(ClusterError, match=r"worker 1 \(no-such-host.invalid:2222\)"):
         wait_for_peers(lonely, timeout_seconds=0.1)
+
+
+def test_many_peers_that_do_not_answer_are_given_up_together() -> None:
+    (port,) = free_ports(1)
+    silent = [f"192.0.2.{number}:2222" for number in range(1, 31)]  # reserved for documentation: nobody answers
+    lonely = ClusterTask(role="worker", index=0, cluster={"worker": (f"127.0.0.1:{port}", *silent)})
+    began = time.monotonic()
+    with pytest.raises(ClusterTimeoutError, match=r"worker 1 \(192.0.2.1:2222\): .*; worker 30 \(192.0.2.30:2222\): "):
+        wait_for_peers(lonely, timeout_seconds=0.1)
+    assert time.monotonic() - began < 15.0
 
 
 def test_a_port_in_use_is_named() -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from understudy.trainer.errors import ClusterError, ClusterTimeoutError
 from understudy.trainer.tf_config import ClusterTask, Peer
 
 _PAUSE_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
+_CALLS_AT_ONCE = 32
 
 
 def wait_for_peers(
@@ -76,14 +78,20 @@ def _listen(me: Peer) -> socket.socket:
 
 
 def _call(peers: Iterable[Peer]) -> dict[Peer, str]:
-    """Call each peer once; return why those that did not answer did not."""
-    failures = {}
-    for peer in peers:
-        try:
-            socket.create_connection(_split(peer.address), timeout=_CONNECT_SECONDS).close()
-        except OSError as error:
-            failures[peer] = error.strerror or str(error)
-    return failures
+    """Call each peer once, many at a time; return why those that did not answer did not."""
+    called = list(peers)
+    with ThreadPoolExecutor(max(1, min(len(called), _CALLS_AT_ONCE))) as pool:
+        answers = zip(called, pool.map(_failure, called), strict=True)
+        return {peer: failure for peer, failure in answers if failure is not None}
+
+
+def _failure(peer: Peer) -> str | None:
+    """Call a peer; return why it did not answer, or None if it did."""
+    try:
+        socket.create_connection(_split(peer.address), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _split(address: str) -> tuple[str, int]:
