@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from front_ends import FRONT_ENDS, GRPCIO
 from integration.checkpoints import Chief, write_dataset
-from integration.in_process import FRONT_ENDS, RunningService, running_service
+from integration.in_process import RunningService, running_service
 
 from understudy.clients import Client
 
@@ -33,7 +34,7 @@ def replicas(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
 @pytest.fixture
 def front_end() -> str:
     """The front end of `run_service`; a module that runs with others overrides it."""
-    return FRONT_ENDS[0]
+    return GRPCIO
 
 
 @pytest.fixture

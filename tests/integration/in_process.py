@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from front_ends import GRPCIO
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
-
-FRONT_ENDS = ("grpcio", "envoy")
-"""The first runs in this process; the second needs one of its own, which it makes Envoy of."""
 
 START_SECONDS = 90.0
 WAIT_SECONDS = 60.0
@@ -100,12 +98,15 @@ def running_service(
     *,
     replicas: tuple[str, ...],
     state_dir: Path,
-    front_end: str = "grpcio",
+    front_end: str = GRPCIO,
 ) -> Iterator[RunningService]:
-    """Run a service on free ports, with one replica on each of these devices; end it afterwards."""
+    """Run a service on free ports, with one replica on each of these devices; end it afterwards.
+
+    With grpcio it runs in this process; envoy needs one of its own, which it makes Envoy of.
+    """
     chosen = {"grpc_port": 0, "http_port": 0, "state_dir": state_dir, **settings}
     evaluator = {"poll_interval_seconds": 0.05, **evaluator}
-    if front_end == "grpcio":
+    if front_end == GRPCIO:
         serve_settings = ServeSettings(**chosen)
         service = _start(serve_settings, EvaluatorSettings(state_dir=state_dir, **{"devices": replicas, **evaluator}))
     else:

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from front_ends import FRONT_ENDS
 from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
 from integration.crowded import (
     BEST,
@@ -23,7 +24,7 @@ from integration.crowded import (
     until_given_back,
     until_taken,
 )
-from integration.in_process import FRONT_ENDS, RunningService
+from integration.in_process import RunningService
 
 from understudy.cli.main import main
 from understudy.clients import (

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from front_ends import FRONT_ENDS
 from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model
 from integration.crowded import (
     BEST,
@@ -20,7 +21,7 @@ from integration.crowded import (
     until_given_back,
     until_taken,
 )
-from integration.in_process import FRONT_ENDS, RunningService
+from integration.in_process import RunningService
 
 from understudy.clients import Client, InvalidArgumentError, Metric
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2

@@ -7,8 +7,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from front_ends import FRONT_ENDS
 from integration.conftest import Run
-from integration.in_process import FRONT_ENDS
 
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.keras_signature import signature_of

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from front_ends import FRONT_ENDS
 from integration.checkpoints import OUTPUTS, Chief, ones
-from integration.in_process import FRONT_ENDS, RunningService, running_service, until
+from integration.in_process import RunningService, running_service, until
 
 from understudy.clients import (
     AbortedError,

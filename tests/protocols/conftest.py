@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocols.served import FRONT_ENDS, Pair, serving_both
+from front_ends import FRONT_ENDS
+from protocols.served import Pair, serving_both
 from protocols.values import DTYPES, packed, values
 
 from understudy.clients import Client
@@ -36,7 +37,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         def serve(front_end: str) -> Pair:
             if front_end not in started:
                 folder = tmp_path_factory.mktemp(front_end)
-                started[front_end] = stack.enter_context(serving_both(folder, *FRONT_ENDS[front_end]))
+                started[front_end] = stack.enter_context(serving_both(folder, "--frontend", front_end))
             return started[front_end]
 
         yield serve

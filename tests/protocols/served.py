@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,6 @@ from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.clients import Client
-
-FRONT_ENDS: Mapping[str, Sequence[str]] = {"grpcio": (), "envoy": ("--frontend", "envoy")}
-"""The flags that choose each front end."""
 
 START_SECONDS = 90.0
 END_SECONDS = 40.0

@@ -28,6 +28,13 @@ def current() -> Host | None:
     return _current
 
 
+def begin(program: Program) -> Host:
+    """Return the Envoy that this process is, which is to run a program. Call it once, inside Envoy."""
+    global _current  # noqa: PLW0603 - there is one Envoy in a process, and pyvoy makes it by importing a module
+    _current = Host(program)
+    return _current
+
+
 class Host:
     """An ASGI application that starts the program with Envoy, and answers calls once the program has opened it.
 
@@ -38,8 +45,6 @@ class Host:
     _asgi_single_callable = True  # lets pyvoy call it as it is, without a coroutine of its own
 
     def __init__(self, program: Program) -> None:
-        global _current  # noqa: PLW0603 - there is one Envoy in a process, and pyvoy makes it by importing a module
-        _current = self
         self.launched = program
         self._answer: Application = self._wait_and_answer
         self._opened = asyncio.Event()
@@ -69,7 +74,9 @@ class Host:
         def wait() -> None:
             first = signal.sigwait(ENDING_SIGNALS)
             loop.call_soon_threadsafe(on_signal, signal.Signals(first))
-            _die_of(signal.sigwait(ENDING_SIGNALS))
+            second = signal.sigwait(ENDING_SIGNALS)
+            self.launched.clear_away()
+            _die_of(second)
 
         threading.Thread(target=wait, name="signals", daemon=True).start()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.service.envoy.host import Host
+from understudy.service.envoy.host import begin
 from understudy.service.envoy.program import Program
 
-app = Host(Program.taken_along())
+app = begin(Program.taken_along())

@@ -83,8 +83,12 @@ class Program:
         status = self._run()
         sys.stdout.flush()
         sys.stderr.flush()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.clear_away()
         os._exit(status)
+
+    def clear_away(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self) -> int:
         try:
