@@ -43,13 +43,14 @@ PEER_TOPICS = ("closed_loop", "open_loop")
 
 QUICK = {"rounds": 1, "seconds": 0.5}
 ROUNDS = 3
-SECONDS = 1.0
+SECONDS, SECONDS_BESIDE_PEERS = 0.6, 1.0
 
 
 def main() -> int:
     """Measure; return 1 if something could not be."""
     arguments = _parser().parse_args()
-    defaults = QUICK if arguments.quick else {"rounds": ROUNDS, "seconds": SECONDS}
+    full = {"rounds": ROUNDS, "seconds": SECONDS_BESIDE_PEERS if arguments.peers else SECONDS}
+    defaults = QUICK if arguments.quick else full
     chosen = arguments.topics or (PEER_TOPICS if arguments.peers else TOPICS)
     trial = arguments.quick or arguments.only
     folder = arguments.results or (results.TRIALS if trial else results.FOLDER)
@@ -104,7 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("topics", nargs="*", choices=[*TOPICS, []], metavar="TOPIC", help="by default all")
     parser.add_argument("--peers", action="store_true", help="beside other servers: closed and open loop by default")
     parser.add_argument("--rounds", type=int, help=f"measurements of each cell, by default {ROUNDS}")
-    parser.add_argument("--seconds", type=float, help=f"of one measurement in a closed loop, by default {SECONDS}")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help=f"of one measurement in a closed loop, by default {SECONDS}, with --peers {SECONDS_BESIDE_PEERS}",
+    )
     parser.add_argument("--only", default="", help="words of which a name must hold one: envoy,triton,process")
     parser.add_argument("--quick", action="store_true", help="one round of half a second each: does it run at all?")
     parser.add_argument("--render", action="store_true", help="measure nothing, only write the tables anew")

@@ -27,6 +27,7 @@ CONNECTIONS = (1, 8, 32, 64)
 RESTLESS_SHARE = 0.02
 """A process that takes more of a core than this while nobody asks it anything is stopped while others are measured."""
 
+_MANY_ROWS = 8192
 _REASON_CHARACTERS = 300
 """How much of the end of a reason is kept; a traceback says last what went wrong."""
 
@@ -56,6 +57,11 @@ def order(cells: Sequence[Cell], taking_part: Sequence[Entrant], turn: int) -> I
         for entrant in (*taking_part[first:], *taking_part[:first]):
             if entrant.takes(cell):
                 yield cell, entrant
+
+
+def length_of(cell: Cell) -> int:
+    """Return how many times as long a cell is measured: where thousands of rows wait, an answer takes a second."""
+    return 1 + cell.rows * cell.connections // _MANY_ROWS
 
 
 class Table:
@@ -94,7 +100,7 @@ class Table:
 
     def _measure(self, cell: Cell, entrant: Entrant) -> None:
         try:
-            figures = entrant.measure(cell, self._measuring.seconds)
+            figures = entrant.measure(cell, self._measuring.seconds * length_of(cell))
         except BenchmarkError as error:
             self.failures.append(f"{cell}: {entrant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
             self._measuring.progress.step(self.failures[-1])

@@ -23,7 +23,7 @@ from understudy.clients import Client
 
 MEBIBYTES = 200
 SHARE_OF_PEAK = 0.4
-PHASE_SECONDS = 6
+PHASE_SECONDS = 5
 PERIOD_SECONDS = 1.0
 PEAK_CONNECTIONS = 8
 

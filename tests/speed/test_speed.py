@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import goals, h2load, report, results
-from benchmarks.speed.closed_loop import order
+from benchmarks.speed.closed_loop import length_of, order
 from benchmarks.speed.entrants import FUNCTION, Asked, Cell, Served
 from benchmarks.speed.errors import BenchmarkError
 from benchmarks.speed.figures import Figures, Spread, spread_of_ratios
@@ -104,6 +104,12 @@ def test_every_round_measures_everybody_in_every_cell_and_begins_with_another() 
     assert len({frozenset(measured) for measured in rounds}) == 1
     assert len(rounds[0]) == 7
     assert len({tuple(measured) for measured in rounds}) == 3
+
+
+def test_a_cell_is_measured_for_longer_where_answers_take_longer() -> None:
+    lengths = [length_of(Cell(model="mlp", rows=rows, connections=64)) for rows in BATCHES]
+
+    assert lengths == [1, 1, 3]
 
 
 def test_a_tree_of_processes_ends_with_its_context(tmp_path: Path) -> None:
