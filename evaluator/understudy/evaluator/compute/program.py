@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.compute.direct_call import StructuredCall
 from understudy.evaluator.compute.masks import put_mask
 from understudy.evaluator.compute.outside_state import OutsideState
 from understudy.evaluator.types import Array
@@ -84,7 +85,7 @@ class ScoringProgram:
     Args:
         model: The compiled model.
         interface: Its structures.
-        device: Where to compute.
+        devices: The devices of the replicas; it computes on the first.
         options: How to score.
         data: The specification of the batches.
         on_trace: Called each time it is traced.
@@ -99,7 +100,7 @@ class ScoringProgram:
         model: Any,
         interface: ModelInterface,
         *,
-        device: str,
+        devices: Sequence[str],
         options: ProgramOptions,
         data: ScoringData,
         on_trace: Callable[[], None],
@@ -108,7 +109,7 @@ class ScoringProgram:
         self.without_row_losses = ""
         self._model = model
         self._interface = interface
-        self._device = device
+        self._device = devices[0]
         self._options = options
         self._on_trace = on_trace
         self._loss = keras.metrics.Mean(name=LOSS)
@@ -118,11 +119,11 @@ class ScoringProgram:
         self._variables = [*self._loss.variables, *model.metrics_variables]
         initial = tuple(self._initial_values())
         state = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
-        self._update = self._function(self._trace_update).get_concrete_function(state, *data.as_arguments())
+        self._update = StructuredCall(self._trace_update, (state, *data.as_arguments()), devices)
         self._result = self._compute_result
         if self._has_own_result:  # which looks at what the model is compiled with at that moment
             self._result = self._function(self._compute_result).get_concrete_function(state)
-        self._outside = OutsideState(self._update, model)
+        self._outside = OutsideState(self._update.function, model)
         self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
 
     def update(self, state: ProgramState, data: ScoringData) -> ProgramState:

@@ -216,7 +216,7 @@ class Slot:
                 program = ScoringProgram(
                     self._model,
                     self._interface,
-                    device=self._device,
+                    devices=self._strategy.extended.worker_devices,
                     options=options,
                     data=data,
                     on_trace=self._traced,
