@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from understudy.evaluator.compute import weight_reading  # noqa: F401 - how TensorFlow reads weights from then on
 from understudy.evaluator.compute.names import without_made_up_names
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
