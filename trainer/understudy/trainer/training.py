@@ -25,6 +25,7 @@ from understudy.trainer.model import build_model
 from understudy.trainer.pace import ProgressMeter
 from understudy.trainer.parameter_server.job import ParameterServerJob
 from understudy.trainer.parameter_server.servers import serve_until_done
+from understudy.trainer.parting import part
 from understudy.trainer.preemption import PreemptionWatch
 from understudy.trainer.progress import ProgressReporter, SilentReporter, TrainingPlan
 from understudy.trainer.settings import TrainSettings
@@ -120,7 +121,7 @@ def train(
         stack.enter_context(served)
         preemption.save_from_now_on()
         result = _run(job, settings, first_step, reporter=reporter, chief=chief, preemption=preemption, served=served)
-        _wait_for_others(job, is_chief=chief is not None)
+        part(job.wait_for_all, RunDir(settings.run_dir), is_chief=chief is not None)
         reporter.finished(result.step)
     if chief is not None and settings.wait_for_evaluation is not None:
         _wait_for_evaluation(settings, settings.wait_for_evaluation)
@@ -195,19 +196,6 @@ def _run(
                 f"asked to end by SIGTERM; step {step} is saved, and starting every task again goes on there",
             )
     return TrainResult(step=step, first_step=first_step, metrics=metrics, stopped_early=stopped_early)
-
-
-def _wait_for_others(job: Job, *, is_chief: bool) -> None:
-    """Wait until every task has done its last step.
-
-    One that heard a little sooner that all had may be gone before this one has, which then looks like its death. The
-    chief need not mind: it has published all there is.
-    """
-    try:
-        job.wait_for_all()
-    except tf.errors.OpError:
-        if not is_chief:
-            raise
 
 
 def _wait_for_evaluation(settings: TrainSettings, timeout_seconds: float) -> None:
