@@ -111,9 +111,11 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
         writer.stdin.write(f"{name} {folder} {seconds}\n")
         writer.stdin.flush()
         os.set_blocking(writer.stdout.fileno(), False)
-        while not (line := writer.stdout.readline()):
+        line = ""
+        while not line.endswith("\n"):  # what can be read at once may be less than a line, or the rest of the last one
             assert writer.poll() is None, "the writer ended"
             _ask(evaluator, tally, steps)
+            line = (line + writer.stdout.readline()).lstrip()
         report = json.loads(line)
         tally.saves, tally.failed_saves = report["saves"], report["failures"]
         ends = time.monotonic() + _WAIT_SECONDS
