@@ -53,7 +53,11 @@ def main() -> int:
         work=arguments.work,
         results=arguments.results,
     )
-    importlib.import_module(f"benchmarks.soak.{arguments.topic}").run(trial)
+    try:
+        importlib.import_module(f"benchmarks.soak.{arguments.topic}").run(trial)
+    except Exception as error:
+        trial.broke_off(error)
+        raise
     print(json.dumps(trial.result))
     return 0 if trial.result["held"] else 1
 

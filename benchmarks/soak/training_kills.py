@@ -69,7 +69,7 @@ def run(trial: Trial) -> None:
     }
     state |= trial.load_state()
     if state["commit"] != commit:
-        raise RuntimeError(f"{trial.work} is of {state['commit']}, this is {commit}; delete it to begin anew")
+        raise SystemExit(f"{trial.work} is of {state['commit']}, this is {commit}; delete it to begin anew")
     steps = STEPS if wanted >= SAMPLE else SAMPLE_STEPS
     while (done := state["SIGKILL"] + state["SIGTERM"]) < wanted or _is_unfinished(trial.work):
         kind = KINDS[state["trainings"] % len(KINDS)]

@@ -38,7 +38,7 @@ class Trial:
         self._results = results
         self._began = time.time()
         self._state_file = self.work / "state.json"
-        self.result: dict[str, Any] = {"held": False}
+        self.result: dict[str, Any] = {"topic": topic, "held": False, "seed": seed}
 
     def count(self, default: int) -> int:
         """Return how much to try."""
@@ -74,10 +74,18 @@ class Trial:
             "python": platform.python_version(),
             "processors": len(os.sched_getaffinity(0)),
         }
-        self._results.mkdir(parents=True, exist_ok=True)
-        file = self._results / f"soak_{self.topic}.json"
-        file.write_text(json.dumps(self.result, indent=2) + "\n")
+        self._write()
+
+    def broke_off(self, error: Exception) -> None:
+        """Write that it did not hold, and what ended it, beside what was written last."""
+        self.result |= {"held": False, "ended_by": f"{type(error).__name__}: {error}"}
+        self._write()
 
     def finish(self) -> None:
         """Delete the work folder: there is nothing left to go on with."""
         shutil.rmtree(self.work)
+
+    def _write(self) -> None:
+        self._results.mkdir(parents=True, exist_ok=True)
+        file = self._results / f"soak_{self.topic}.json"
+        file.write_text(json.dumps(self.result, indent=2) + "\n")

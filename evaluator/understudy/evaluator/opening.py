@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.experiments import Experiment, load_experiment
 
 DEFAULT_MODEL_NAME = "model"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,9 @@ def _source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSource:
     if origin.is_run:
         if origin.url is not None:
             raise ConfigurationError(f"a run folder is a local folder, not {origin.url}; mount it and give the folder")
-        return RunSource(RunDir(origin.folder))
+        run_dir = RunDir(origin.folder)
+        _say_if_missing(run_dir.checkpoints)
+        return RunSource(run_dir)
     try:
         return _foreign_source(origin, settings)
     except OSError as error:
@@ -87,8 +92,15 @@ def _foreign_source(origin: Origin, settings: EvaluatorSettings) -> CheckpointSo
     source = FolderSource(folder, settings.state_dir / "staging", takes_variables=origin.experiment is not None)
     if origin.url is not None:
         return RemoteFolderSource(origin.url, mirror, source)
+    _say_if_missing(folder)
     source.check()
     return source
+
+
+def _say_if_missing(folder: Path) -> None:
+    """Say that a folder may be mistyped; its writer may also have to begin yet."""
+    if not folder.is_dir():
+        _log.warning("there is no folder %s; waiting for it to appear", folder)
 
 
 def _datasets(origin: Origin, experiment: Experiment | None) -> Sequence[EvaluationDataset]:
