@@ -122,7 +122,7 @@ def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
 
 def describe_file(directory: Path, path: str) -> FileEntry:
     """Measure and hash one file of a folder."""
-    with (directory / path).open("rb") as file:
+    with (directory / path).open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileEntry(path=path, size_bytes=file.tell(), sha256=digest.hexdigest())
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from understudy.evaluator.compute import weight_reading  # noqa: F401 - how TensorFlow reads weights from then on
+from understudy.evaluator.compute import weight_reading
 from understudy.evaluator.compute.names import without_made_up_names
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
@@ -24,7 +22,6 @@ _ASSETS = "assets/"
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 """What stands before each file in a zip archive: among other things, the lengths of two fields that follow it."""
-_COPIED_AT_ONCE = 2**24
 
 
 def architecture_of(model_file: Path) -> str:
@@ -70,38 +67,28 @@ def build_model(model_file: Path) -> Any:
 def assign_weights(model: Any, model_file: Path) -> None:
     """Assign the weights in the file to the variables of a model of the same architecture.
 
+    The checksum in the archive is not looked at: whoever took the checkpoint has held all of it against its hash.
+
     Raises:
         LoadError: The file is damaged. Some variables may have been assigned.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=model_file.parent) as folder:
-            weights = Path(folder, _WEIGHTS)
-            _extract(model_file, _WEIGHTS, weights)
-            model.load_weights(weights)
+        with zipfile.ZipFile(model_file) as archive:
+            info = archive.getinfo(_WEIGHTS)
+        if info.compress_type == zipfile.ZIP_STORED:  # as Keras does
+            weight_reading.assign_weights(model, model_file, start=_start_of(info, model_file), size=info.file_size)
+        else:
+            model.load_weights(model_file)
     except Exception as error:
         raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
 
 
-def _extract(archive_file: Path, member: str, into: Path) -> None:
-    """Take a file out of an archive. One that is stored as it is, as Keras does, is copied by the kernel.
-
-    Its checksum is not looked at then: whoever took the checkpoint has held the whole archive against its hash.
-    """
-    with zipfile.ZipFile(archive_file) as archive:
-        info = archive.getinfo(member)
-        if info.compress_type != zipfile.ZIP_STORED:
-            archive.extract(info, into.parent)
-            return
-    with archive_file.open("rb") as source, into.open("wb") as target:
-        source.seek(info.header_offset)
-        *_, name_length, extra_length = _LOCAL_HEADER.unpack(source.read(_LOCAL_HEADER.size))
-        start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-        end = start + info.file_size
-        while start < end:
-            copied = os.sendfile(target.fileno(), source.fileno(), start, min(end - start, _COPIED_AT_ONCE))
-            if copied == 0:
-                raise EOFError(f"{member} ends early")
-            start += copied
+def _start_of(info: zipfile.ZipInfo, archive_file: Path) -> int:
+    """Return where in an archive the content of a member begins, in bytes."""
+    with archive_file.open("rb") as archive:
+        archive.seek(info.header_offset)
+        *_, name_length, extra_length = _LOCAL_HEADER.unpack(archive.read(_LOCAL_HEADER.size))
+    return info.header_offset + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
 
 
 def _read(model_file: Path) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:

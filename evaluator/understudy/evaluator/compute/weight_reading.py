@@ -1,55 +1,147 @@
-"""Reads weights from HDF5 files without holding everybody else up.
+"""Assigns weights that are stored as HDF5, in files or in archives, without holding everybody else up.
 
-Importing this module teaches TensorFlow how to make tensors of HDF5 datasets, which is what Keras assigns to variables
-when it loads weights. By itself TensorFlow would copy each as a whole, and keep Python's other threads waiting for it:
-45 ms for a layer of 190 MB.
+Keras would read each variable through HDF5, and have TensorFlow copy it while Python's other threads wait: 45 ms for a
+layer of 190 MB. Here what is large is read straight from the file, in slices, into memory that TensorFlow takes over,
+if possible the memory of weights that nobody uses any more.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import io
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import h5py
 import numpy as np
 import tensorflow as tf
+from keras.src.saving import saving_lib  # how Keras itself finds the variables of a model in a file
 
-from understudy.evaluator.types import Array
+from understudy.evaluator.compute.spare_memory import ALIGNMENT_BYTES, SpareMemory
 
-_ALIGNMENT_BYTES = 64
-"""What TensorFlow asks of a buffer that it takes over."""
-_SLICE_BYTES = 2**20
+_SPARE = SpareMemory()
+_SLICE_BYTES = 2**22
 _SMALL_BYTES = 2**16
 
 
-def to_tensor(dataset: h5py.Dataset) -> Any:
-    """Return the values of a dataset as a tensor that holds the only copy of them."""
-    if dataset.dtype.kind != "f" or dataset.nbytes <= _SMALL_BYTES:
-        return tf.constant(dataset[()])
-    return tf.experimental.dlpack.from_dlpack(read_in_slices(dataset).__dlpack__())
+def assign_weights(model: Any, file: Path, *, start: int = 0, size: int | None = None) -> None:
+    """Assign the weights in an HDF5 file that Keras wrote, or in a part of a file, to the variables of a model.
+
+    Args:
+        model: A Keras model that is built.
+        file: Where they are.
+        start: Where in that the HDF5 file begins, in bytes.
+        size: How many bytes it has; None where it goes to the end.
+
+    Raises:
+        ValueError: They are not those of the model. Some may have been assigned.
+        OSError: The file cannot be read.
+    """
+    failed: set[int] = set()
+    reasons: dict[int, Any] = {}
+    with _Part(file, start, size) as part:
+        store = _Store(part)
+        saving_lib._load_state(  # noqa: SLF001 - what `model.load_weights` calls, which takes whole files only
+            model,
+            weights_store=store,
+            assets_store=None,
+            inner_path="",
+            visited_saveables=set(),
+            failed_saveables=failed,
+            error_msgs=reasons,
+        )
+        store.close()
+    if failed:
+        layer, error = next(iter(reasons.values()))
+        raise ValueError(f"{getattr(layer, 'name', type(layer).__name__)}: {error}")
 
 
-def read_in_slices(dataset: h5py.Dataset) -> Array:
-    """Return the values of a dataset that has an axis at least, aligned as TensorFlow wants it."""
-    values = _aligned(dataset.shape, dataset.dtype)
-    rows = max(1, _SLICE_BYTES * len(dataset) // max(1, dataset.nbytes))
-    for start in range(0, len(dataset), rows):
-        part = np.s_[start : min(start + rows, len(dataset))]
-        dataset.read_direct(values, part, part)
-    return values
+class TakenOver(np.ndarray[Any, Any]):
+    """Values that become a tensor without being copied, and must not be changed from then on."""
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        """Return the tensor; see `tf.types.experimental.TensorProtocol`."""
+        del name
+        plain = self.view(np.ndarray)
+        if self.ctypes.data % ALIGNMENT_BYTES or not self.flags.c_contiguous or not self.flags.writeable:
+            return tf.constant(plain, dtype)
+        tensor = tf.experimental.dlpack.from_dlpack(plain.__dlpack__())
+        self.flags.writeable = False
+        return tensor if dtype in {None, tensor.dtype} else tf.cast(tensor, dtype)
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT_BYTES
-    return buffer[start : start + size].view(dtype).reshape(shape)
+class _Part(io.RawIOBase):
+    """A part of a file, as a file. Reading it leaves Python's other threads alone."""
+
+    def __init__(self, file: Path, start: int, size: int | None) -> None:
+        self._descriptor = os.open(file, os.O_RDONLY)
+        self.name = str(file)
+        self._start = start
+        self._size = os.fstat(self._descriptor).st_size - start if size is None else size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or as much of it as there is."""
+        into = memoryview(buffer).cast("B")[: max(0, self._size - self._position)]
+        self.read_at(self._position, into)
+        self._position += len(into)
+        return len(into)
+
+    def read_at(self, position: int, into: memoryview) -> None:
+        """Fill a buffer with what is at a position.
+
+        Raises:
+            EOFError: There is not so much.
+        """
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._descriptor, [into[done : done + _SLICE_BYTES]], self._start + position + done)
+            if count == 0:
+                raise EOFError(f"{self.name} ends early")
+            done += count
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def _convert(value: h5py.Dataset, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:  # noqa: FBT001, FBT002 - TensorFlow's
-    del name, as_ref
-    tensor = to_tensor(value)
-    return tensor if dtype in {None, tensor.dtype} else tf.cast(tensor, dtype)
+class _Store(saving_lib.H5IOStore):
+    """Keras' view of the weights, which gives what is large as `TakenOver`."""
 
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+        super().__init__(part.name, mode="r")
 
-tf.register_tensor_conversion_function(h5py.Dataset, _convert)
+    def _get_h5_file(self, path_or_io: object, mode: str | None = None) -> h5py.File:
+        del path_or_io, mode
+        return h5py.File(self._part, "r")
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the values of a variable."""
+        dataset = saving_lib.safe_get_h5_dataset(self._h5_entry_group, key)
+        offset = dataset.id.get_offset()  # None unless it is stored in one piece and as it is
+        if offset is None or dataset.dtype.kind != "f" or dataset.nbytes <= _SMALL_BYTES:
+            return super().__getitem__(key)
+        values = _SPARE.borrow(dataset.nbytes).view(dataset.dtype).reshape(dataset.shape)
+        self._part.read_at(offset, memoryview(values).cast("B"))
+        return values.view(TakenOver)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from understudy.checkpoints.kinds import ModelKind
-from understudy.evaluator.compute import weight_reading  # noqa: F401 - how TensorFlow reads weights from then on
+from understudy.evaluator.compute import weight_reading
 from understudy.evaluator.compute.loaders.loader import BuiltModel
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
@@ -61,7 +61,7 @@ class VariablesLoader:
 
 def assign_weights(model: Any, model_file: Path) -> None:
     """Assign what a ``.weights.h5`` file holds."""
-    model.load_weights(model_file)
+    weight_reading.assign_weights(model, model_file)
 
 
 def assign_checkpoint(model: Any, prefix: Path) -> None:
