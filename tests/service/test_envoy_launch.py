@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from understudy.service.envoy.launch import configuration, reserve
+from understudy.service.envoy.launch import configuration
 from understudy.service.envoy.program import VARIABLE, Program
-from understudy.service.errors import PortInUseError
 
 SECONDS = 60
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_a_free_port_is_kept_from_others(host: str) -> None:
-    with reserve(host, 0) as reserved:
-        port = reserved.getsockname()[1]
-        assert port != 0
-        with pytest.raises(PortInUseError, match=f"{host}:{port}.*--grpc-port"):
-            reserve(host, port)
-
-
-def test_a_port_that_is_kept_can_be_listened_on_by_who_shares_it() -> None:
-    with reserve("127.0.0.1", 0) as reserved, socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(reserved.getsockname())
-        listener.listen()
-        with socket.create_connection(reserved.getsockname(), timeout=5):
-            listener.accept()[0].close()
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_that_is_not_this_machines_is_refused(host: str) -> None:
-    with pytest.raises(PortInUseError, match=host):
-        reserve(host, 0)
 
 
 def test_streams_and_connections_may_be_silent_for_ever(tmp_path: Path) -> None:

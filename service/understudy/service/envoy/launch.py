@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any, Final, NoReturn
 
 from understudy.service.envoy.host import ENDING_SIGNALS
 from understudy.service.envoy.program import VARIABLE, Program
-from understudy.service.errors import FrontEndError, grpc_port_in_use
+from understudy.service.errors import FrontEndError
 from understudy.service.logging import writes_json
+from understudy.service.ports import reserve
 from understudy.service.settings import LogLevel, ServeSettings
 
 APPLICATION: Final = "understudy.service.envoy.inside:app"
@@ -79,43 +79,6 @@ def _preloading(environ: dict[str, str]) -> dict[str, str]:
         )
     libraries = [environ[variable], *filter(None, [os.environ.get(variable)])]
     return {**environ, variable: ":".join(libraries)}
-
-
-def reserve(host: str, port: int) -> socket.socket:
-    """Return a socket that keeps a port for this process without listening on it, any free one for 0.
-
-    Raises:
-        PortInUseError: The port cannot be had.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family) as probe:  # one that shares with nobody finds out whether somebody is there
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            address = probe.getsockname()
-        return _kept(family, address)
-    except OSError as error:
-        raise grpc_port_in_use(host, port) from error
-
-
-def _kept(family: int, address: Any) -> socket.socket:
-    """Return a socket on an address that Envoy may share, and others only if an earlier server's connections linger."""
-    try:
-        return _bound(family, address, reuse_address=False)
-    except OSError:
-        return _bound(family, address, reuse_address=True)
-
-
-def _bound(family: int, address: Any, *, reuse_address: bool) -> socket.socket:
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Envoy does
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse_address)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
 
 
 def configuration(address: str, port: int, admin_socket: Path) -> dict[str, Any]:

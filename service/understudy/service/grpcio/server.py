@@ -1,6 +1,9 @@
-"""Assembles the grpc.aio server: ports, interceptors, services, and how it ends."""
+"""Assembles the grpc.aio servers: their port, interceptors, services, and how they end."""
 
 from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -13,11 +16,17 @@ from understudy.service.grpcio.interceptors.errors import ErrorInterceptor
 from understudy.service.grpcio.interceptors.metrics import MetricsInterceptor
 from understudy.service.grpcio.interceptors.request_ids import RequestIdInterceptor
 from understudy.service.metrics.rpc import RpcMetrics
+from understudy.service.ports import reserve
 from understudy.service.readiness import Readiness
 from understudy.service.services import all_services
 
 MIN_PING_SECONDS = 10
 """How often a client may ask whether a quiet connection stands. gRPC's own 300 s would cut off watchers that do."""
+
+
+SERVERS = 8
+"""How many servers share the port and the event loop. Each takes one call out of gRPC's core at a time, a turn of the
+loop for each; with several, the calls of several connections come in one turn, and so do their replies."""
 
 
 class GrpcServer:
@@ -32,21 +41,21 @@ class GrpcServer:
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
         self._readiness = readiness
         self._metrics = RpcMetrics(registry)
-        self._server = grpc.aio.server(
-            interceptors=(
-                MetricsInterceptor(self._metrics),
-                RequestIdInterceptor(),
-                AccessLogInterceptor(),
-                ErrorInterceptor(),
-            ),
-            options=(
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
-                ("grpc.so_reuseport", 0),  # else a second server on the same port would be let in silently
-                ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ),
+        self._held = ExitStack()
+        interceptors = (
+            MetricsInterceptor(self._metrics),
+            RequestIdInterceptor(),
+            AccessLogInterceptor(),
+            ErrorInterceptor(),
         )
+        options = (
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.so_reuseport", 1),  # among the servers of this process; `reserve` keeps others away
+            ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        )
+        self._servers = [grpc.aio.server(interceptors=interceptors, options=options) for _ in range(SERVERS)]
 
     def bind(self, host: str, port: int) -> int:
         """Take a port, any free one for 0, and return it.
@@ -54,24 +63,31 @@ class GrpcServer:
         Raises:
             PortInUseError: It cannot be had.
         """
+        reserved = self._held.enter_context(reserve(host, port))
+        port = reserved.getsockname()[1]
         try:
-            return self._server.add_insecure_port(f"{_bracketed(host)}:{port}")
+            for server in self._servers:
+                server.add_insecure_port(f"{_bracketed(host)}:{port}")
         except RuntimeError as error:
             raise grpc_port_in_use(host, port) from error
+        return port
 
     async def start(self, plane: DataPlane) -> None:
         """Begin to answer."""
         services = all_services(plane, self._readiness)
         self._metrics.add(method.rpc for service in services for method in service.methods)
-        self._server.add_generic_rpc_handlers([generic_handler(service) for service in services])
-        await self._server.start()
+        handlers = [generic_handler(service) for service in services]
+        for server in self._servers:
+            server.add_generic_rpc_handlers(handlers)
+            await server.start()
 
     async def drain(self, seconds: float) -> None:
         """Refuse new calls and let those under way finish; cut off what is left when the time is up.
 
         Streams without an end of their own end when the service's readiness says that it drains.
         """
-        await self._server.stop(seconds)
+        await asyncio.gather(*(server.stop(seconds) for server in self._servers))
+        self._held.close()
 
 
 def _bracketed(host: str) -> str:
