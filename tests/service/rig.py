@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,7 @@ from understudy.service.dataplane.health import HealthPlane
 from understudy.service.envoy.door import Door
 from understudy.service.envoy.endpoint import Surroundings
 from understudy.service.envoy.vigil import Vigil
-from understudy.service.grpcio.handlers import generic_handler
-from understudy.service.grpcio.interceptors.access_log import AccessLogInterceptor
-from understudy.service.grpcio.interceptors.base import AroundInterceptor, Context
-from understudy.service.grpcio.interceptors.errors import ErrorInterceptor
-from understudy.service.grpcio.interceptors.metrics import MetricsInterceptor
-from understudy.service.grpcio.interceptors.request_ids import RequestIdInterceptor
+from understudy.service.grpcio.handlers import Handlers
 from understudy.service.methods import Service, service
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.rpc import RpcMetrics
@@ -36,6 +31,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 PREDICTION_SERVICE = "understudy.v1.PredictionService"
 
 Behavior = Callable[[Any], Awaitable[Any]]
+_ServerInterceptor: Any = grpc.aio.ServerInterceptor  # generic in the stubs only
 
 
 class ToldPlane:
@@ -66,20 +62,28 @@ class ToldPlane:
         return prediction_pb2.PredictResponse(step=request.version.step)
 
 
-class EndedInterceptor(AroundInterceptor):
+class EndedInterceptor(_ServerInterceptor):  # type: ignore[misc]  # see above
     """Notes that a call has ended for the server, which is after its caller knows."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.ended: asyncio.Queue[str] = asyncio.Queue()
 
-    @contextmanager
-    def around(self, path: str, context: Context) -> Iterator[None]:
-        del context
-        try:
-            yield
-        finally:
-            self.ended.put_nowait(path)
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        kind = "_".join(
+            "stream" if each else "unary" for each in (handler.request_streaming, handler.response_streaming)
+        )
+        proceed = getattr(handler, kind)
+
+        async def answer(came: Any, context: Any) -> Any:
+            try:
+                return await proceed(came, context)
+            finally:
+                self.ended.put_nowait(handler_call_details.method)
+
+        return getattr(grpc, f"{kind}_rpc_method_handler")(answer)
 
 
 @dataclass
@@ -127,16 +131,8 @@ async def running_rig(front_end: str) -> AsyncIterator[Rig]:
 
 def _grpcio_server(services: list[Service], metrics: RpcMetrics) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended = EndedInterceptor()
-    server = grpc.aio.server(
-        interceptors=(
-            ended,
-            MetricsInterceptor(metrics),
-            RequestIdInterceptor(),
-            AccessLogInterceptor(),
-            ErrorInterceptor(),
-        )
-    )
-    server.add_generic_rpc_handlers([generic_handler(each) for each in services])
+    server = grpc.aio.server(interceptors=(ended,))
+    server.add_generic_rpc_handlers([Handlers(services, metrics)])
     return server, ended.ended
 
 

@@ -1,4 +1,4 @@
-"""Assembles the grpc.aio servers: their port, interceptors, services, and how they end."""
+"""Assembles the grpc.aio servers: their port, services, and how they end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.errors import grpc_port_in_use
-from understudy.service.grpcio.handlers import generic_handler
-from understudy.service.grpcio.interceptors.access_log import AccessLogInterceptor
-from understudy.service.grpcio.interceptors.errors import ErrorInterceptor
-from understudy.service.grpcio.interceptors.metrics import MetricsInterceptor
-from understudy.service.grpcio.interceptors.request_ids import RequestIdInterceptor
+from understudy.service.grpcio.handlers import Handlers
 from understudy.service.metrics.rpc import RpcMetrics
 from understudy.service.ports import reserve
 from understudy.service.readiness import Readiness
@@ -42,12 +38,6 @@ class GrpcServer:
         self._readiness = readiness
         self._metrics = RpcMetrics(registry)
         self._held = ExitStack()
-        interceptors = (
-            MetricsInterceptor(self._metrics),
-            RequestIdInterceptor(),
-            AccessLogInterceptor(),
-            ErrorInterceptor(),
-        )
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -55,7 +45,7 @@ class GrpcServer:
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
         )
-        self._servers = [grpc.aio.server(interceptors=interceptors, options=options) for _ in range(SERVERS)]
+        self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
 
     def bind(self, host: str, port: int) -> int:
         """Take a port, any free one for 0, and return it.
@@ -76,9 +66,9 @@ class GrpcServer:
         """Begin to answer."""
         services = all_services(plane, self._readiness)
         self._metrics.add(method.rpc for service in services for method in service.methods)
-        handlers = [generic_handler(service) for service in services]
+        handlers = Handlers(services, self._metrics)
         for server in self._servers:
-            server.add_generic_rpc_handlers(handlers)
+            server.add_generic_rpc_handlers((handlers,))
             await server.start()
 
     async def drain(self, seconds: float) -> None:

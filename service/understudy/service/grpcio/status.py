@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.failures import Failure
-from understudy.service.grpcio.interceptors.base import Context
 from understudy.service.status_details import DETAILS_KEY, status_details
+
+if TYPE_CHECKING:  # it is generic in the stubs only
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
 
 GRPC_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 
