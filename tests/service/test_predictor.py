@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -175,5 +176,6 @@ def test_outcomes_for_a_loop_that_was_closed_are_dropped() -> None:
     outbox = LoopOutbox(loop)
     future = outbox.new_future()
     loop.close()
-    outbox.deliver([(future, Prediction(outputs={}, step=1))])
+    with ThreadPoolExecutor(1) as device:
+        device.submit(outbox.deliver, [(future, Prediction(outputs={}, step=1))]).result(TIMEOUT)
     assert not future.done()

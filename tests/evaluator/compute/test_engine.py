@@ -23,6 +23,7 @@ from understudy.evaluator.errors import (
     OverloadedError,
 )
 from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.outbox import FutureOutbox
 from understudy.evaluator.types import Array, Arrays, Prediction
 
 TIMEOUT = 10.0
@@ -35,9 +36,11 @@ class PuppetSlot:
         self.go = threading.Event()
         self.began = threading.Semaphore(0)
         self.batches: list[int] = []
+        self.threads: list[int] = []
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         self.batches.append(len(inputs["x"]))
+        self.threads.append(threading.get_ident())
         self.began.release()
         assert self.go.wait(TIMEOUT)
         if np.any(inputs["x"] < 0):
@@ -93,6 +96,18 @@ class Stand:
         rows = np.repeat(np.array(values, np.float32)[:, None], width, axis=1)
         return self.engine.predict({"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
 
+    def submit(self, value: float) -> Future[Prediction]:
+        """Queue one row without waking the device."""
+        waiter: Future[Prediction] = Future()
+        inputs = {"x": np.array([[value]], np.float32)}
+        outbox = FutureOutbox()
+        self.engine.submit(inputs, borrow=self.borrow, key=1, deadline=None, waiter=waiter, outbox=outbox, wake=False)
+        return waiter
+
+    def batches_take(self, seconds: float) -> None:
+        """Have the engine believe so."""
+        self.engine._pace.observe(1, seconds)
+
     def occupy(self) -> Future[Prediction]:
         """Keep the device busy until `go`."""
         first = self.predict(0.0)
@@ -141,6 +156,47 @@ def test_a_batch_is_never_larger_than_the_largest(stand: Stand) -> None:
     for future in futures:
         future.result(TIMEOUT)
     assert stand.slot.batches == [1, 6, 6, 3]
+
+
+def test_a_brief_batch_runs_on_the_thread_that_wakes_the_device(stand: Stand) -> None:
+    stand.go()
+    stand.batches_take(1e-4)
+    futures = [stand.submit(1.0), stand.submit(2.0)]
+    stand.engine.wake()
+    assert [future.done() for future in futures] == [True, True]
+    assert (stand.slot.batches, stand.slot.threads) == ([2], [threading.get_ident()])
+
+
+def test_a_brief_batch_that_is_too_large_runs_in_several(stand: Stand) -> None:
+    stand.go()
+    stand.batches_take(1e-4)
+    futures = [stand.submit(float(index)) for index in range(10)]
+    stand.engine.wake()
+    assert [outputs(future) for future in futures] == [[2.0 * index] for index in range(10)]
+    assert stand.slot.batches == [8, 2]
+
+
+@pytest.mark.parametrize(("seconds", "delay"), [(0.1, 0.0), (1e-4, 1e-6)], ids=["long", "held_back"])
+def test_other_batches_run_on_the_engines_thread(seconds: float, delay: float) -> None:
+    stand = Stand(max_batch_delay_seconds=delay)
+    stand.go()
+    stand.batches_take(seconds)
+    future = stand.submit(1.0)
+    stand.engine.wake()
+    assert outputs(future) == [2.0]
+    assert threading.get_ident() not in stand.slot.threads
+    stand.close()
+
+
+def test_whoever_wakes_a_busy_device_does_not_wait_for_it(stand: Stand) -> None:
+    stand.occupy()
+    stand.batches_take(1e-4)
+    future = stand.submit(1.0)
+    stand.engine.wake()
+    assert not future.done()
+    stand.go()
+    assert outputs(future) == [2.0]
+    assert threading.get_ident() not in stand.slot.threads
 
 
 def test_versions_and_shapes_are_never_mixed(stand: Stand) -> None:

@@ -55,11 +55,14 @@ class EngineSettings:
 
 
 class Engine:
-    """The batcher and the one thread that calls the devices. Thread-safe.
+    """The batcher, and the thread that calls the devices. Thread-safe.
 
     A request that arrives while the devices are idle runs at once; what arrives during a batch forms the next. Predict
     goes before Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. What was cancelled, or has
     passed its deadline, is dropped before it reaches a device.
+
+    Batches run one at a time, on the engine's thread; but one that would be done before that thread has woken up runs
+    on the thread that calls `wake`.
 
     Deadlines are on `time.monotonic`'s clock, in seconds; None means none.
 
@@ -81,6 +84,7 @@ class Engine:
         self._evaluates: deque[EvaluateRequest] = deque()
         self._predicts_in_a_row = 0
         self._closing = False
+        self._device = threading.Lock()
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
         self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
         self._thread.start()
@@ -154,9 +158,15 @@ class Engine:
             self._check_room(1, deadline)
 
     def wake(self) -> None:
-        """Have what was submitted run, if the device has nothing to do."""
-        with self._changed:
-            self._changed.notify()
+        """Have what was submitted run, if the device has nothing to do: on this thread, where that is brief."""
+        if self._may_run_here() and self._device.acquire(blocking=False):
+            try:
+                self._do(self._take_batch())
+            finally:
+                self._device.release()
+        if self._predicts:
+            with self._changed:
+                self._changed.notify()
 
     def run(
         self,
@@ -194,12 +204,9 @@ class Engine:
         For the work of an evaluation to call, on the device's thread, between parts of a large batch.
         """
         for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
-            with self._changed:
-                if not self._predicts:
-                    return
-                batch = self._predicts.take_batch(self._settings.max_batch_rows)
-                self._observer.queue_changed(self._predicts.rows)
-            self._runner.predict(batch, 0.0)
+            if not self._predicts:
+                return
+            self._take_batch()()
 
     def close(self, timeout_seconds: float) -> None:
         """Take no more work, finish what waits, and end the threads. Idempotent.
@@ -270,10 +277,25 @@ class Engine:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            try:
-                job()
-            except Exception:  # noqa: BLE001 - this thread serves everybody and outlives a faulty observer
-                _log.exception("an observer or a callback failed on the device's thread")
+            with self._device:
+                self._do(job)
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:  # noqa: BLE001 - its thread serves everybody and outlives a faulty observer
+            _log.exception("an observer or a callback failed on the device's thread")
+
+    def _may_run_here(self) -> bool:
+        """Whether what waits is Predict alone, is not held back for more, and is brief."""
+        held_back = self._settings.max_batch_delay_seconds > 0
+        return not self._evaluates and not held_back and self._pace.is_brief(self._predicts.rows)
+
+    def _take_batch(self) -> Callable[[], None]:
+        with self._changed:
+            batch = self._predicts.take_batch(self._settings.max_batch_rows)
+            self._observer.queue_changed(self._predicts.rows)
+        return functools.partial(self._runner.predict, batch, 0.0)
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for work and take it off its queue; return None when there will be no more."""

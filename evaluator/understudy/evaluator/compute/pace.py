@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 _REMEMBERED_BATCHES = 16
+_BRIEF_SECONDS = 1e-3
+"""Waking another thread and being woken by it takes some tenths of that, the more the busier the machine is."""
 
 
 class Pace:
@@ -38,3 +40,7 @@ class Pace:
         """
         full, rest = divmod(rows, self._max_batch_rows)
         return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
+
+    def is_brief(self, rows: int) -> bool:
+        """Return whether rows are likely to be done before another thread could do much else; False while unknown."""
+        return 0.0 < self.seconds(rows) < _BRIEF_SECONDS

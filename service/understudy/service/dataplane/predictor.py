@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ class Predictor:
     """Begins predictions.
 
     The outcomes of one batch come to the event loop together, with one wake-up; and the requests that the loop takes in
-    at one time wake the device together, so that they share a batch.
+    at one time wake the device together, so that they share a batch, which runs on the loop's thread if it is brief.
 
     Belongs to the thread of the event loop on which it is used first.
 
@@ -55,7 +56,7 @@ class Predictor:
 
 
 class LoopOutbox:
-    """Resolves futures of one event loop. See `understudy.evaluator.outbox.Outbox`.
+    """Resolves futures of one event loop. See `understudy.evaluator.outbox.Outbox`. Made on the loop's thread.
 
     Args:
         loop: The event loop.
@@ -63,6 +64,7 @@ class LoopOutbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self.new_future = loop.create_future
 
     def begin(self, waiter: asyncio.Future[Prediction]) -> bool:
@@ -75,6 +77,9 @@ class LoopOutbox:
 
     def deliver(self, outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
         """See `Outbox`."""
+        if threading.get_ident() == self._thread:
+            _resolve(outcomes)
+            return
         with suppress(RuntimeError):  # the loop was closed: nobody waits
             self._loop.call_soon_threadsafe(_resolve, outcomes)
 
