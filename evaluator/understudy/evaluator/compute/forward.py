@@ -112,11 +112,8 @@ class ForwardPass:
 
     def _trace(self, *inputs: Any) -> list[Any]:
         self._on_trace()
-        rows = tf.shape(inputs[0])[0]
-        bounds = [index * rows // self._replicas for index in range(self._replicas + 1)]
-        slices = [tuple(_slice(tensor, *pair, rows) for tensor in inputs) for pair in _pairs(bounds)]
+        slices, lengths = _share_out(inputs, self._replicas)
         outputs, masks = self._run(slices)
-        lengths = [stop - start for start, stop in _pairs(bounds)]
         self._outputs, self._masks = tuple(outputs), tuple(masks)
         return [self._join(value, lengths) for value in (*outputs.values(), *masks.values())]
 
@@ -151,8 +148,14 @@ def _open_batch(tensors: Tensors) -> Tensors:
     return {name: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _pairs(bounds: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return list(itertools.pairwise(bounds))
+def _share_out(inputs: tuple[Any, ...], replicas: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """Return the inputs of each replica, and how many rows of its outputs are its own."""
+    rows = tf.shape(inputs[0])[0]
+    if replicas == 1:
+        return [inputs], [rows]
+    pairs = list(itertools.pairwise(index * rows // replicas for index in range(replicas + 1)))
+    slices = [tuple(_slice(tensor, start, stop, rows) for tensor in inputs) for start, stop in pairs]
+    return slices, [stop - start for start, stop in pairs]
 
 
 def _slice(tensor: Any, start: Any, stop: Any, rows: Any) -> Any:
