@@ -115,5 +115,5 @@ def test_any_sentence_can_be_told_in_ascii(sentence: str) -> None:
 
 
 def test_a_failure_without_a_time_to_try_again_has_no_details() -> None:
-    trailers = dict(failure_trailers(Failure(code=Code.NOT_FOUND, message="no 100 %"), b"id"))
+    trailers = dict(failure_trailers(Failure(code=Code.NOT_FOUND, message="no 100 %"), "id"))
     assert trailers == {b"grpc-status": b"5", b"grpc-message": b"no 100 %25", b"x-request-id": b"id"}

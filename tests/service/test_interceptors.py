@@ -96,7 +96,13 @@ async def test_the_callers_request_id_comes_back(rig: Rig) -> None:
     assert (await call.trailing_metadata())[request_id.HEADER] == "my-id-1"
 
 
-async def test_a_call_without_a_request_id_is_given_one_even_if_it_fails(rig: Rig) -> None:
+async def test_a_call_that_ends_well_gets_no_request_id_it_did_not_send(rig: Rig) -> None:
+    call = rig.stub.Predict(asking_for(1))
+    await call
+    assert request_id.HEADER not in (await call.trailing_metadata())
+
+
+async def test_a_call_that_fails_is_told_its_request_id(rig: Rig) -> None:
     rig.plane.behave = raising(VersionNotFoundError("no version 3; there are 1, 2"))
     error = await failure_of(rig.stub.Predict(asking_for(3)))
     assert len(error.trailing_metadata()[request_id.HEADER]) == 32

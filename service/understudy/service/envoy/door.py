@@ -55,4 +55,4 @@ class Door:
             message = f"there is no method {scope['path']}; server reflection tells which there are"
             failure = Failure(code=Code.UNIMPLEMENTED, message=message)
         with suppress(CallerGoneError):
-            await Reply(send, accept(None).encode(), self._max_bytes).end(failure)
+            await Reply(send, accept(None), self._max_bytes, is_callers=False).end(failure)

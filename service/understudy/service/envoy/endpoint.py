@@ -128,7 +128,7 @@ class Endpoint(ABC):
         identifier = request_id.accept(None if came is None else came.decode("latin-1"))
         request_id.current.set(identifier)
         call = Call(receive)
-        reply = Reply(send, identifier.encode(), self._max_bytes)
+        reply = Reply(send, identifier, self._max_bytes, is_callers=came is not None)
         metrics = self._metrics
         metrics.started()
         self._vigil.enter(call)

@@ -45,17 +45,17 @@ def seconds_of(timeout: bytes) -> float:
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def ok_trailers(request_id: bytes) -> Headers:
+def ok_trailers(request_id: str | None = None) -> Headers:
     """Return what ends a call that ended well."""
-    return [_OK, (REQUEST_ID, request_id)]
+    return [_OK] if request_id is None else [_OK, (REQUEST_ID, request_id.encode())]
 
 
-def failure_trailers(failure: Failure, request_id: bytes) -> Headers:
+def failure_trailers(failure: Failure, request_id: str) -> Headers:
     """Return what ends a call that did not."""
     trailers = [
         (b"grpc-status", str(int(failure.code)).encode()),
         (b"grpc-message", percent_encoded(failure.message)),
-        (REQUEST_ID, request_id),
+        (REQUEST_ID, request_id.encode()),
     ]
     details = status_details(failure)
     if details is not None:

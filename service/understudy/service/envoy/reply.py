@@ -8,7 +8,7 @@ from typing import Any, Final
 from understudy.service.dataplane.failures import Failure
 from understudy.service.envoy.asgi import Send
 from understudy.service.envoy.framing import prefix
-from understudy.service.envoy.headers import RESPONSE_HEADERS, failure_trailers, ok_trailers
+from understudy.service.envoy.headers import RESPONSE_HEADERS, Headers, failure_trailers, ok_trailers
 from understudy.service.envoy.refusals import CallerGoneError, MessageTooLargeError
 
 _PIECE_BYTES: Final = 1 << 20
@@ -26,6 +26,13 @@ _START: Final[dict[str, Any]] = {
 _END: Final[dict[str, Any]] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
+def _trailers(headers: Headers) -> dict[str, Any]:
+    return {"type": "http.response.trailers", "headers": headers, "more_trailers": False}
+
+
+_OK: Final = _trailers(ok_trailers())
+
+
 class Reply:
     """Sends one answer. Used by one task at a time.
 
@@ -33,16 +40,18 @@ class Reply:
 
     Args:
         send: ASGI's.
-        request_id: The call's id, which goes into the trailers.
+        request_id: The call's id, which goes into the trailers of a failure.
         max_bytes: The largest message to send.
+        is_callers: Whether the id is the caller's own, which goes into the trailers whatever happens.
     """
 
-    __slots__ = ("_max_bytes", "_request_id", "_send", "_started")
+    __slots__ = ("_is_callers", "_max_bytes", "_request_id", "_send", "_started")
 
-    def __init__(self, send: Send, request_id: bytes, max_bytes: int) -> None:
+    def __init__(self, send: Send, request_id: str, max_bytes: int, *, is_callers: bool) -> None:
         self._send = send
         self._request_id = request_id
         self._max_bytes = max_bytes
+        self._is_callers = is_callers
         self._started = False
 
     async def only(self, data: bytes) -> None:
@@ -61,7 +70,7 @@ class Reply:
         try:
             await send(_START)
             await send({"type": "http.response.body", "body": prefix(len(data)) + data, "more_body": False})
-            await send(_trailers(ok_trailers(self._request_id)))
+            await send(self._ok())
         except OSError as error:
             raise CallerGoneError from error
 
@@ -82,10 +91,13 @@ class Reply:
 
     async def end(self, failure: Failure | None = None) -> None:
         """Send how the call ended."""
-        trailers = ok_trailers(self._request_id) if failure is None else failure_trailers(failure, self._request_id)
         await self._start()
         await self._out(_END)
-        await self._out(_trailers(trailers))
+        await self._out(self._ok() if failure is None else _trailers(failure_trailers(failure, self._request_id)))
+
+    def _ok(self) -> dict[str, Any]:
+        # A new id for each call would fill HPACK's table, which costs either side more than all other trailers.
+        return _trailers(ok_trailers(self._request_id)) if self._is_callers else _OK
 
     async def _start(self) -> None:
         if not self._started:
@@ -108,10 +120,6 @@ class Reply:
     def _check(self, data: bytes) -> None:
         if len(data) > self._max_bytes:
             raise MessageTooLargeError("Sent", len(data), self._max_bytes)
-
-
-def _trailers(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
-    return {"type": "http.response.trailers", "headers": headers, "more_trailers": False}
 
 
 async def refuse_media_type(send: Send) -> None:

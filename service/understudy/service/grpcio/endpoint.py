@@ -145,8 +145,9 @@ def call_context(context: Context) -> CallContext:
 
 
 def _identify(context: Context) -> None:
-    """Take the caller's ``x-request-id`` or make one; logs show it, and it goes back in the trailing metadata."""
+    """Take the caller's ``x-request-id``, which goes back in the trailing metadata, or make one; logs show it."""
     came = next((value for key, value in context.invocation_metadata() or () if key == request_id.HEADER), None)
     identifier = request_id.accept(came)
     request_id.current.set(identifier)
-    context.set_trailing_metadata(((request_id.HEADER, identifier),))
+    if came is not None:
+        context.set_trailing_metadata(((request_id.HEADER, identifier),))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 
+from understudy.service import request_id
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.failures import Failure
 from understudy.service.status_details import DETAILS_KEY, status_details
@@ -19,8 +20,8 @@ GRPC_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 
 
 async def abort(context: Context, failure: Failure) -> NoReturn:
-    """End a call with a failure, and with ``google.rpc.RetryInfo`` where it is known when to try again."""
-    trailing = tuple(context.trailing_metadata())
+    """End a call with a failure, its id, and ``google.rpc.RetryInfo`` where it is known when to try again."""
+    trailing: tuple[tuple[str, str | bytes], ...] = ((request_id.HEADER, request_id.current.get()),)
     details = status_details(failure)
     if details is not None:
         trailing = (*trailing, (DETAILS_KEY, details))
