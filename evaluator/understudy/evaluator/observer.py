@@ -24,7 +24,7 @@ class Observer(Protocol):
         compute_seconds: float,
         step: int | None = None,
     ) -> None:
-        """A batch left the device.
+        """A batch left the device. Called by one thread at a time, as batches run one at a time.
 
         Args:
             operation: What the batch was for.

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from understudy.evaluator.observer import LoadOutcome, Operation
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.metrics.histogram import TalliedHistogram
 
 DURATION_BUCKETS_SECONDS = (
     *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
@@ -30,8 +31,8 @@ class MetricsObserver:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> TalliedHistogram:
+            return TalliedHistogram(name, text, bounds, registry)
 
         self._queue_seconds = histogram(
             "understudy_queue_seconds", "Seconds a request waited for its batch to be closed.", DURATION_BUCKETS_SECONDS
@@ -45,10 +46,15 @@ class MetricsObserver:
             "understudy_compute_seconds", "Seconds a batch spent on the devices.", DURATION_BUCKETS_SECONDS
         )
         self._batch_rows = histogram("understudy_batch_rows", "Rows of a batch, without padding.", ROW_BUCKETS)
-        self._load_seconds = histogram(
-            "understudy_checkpoint_load_seconds", "Seconds an attempt to load a checkpoint took.", LOAD_BUCKETS_SECONDS
+        self._load_seconds = Histogram(
+            "understudy_checkpoint_load_seconds",
+            "Seconds an attempt to load a checkpoint took.",
+            buckets=LOAD_BUCKETS_SECONDS,
+            registry=registry,
         )
-        self._queue_rows = Gauge("understudy_queue_rows", "Rows waiting for a device.", registry=registry)
+        self._queue_rows = 0
+        queue_rows = Gauge("understudy_queue_rows", "Rows waiting for a device.", registry=registry)
+        queue_rows.set_function(lambda: self._queue_rows)
         examples = Counter("understudy_examples_total", "Rows computed.", ["operation"], registry=registry)
         self._examples = {operation: examples.labels(operation) for operation in OPERATIONS}
         self._rejected = Counter(
@@ -89,8 +95,7 @@ class MetricsObserver:
     ) -> None:
         """A batch left the device."""
         del step
-        for seconds in queue_seconds:
-            self._queue_seconds.observe(seconds)
+        self._queue_seconds.observe_each(queue_seconds)
         self._fill_seconds.observe(fill_seconds)
         self._compute_seconds.observe(compute_seconds)
         self._batch_rows.observe(rows)
@@ -101,7 +106,7 @@ class MetricsObserver:
 
     def queue_changed(self, rows: int) -> None:
         """The queue now holds this many rows."""
-        self._queue_rows.set(rows)
+        self._queue_rows = rows
 
     def rejected(self, reason: str) -> None:
         """A request was refused or dropped."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from math import inf
 from typing import Literal
 
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from understudy.service.dataplane.codes import Code
+from understudy.service.metrics.histogram import Tally
 
 RpcType = Literal["unary", "client_stream", "server_stream", "bidi_stream"]
 
@@ -73,7 +70,7 @@ class MethodMetrics:
     counted on the event loop's thread alone. Reading them from another thread is safe.
     """
 
-    __slots__ = ("ended", "fell_into", "method", "received_messages", "seconds", "sent_messages", "started_calls")
+    __slots__ = ("ended", "method", "received_messages", "seconds", "sent_messages", "started_calls")
 
     def __init__(self, method: RpcMethod) -> None:
         self.method = method
@@ -81,8 +78,7 @@ class MethodMetrics:
         self.received_messages = 0
         self.sent_messages = 0
         self.ended = [0] * len(Code)
-        self.fell_into = [0] * (len(HANDLING_BUCKETS_SECONDS) + 1)
-        self.seconds = 0.0
+        self.seconds = Tally(HANDLING_BUCKETS_SECONDS)
 
     def started(self) -> None:
         """Count a call that begins."""
@@ -99,8 +95,7 @@ class MethodMetrics:
     def handled(self, code: Code, *, seconds: float) -> None:
         """Count and time a call that ended, whatever way."""
         self.ended[code] += 1
-        self.fell_into[bisect_left(HANDLING_BUCKETS_SECONDS, seconds)] += 1
-        self.seconds += seconds
+        self.seconds.observe(seconds)
 
 
 class RpcMetrics(Collector):
@@ -148,13 +143,7 @@ class RpcMetrics(Collector):
             started.add_metric(labels, counted.started_calls)
             received.add_metric(labels, counted.received_messages)
             sent.add_metric(labels, counted.sent_messages)
-            handling.add_metric(labels, _cumulated(counted.fell_into), counted.seconds)
+            handling.add_metric(labels, counted.seconds.buckets(), counted.seconds.sum)
             for code in Code:
                 handled.add_metric((*labels, code.label), counted.ended[code])
         yield from (started, handled, received, sent, handling)
-
-
-def _cumulated(fell_into: Sequence[int]) -> list[tuple[str, float]]:
-    """Return a histogram's buckets as they are shown: how many values are at most each bound."""
-    bounds = map(floatToGoString, (*HANDLING_BUCKETS_SECONDS, inf))
-    return list(zip(bounds, map(float, accumulate(fell_into)), strict=True))
