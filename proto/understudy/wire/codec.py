@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.v1 import tensor_pb2
-from understudy.wire.dtypes import STRING, WireError, data_type, dtype_name, fixed_size_dtype
+from understudy.wire.dtypes import STRING, WireError, dtype_name, fixed_size_dtype, on_the_wire
 
 MAX_AXES = 64
 """NumPy's own limit."""
@@ -37,11 +37,11 @@ def encode(array: npt.ArrayLike, *, name: str = "tensor") -> tensor_pb2.Tensor:
     if values.dtype.kind in _STRING_KINDS:
         return _encode_strings(values, name)
     try:
-        number = data_type(values.dtype.name)
+        number, travelling = on_the_wire(values.dtype)
     except WireError as error:
         raise WireError(f"{name}: {error}") from None
-    native = values.astype(fixed_size_dtype(values.dtype.name), copy=False)
-    return tensor_pb2.Tensor(dtype=number, shape=values.shape, content=native.tobytes())
+    content = values.astype(travelling, copy=False).tobytes()
+    return tensor_pb2.Tensor(dtype=number, shape=values.shape, content=content)
 
 
 def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[Any]:
@@ -82,17 +82,17 @@ def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str 
     Raises:
         WireError: The shape is impossible, or the content does not fill it, or holds a bool that is neither 0 nor 1.
     """
-    check_shape(shape, name=name)
+    axes = check_shape(shape, name=name)
     element = fixed_size_dtype(dtype)
-    expected = math.prod(shape) * element.itemsize
+    expected = math.prod(axes) * element.itemsize
     if len(content) != expected:
         raise WireError(
-            f"{name}: {dtype} of shape {list(shape)} needs {expected} bytes of content, but {len(content)} came"
+            f"{name}: {dtype} of shape {list(axes)} needs {expected} bytes of content, but {len(content)} came"
         )
     flat = np.frombuffer(content, dtype=element)
     if dtype == "bool" and flat.view(np.uint8).max(initial=0) > 1:
         raise WireError(f"{name}: a bool is one byte, 0 or 1, but byte {flat.view(np.uint8).max()} came")
-    return _shaped(flat, shape, name)
+    return _shaped(flat, axes, name)
 
 
 def from_elements(
@@ -109,19 +109,27 @@ def from_elements(
     Raises:
         WireError: The shape is impossible, or has another number of elements.
     """
-    check_shape(shape, name=name)
-    expected = math.prod(shape)
+    axes = check_shape(shape, name=name)
+    expected = math.prod(axes)
     if len(flat) != expected:
-        raise WireError(f"{name}: shape {list(shape)} needs {expected} {noun}, but {len(flat)} came")
-    return _shaped(flat, shape, name)
+        raise WireError(f"{name}: shape {list(axes)} needs {expected} {noun}, but {len(flat)} came")
+    array = _shaped(flat, axes, name)
+    array.flags.writeable = False
+    return array
 
 
-def check_shape(shape: Sequence[int], *, name: str = "tensor") -> None:
-    """Raise WireError if no array can have this shape: a length is negative, or there are too many axes."""
-    if len(shape) > MAX_AXES:
-        raise WireError(f"{name}: a shape of {len(shape)} axes is impossible; at most {MAX_AXES} are possible")
-    if any(length < 0 for length in shape):
-        raise WireError(f"{name}: shape {list(shape)} has a negative length; every length must be at least 0")
+def check_shape(shape: Sequence[int], *, name: str = "tensor") -> tuple[int, ...]:
+    """Return a shape as NumPy has it.
+
+    Raises:
+        WireError: No array can have it: a length is negative, or there are too many axes.
+    """
+    axes = tuple(shape)
+    if len(axes) > MAX_AXES:
+        raise WireError(f"{name}: a shape of {len(axes)} axes is impossible; at most {MAX_AXES} are possible")
+    if axes and min(axes) < 0:
+        raise WireError(f"{name}: shape {list(axes)} has a negative length; every length must be at least 0")
+    return axes
 
 
 def strings(values: Sequence[bytes]) -> npt.NDArray[Any]:
@@ -160,9 +168,9 @@ def _as_bytes(value: object, name: str) -> bytes:
     raise WireError(f"{name}: an array of objects may hold str and bytes only, but holds {type(value).__name__}")
 
 
-def _shaped(flat: npt.NDArray[Any], shape: Sequence[int], name: str) -> npt.NDArray[Any]:
+def _shaped(flat: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
     try:
-        array = flat.reshape(tuple(shape))
+        array = flat.reshape(shape)
     except ValueError as error:
         raise WireError(f"{name}: shape {list(shape)} is impossible: {error}") from None
     array.flags.writeable = False

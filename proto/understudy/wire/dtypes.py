@@ -60,5 +60,16 @@ def fixed_size_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
+@functools.lru_cache(maxsize=64)  # NumPy makes the name of a dtype up each time
+def on_the_wire(dtype: np.dtype[Any]) -> tuple[tensor_pb2.DataType.ValueType, np.dtype[Any]]:
+    """Return the wire's number for a dtype other than strings, and the little-endian dtype that travels.
+
+    Raises:
+        WireError: The wire has no such type.
+    """
+    number = data_type(dtype.name)
+    return number, fixed_size_dtype(dtype.name)
+
+
 def _numbered_names() -> str:
     return ", ".join(f"{number} ({name})" for name, number in _DATA_TYPES.items())

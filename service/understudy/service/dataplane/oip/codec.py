@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ _FINAL_WANTED = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyForm:
+class ReplyForm(NamedTuple):
     """What the answer to a request needs to know of it.
 
     Attributes:
@@ -50,12 +48,13 @@ class ReplyForm:
 
 def reply_form(request: inference_pb2.ModelInferRequest) -> ReplyForm:
     """Return what the answer needs to know."""
+    parameters = request.parameters
     return ReplyForm(
         model_name=request.model_name,
         id=request.id,
-        outputs=tuple(output.name for output in request.outputs),
+        outputs=_output_names(request),
         typed=not request.raw_input_contents,
-        says_final=request.parameters[_FINAL_WANTED].bool_param if _FINAL_WANTED in request.parameters else False,
+        says_final=_FINAL_WANTED in parameters and parameters[_FINAL_WANTED].bool_param,
     )
 
 
@@ -75,7 +74,7 @@ def inference_of(request: inference_pb2.ModelInferRequest) -> Inference:
         id=request.id,
         parameters=check_parameters(parameters_of(request.parameters)),
         inputs=_inputs_of(request),
-        outputs=tuple(output.name for output in request.outputs),
+        outputs=_output_names(request),
     )
 
 
@@ -133,6 +132,11 @@ def _datatype(dtype: np.dtype[Any]) -> str:
     return DATATYPES["string" if dtype.kind == "O" else dtype.name]
 
 
+def _output_names(request: inference_pb2.ModelInferRequest) -> tuple[str, ...]:
+    outputs = request.outputs
+    return tuple(output.name for output in outputs) if outputs else ()
+
+
 def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
@@ -142,7 +146,8 @@ def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
         )
     inputs: dict[str, Array] = {}
     for index, tensor in enumerate(request.inputs):
-        check_tensor_parameters(tensor.name, parameters_of(tensor.parameters))
+        if parameters := tensor.parameters:
+            check_tensor_parameters(tensor.name, parameters_of(parameters))
         array = _raw_input(tensor, raw[index]) if raw else _typed_input(tensor)
         add_input(inputs, tensor.name, array)
     return inputs
@@ -150,7 +155,7 @@ def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
 
 def _raw_input(tensor: inference_pb2.ModelInferRequest.InferInputTensor, content: bytes) -> Array:
     name = f"input {tensor.name!r}"
-    if tensor.contents.ByteSize():
+    if tensor.HasField("contents") and tensor.contents.ByteSize():
         raise WireError(f"{name}: both raw and typed contents came; send one of them")
     return decode_raw(content, tensor.datatype, tensor.shape, name=name)
 

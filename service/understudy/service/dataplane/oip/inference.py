@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Arrays
@@ -23,24 +24,23 @@ _UNSUPPORTED: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inference:
+class Inference(NamedTuple):
     """A request to infer.
 
     Attributes:
         model_name: The model's name.
+        inputs: Every input by name, ``[rows, ...]``.
         model_version: A step or a label as text; empty for the version on stage.
         id: What the caller calls the request.
         parameters: Settings of the request, already checked.
-        inputs: Every input by name, ``[rows, ...]``.
         outputs: The names of the outputs wanted, in order; empty for all.
     """
 
     model_name: str
+    inputs: Arrays
     model_version: str = ""
     id: str = ""
-    parameters: Parameters = field(default_factory=dict)
-    inputs: Arrays
+    parameters: Parameters = MappingProxyType({})
     outputs: tuple[str, ...] = ()
 
     def deadline(self, callers: float | None) -> float | None:
@@ -48,7 +48,7 @@ class Inference:
 
         Both are on `time.monotonic`'s clock, in seconds; None is never.
         """
-        timeout = _whole_number(self.parameters, "timeout", "microseconds")
+        timeout = _whole_number(self.parameters, "timeout", "microseconds") if self.parameters else 0
         if not timeout:
             return callers
         own = time.monotonic() + timeout / _MICROSECONDS
