@@ -6,6 +6,7 @@ it is found as surely as one in the files that it lists.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,9 +18,13 @@ from understudy.checkpoints.atomic import encode_json
 from understudy.checkpoints.errors import DamagedCheckpointError, UnsupportedFormatError
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
+from understudy.checkpoints.low_priority import at_low_priority
 from understudy.checkpoints.signature import Signature
 
 FORMAT_VERSION = 1
+
+_HASHED_AT_ONCE = 2**22
+"""Bytes, enough for Python's other threads to have its lock to themselves for milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +127,11 @@ def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
 
 def describe_file(directory: Path, path: str) -> FileEntry:
     """Measure and hash one file of a folder."""
+    digest = hashlib.sha256()
+    piece = memoryview(bytearray(_HASHED_AT_ONCE))
     with (directory / path).open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, "sha256")
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
         return FileEntry(path=path, size_bytes=file.tell(), sha256=digest.hexdigest())
 
 
@@ -139,7 +147,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             size = path.stat().st_size
             if size != expected.size_bytes:
                 raise DamagedCheckpointError(f"{path} has {size} bytes, its manifest says {expected.size_bytes}")
-            found = describe_file(directory, expected.path)
+            found = at_low_priority(functools.partial(describe_file, directory, expected.path))
         except FileNotFoundError:
             raise DamagedCheckpointError(f"{path} is missing, its manifest lists it") from None
         if found != expected:

@@ -7,6 +7,7 @@ if possible the memory of weights that nobody uses any more.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from pathlib import Path
@@ -18,11 +19,13 @@ import numpy as np
 import tensorflow as tf
 from keras.src.saving import saving_lib  # how Keras itself finds the variables of a model in a file
 
+from understudy.checkpoints.low_priority import at_low_priority
 from understudy.evaluator.compute.spare_memory import ALIGNMENT_BYTES, SpareMemory
 
 _SPARE = SpareMemory()
 _SLICE_BYTES = 2**22
 _SMALL_BYTES = 2**16
+_LARGE_BYTES = 2**22
 
 
 def assign_weights(model: Any, file: Path, *, start: int = 0, size: int | None = None) -> None:
@@ -143,5 +146,6 @@ class _Store(saving_lib.H5IOStore):
         if offset is None or dataset.dtype.kind != "f" or dataset.nbytes <= _SMALL_BYTES:
             return super().__getitem__(key)
         values = _SPARE.borrow(dataset.nbytes).view(dataset.dtype).reshape(dataset.shape)
-        self._part.read_at(offset, memoryview(values).cast("B"))
+        read = functools.partial(self._part.read_at, offset, memoryview(values).cast("B"))
+        at_low_priority(read) if values.nbytes > _LARGE_BYTES else read()
         return values.view(TakenOver)
