@@ -42,6 +42,7 @@ _EXTRA_OF: Final = {
     "tensorflow": "server",
     "tensorflow_serving": "server",
     "uvicorn": "server",
+    "uvloop": "server",
     "sklearn": "examples",
 }
 

@@ -76,7 +76,13 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ver
     logging.configure(level=settings.log_level, log_format=settings.log_format)
     if settings.frontend == "envoy":
         return _serve_in_envoy(settings, evaluator_settings)
-    return asyncio.run(_serve_until_signalled(settings, evaluator_settings, _hear_signals, GrpcServer))
+    return _serve_over_grpcio(settings, evaluator_settings)
+
+
+def _serve_over_grpcio(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+    import uvloop  # each event of gRPC's core is a turn of the loop, so a lighter loop counts
+
+    return uvloop.run(_serve_until_signalled(settings, evaluator_settings, _hear_signals, GrpcServer))
 
 
 def _serve_in_envoy(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:

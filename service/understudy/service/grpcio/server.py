@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -37,7 +36,6 @@ class GrpcServer:
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
         self._readiness = readiness
         self._metrics = RpcMetrics(registry)
-        self._held = ExitStack()
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -53,13 +51,13 @@ class GrpcServer:
         Raises:
             PortInUseError: It cannot be had.
         """
-        reserved = self._held.enter_context(reserve(host, port))
-        port = reserved.getsockname()[1]
-        try:
-            for server in self._servers:
-                server.add_insecure_port(f"{_bracketed(host)}:{port}")
-        except RuntimeError as error:
-            raise grpc_port_in_use(host, port) from error
+        with reserve(host, port) as reserved:
+            port = reserved.getsockname()[1]
+            try:
+                for server in self._servers:
+                    server.add_insecure_port(f"{_bracketed(host)}:{port}")
+            except RuntimeError as error:
+                raise grpc_port_in_use(host, port) from error
         return port
 
     async def start(self, plane: DataPlane) -> None:
@@ -77,7 +75,6 @@ class GrpcServer:
         Streams without an end of their own end when the service's readiness says that it drains.
         """
         await asyncio.gather(*(server.stop(seconds) for server in self._servers))
-        self._held.close()
 
 
 def _bracketed(host: str) -> str:
