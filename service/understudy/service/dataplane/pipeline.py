@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Generic, TypeVar
 
@@ -64,18 +65,19 @@ async def predict_in_order(
 
     async def read() -> None:
         try:
-            await pipeline.wait_for_room()
             async for request in requests:
                 pipeline.add(protocol.note(request), protocol.begin(request))
-                await pipeline.wait_for_room()
+                if pipeline.is_full:
+                    await pipeline.wait_for_room()
         finally:
             pipeline.end()
 
     reader = asyncio.create_task(read())
     try:
-        async for note, begun in pipeline:
+        while pipeline or await pipeline.wait_for_more():
+            note, begun = pipeline.first
             yield await protocol.response(note, begun)
-            pipeline.finished_one()
+            pipeline.drop_first()
         await reader
     finally:
         reader.cancel()
@@ -83,31 +85,59 @@ async def predict_in_order(
 
 
 class _Pipeline(Generic[_Note]):
-    """The requests of one stream that are under way, in order, and no more of them than there is room for."""
+    """The requests of one stream that are under way, in order.
+
+    Args:
+        depth: How many there is room for.
+    """
 
     def __init__(self, depth: int) -> None:
-        self._room = asyncio.Semaphore(depth)
-        self._begun: asyncio.Queue[tuple[_Note, _Begun] | None] = asyncio.Queue()
+        self._depth = depth
+        self._begun: deque[tuple[_Note, _Begun]] = deque()
+        self._more = asyncio.Event()
+        self._room = asyncio.Event()
+        self._ended = False
 
-    async def wait_for_room(self) -> None:
-        await self._room.acquire()
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._begun) >= self._depth
+
+    @property
+    def first(self) -> tuple[_Note, _Begun]:
+        return self._begun[0]
 
     def add(self, note: _Note, begun: _Begun) -> None:
-        self._begun.put_nowait((note, begun))
+        self._begun.append((note, begun))
+        self._more.set()
+
+    def drop_first(self) -> None:
+        self._begun.popleft()
+        self._room.set()
 
     def end(self) -> None:
-        self._begun.put_nowait(None)
+        """Say that no more will be added."""
+        self._ended = True
+        self._more.set()
 
-    def finished_one(self) -> None:
-        self._room.release()
+    async def wait_for_room(self) -> None:
+        while self.is_full:
+            self._room.clear()
+            await self._room.wait()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[_Note, _Begun]]:
-        while (item := await self._begun.get()) is not None:
-            yield item
+    async def wait_for_more(self) -> bool:
+        """Wait until there is a first one; return False if there will be none."""
+        while not self._begun:
+            if self._ended:
+                return False
+            self._more.clear()
+            await self._more.wait()
+        return True
 
     def cancel(self) -> None:
         """Take back everything that has not been answered."""
-        while not self._begun.empty():
-            item = self._begun.get_nowait()
-            if item is not None and isinstance(item[1], asyncio.Future):
-                abandon(item[1])
+        for _, begun in self._begun:
+            if isinstance(begun, asyncio.Future):
+                abandon(begun)
