@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
-from benchmarks.speed import h2load
+from benchmarks.speed import h2load, streams
 from benchmarks.speed.errors import BenchmarkError
 from benchmarks.speed.figures import Figures
 from benchmarks.speed.processes import ProcessTree
@@ -97,6 +97,64 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """A server under h2load, with one PredictStream at a time on each connection.
+
+    Attributes:
+        served: The server, as it is asked without streams.
+        reply_bytes: The size of its framed answers to one stream.
+    """
+
+    served: Served
+    reply_bytes: int
+
+    @classmethod
+    def checked(cls, served: Served) -> Self:
+        """Return a server once it has answered a stream as the process does; raise BenchmarkError if it does not."""
+        bodies, target = served.bodies, served.running.target
+        return cls(served=served, reply_bytes=streams.checked_reply_bytes(target, bodies.model, bodies.expected(1)))
+
+    @property
+    def name(self) -> str:
+        """The server's, and that it is asked over streams."""
+        return f"{self.served.name}{STREAM_SUFFIX}"
+
+    @property
+    def tree(self) -> ProcessTree:
+        """The server's."""
+        return self.served.tree
+
+    def takes(self, cell: Cell) -> bool:
+        """Return whether it is asked that: a stream keeps many requests under way, so few connections do."""
+        return cell.rows == 1 and cell.connections == STREAMS
+
+    def measure(self, cell: Cell, seconds: float) -> Figures:
+        """Measure: the rate and the CPU time are those of messages, latencies those of whole streams.
+
+        Raises:
+            BenchmarkError: Answers were of another size than those that were checked.
+        """
+        before = self.tree.usage()
+        port, body = self.served.running.port, self.served.bodies.stream()
+        load = h2load.run(port, body, connections=cell.connections, seconds=seconds, method=streams.METHOD)
+        after = self.tree.usage()
+        least, most = (self.reply_bytes * ended for ended in (load.done, load.done + cell.connections))
+        if not least <= load.data_bytes <= most:
+            raise BenchmarkError(
+                f"{self.name} answered {load.done} streams with {load.data_bytes} bytes where {least} to {most} are "
+                "right: it refused some messages"
+            )
+        figures = Figures.of(
+            load.latencies_ms,
+            seconds=load.seconds,
+            answered=streams.MESSAGES * load.done,
+            cpu_seconds=after.cpu_seconds - before.cpu_seconds,
+            rss_mib=after.rss_mib,
+        )
+        return replace(figures, requests_per_second=streams.MESSAGES * figures.requests_per_second)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """What a worker measures when asked.
 
@@ -131,17 +189,6 @@ class Asked:
             cpu_seconds=after.cpu_seconds - before.cpu_seconds,
             rss_mib=after.rss_mib,
         )
-
-
-def streaming(served: Served, worker: Worker) -> Asked:
-    """Return a server asked over `STREAMS` PredictStreams, which share the requests under way."""
-    return Asked(
-        name=f"{served.name}{STREAM_SUFFIX}",
-        worker=worker,
-        tree=served.tree,
-        fits=lambda cell: cell.rows == 1 and cell.connections >= STREAMS,
-        question=lambda cell: {"streams": STREAMS, "depth": cell.connections // STREAMS},
-    )
 
 
 def function(worker: Worker) -> Asked:

@@ -64,14 +64,15 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
-def run(port: int, body: Path, *, connections: int, seconds: float) -> Load:
+def run(port: int, body: Path, *, connections: int, seconds: float, method: str = METHOD) -> Load:
     """Load a server on this machine in a closed loop: each connection has one request under way all the time.
 
     Args:
         port: Of the server.
-        body: A file with one framed message, sent again and again.
+        body: A file with what a request sends, framed; sent again and again.
         connections: How many.
         seconds: How long to measure, after the warm-up.
+        method: What is called.
 
     Raises:
         BenchmarkError: There is no h2load, it failed, or requests failed.
@@ -82,7 +83,7 @@ def run(port: int, body: Path, *, connections: int, seconds: float) -> Load:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests"
         options = ("-t", "1", "-m", "1", "-c", str(connections), "-D", f"{round(1000 * (seconds + WARM_UP_SECONDS))}ms")
-        command = [str(program), *options, *_HEADERS, "-d", str(body), "--log-file", str(log), _url(port)]
+        command = [str(program), *options, *_HEADERS, "-d", str(body), "--log-file", str(log), _url(port, method)]
         output = _output(command, timeout_seconds=seconds + _GRACE_SECONDS)
         return read(output, log.read_text(), seconds=seconds)
 
@@ -114,8 +115,8 @@ def read(output: str, log: str, *, seconds: float) -> Load:
     )
 
 
-def _url(port: int) -> str:
-    return f"http://127.0.0.1:{port}{METHOD}"
+def _url(port: int, method: str) -> str:
+    return f"http://127.0.0.1:{port}{method}"
 
 
 def _output(command: Sequence[str], *, timeout_seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from benchmarks.speed import entrants
-from benchmarks.speed.entrants import Entrant, Served
+from benchmarks.speed.entrants import Entrant, Served, Streamed
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.running import Bodies, running
 from benchmarks.speed.servers import LONG_QUEUE_ROWS
@@ -26,19 +26,12 @@ def line_up(measuring: Measuring, bodies: Bodies) -> Iterator[list[Entrant]]:
         started = stack.enter_context(running(measuring.servers(), bodies, measuring.work / "closed_loop"))
         served = [Served(running=one, bodies=bodies) for one in started]
         taking_part: list[Entrant] = [*served]
-        taking_part += [
-            entrants.streaming(one, _streams(one, bodies, measuring, stack)) for one in served if one.name == STREAMED
-        ]
+        taking_part += [Streamed.checked(one) for one in served if one.name == STREAMED]
         if measuring.wants(entrants.FUNCTION):
             taking_part.append(entrants.function(_in_process("function", bodies, measuring, stack)))
         if measuring.wants(entrants.EVALUATOR) and not measuring.with_peers:
             taking_part.append(entrants.evaluator(_in_process("evaluator", bodies, measuring, stack)))
         yield taking_part
-
-
-def _streams(served: Served, bodies: Bodies, measuring: Measuring, stack: ExitStack) -> Worker:
-    log = measuring.work / f"streams_{bodies.model.name}.log"
-    return stack.enter_context(Worker("streams", served.running.target, bodies.model.name, log=log))
 
 
 def _in_process(kind: str, bodies: Bodies, measuring: Measuring, stack: ExitStack) -> Worker:

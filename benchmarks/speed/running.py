@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from benchmarks.speed import wire
+from benchmarks.speed import streams, wire
 from benchmarks.speed.errors import BenchmarkError
 from benchmarks.speed.models import BATCHES, BenchmarkModel, Floats, model_file
 from benchmarks.speed.processes import Launch, ProcessTree, free_port
@@ -47,6 +47,13 @@ class Bodies:
         path = self.folder / f"{self.model.name}_{rows}.request"
         if not path.exists():
             path.write_bytes(wire.framed(wire.request(self.model, rows)))
+        return path
+
+    def stream(self) -> Path:
+        """Return the file with a whole stream of requests of one row, written when first asked for."""
+        path = self.folder / f"{self.model.name}.stream"
+        if not path.exists():
+            path.write_bytes(streams.body(self.model))
         return path
 
     def expected(self, rows: int) -> Floats:

@@ -57,6 +57,11 @@ def call(target: str, message: bytes, *, timeout_seconds: float) -> bytes:
     return reply
 
 
+def is_close(answered: Floats, expected: Floats) -> bool:
+    """Return whether values are those the process gives."""
+    return answered.shape == expected.shape and np.allclose(answered, expected, _RELATIVE, _ABSOLUTE)
+
+
 def checked_reply(target: str, model: BenchmarkModel, rows: int, expected: Floats) -> bytes:
     """Return a server's answer to one batch, once it is seen to be what the process gives.
 
@@ -67,7 +72,6 @@ def checked_reply(target: str, model: BenchmarkModel, rows: int, expected: Float
         reply = call(target, request(model, rows), timeout_seconds=30)
     except grpc.RpcError as error:
         raise BenchmarkError(f"{target} refused a batch of {rows}: {error}") from error
-    answered = values(reply)
-    if answered.shape != expected.shape or not np.allclose(answered, expected, _RELATIVE, _ABSOLUTE):
+    if not is_close(values(reply), expected):
         raise BenchmarkError(f"{target} answered a batch of {rows} with other values than the process gives")
     return reply
