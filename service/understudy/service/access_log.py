@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
 import structlog
 
 from understudy.service.dataplane.codes import Code
 
 _log = structlog.get_logger(__name__)
+_threshold: Final = logging.getLogger(__name__)
+"""Tells at a tenth of the price whether a line would be written."""
 
 
 def call_ended(path: str, code: Code, *, message: str, seconds: float) -> None:
     """Write the line: at level debug if the call ended well, since there may be thousands a second, else at info."""
+    if code is Code.OK and not _threshold.isEnabledFor(logging.DEBUG):
+        return
     log = _log.debug if code is Code.OK else _log.info
     log("call ended", method=path, code=code.name, message=message, seconds=seconds)

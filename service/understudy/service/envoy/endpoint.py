@@ -37,10 +37,11 @@ _SENTENCES: Final[Mapping[Code, str]] = {
 class Call(Body):
     """A call under way, and its body; see `WatchedCall`."""
 
-    __slots__ = ("deadline", "ending", "started", "task")
+    __slots__ = ("_loop", "deadline", "ending", "started", "task")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(receive)
+        self._loop = loop
         self.started = time.monotonic()
         self.deadline: float | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -65,7 +66,7 @@ class Call(Body):
         """
         if self.ending is not None:
             raise CallEndedError(self.ending.code, self.ending.message)
-        self.task = asyncio.current_task()
+        self.task = asyncio.current_task(self._loop)
 
     async def chunk_or_cancelled(self) -> bytes | None:
         """Return the next chunk of the body, or None at the end; once the caller has gone, wait to be cancelled."""
@@ -127,7 +128,7 @@ class Endpoint(ABC):
         came = headers.get(REQUEST_ID)
         identifier = request_id.accept(None if came is None else came.decode("latin-1"))
         request_id.current.set(identifier)
-        call = Call(receive)
+        call = Call(receive, self._vigil.loop)
         reply = Reply(send, identifier, self._max_bytes, is_callers=came is not None)
         metrics = self._metrics
         metrics.started()

@@ -37,10 +37,14 @@ class WatchedCall(Protocol):
 
 
 class Vigil:
-    """The calls under way. Belongs to the event loop's thread."""
+    """The calls under way. Belongs to the event loop's thread.
+
+    Attributes:
+        loop: The event loop it was made on.
+    """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._under_way: set[WatchedCall] = set()
         self._young: deque[WatchedCall] = deque()
         self._due: list[tuple[float, int, WatchedCall]] = []
@@ -54,7 +58,7 @@ class Vigil:
         self._under_way.add(call)
         self._young.append(call)
         if self._timer is None:
-            self._timer = self._loop.call_later(FIRST_LOOK_SECONDS, self._look)
+            self._timer = self.loop.call_later(FIRST_LOOK_SECONDS, self._look)
 
     def leave(self, call: WatchedCall) -> None:
         """A call is over."""
@@ -86,7 +90,7 @@ class Vigil:
             self._look_at(self._young.popleft(), now)
         while self._due and self._due[0][0] <= now:
             self._look_at(heapq.heappop(self._due)[2], now)
-        self._timer = self._loop.call_later(FIRST_LOOK_SECONDS, self._look) if self._young or self._due else None
+        self._timer = self.loop.call_later(FIRST_LOOK_SECONDS, self._look) if self._young or self._due else None
 
     def _look_at(self, call: WatchedCall, now: float) -> None:
         if call not in self._under_way:
