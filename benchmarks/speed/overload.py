@@ -2,11 +2,16 @@
 
 The peak is a closed loop's. Then requests arrive at random at `TIMES` that rate; a second process asks now and then
 and tells how long refusals take, since the one that makes the load is itself busy.
+
+The servers have one half of the cores and the load the other, as if it came from another machine: five times the
+requests cost their sender five times the CPU, which would else count as the server's loss.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,10 +37,13 @@ def run(measuring: Measuring) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     servers = measuring.own_servers()
     measuring.progress.expect(measuring.rounds * len(servers))
+    for_servers, for_load = _halves(sorted(os.sched_getaffinity(0)))
     with ExitStack() as stack:
+        with _only_on(for_servers):
+            started = stack.enter_context(running(servers, bodies, measuring.work / "overload"))
+        stack.enter_context(_only_on(for_load))
         load = stack.enter_context(Worker("arrivals", MODEL, log=measuring.work / "overload.log"))
         probe = stack.enter_context(Worker("arrivals", MODEL, log=measuring.work / "probe.log", name="probe"))
-        started = stack.enter_context(running(servers, bodies, measuring.work / "overload"))
         for turn in range(measuring.rounds):
             for one in started:
                 figures = _measure(one, bodies, load, probe, turn)
@@ -44,11 +52,35 @@ def run(measuring: Measuring) -> dict[str, Any]:
                     f"{one.server.name}: {figures['goodput']:.0f} of {figures['peak']:.0f} requests/s, "
                     f"refusals p99 {figures['refusals_p99_ms']:.1f} ms"
                 )
-    return {"model": MODEL, "batch": ROWS, "times": TIMES, "seconds": SECONDS, "rows": rows}
+    return {
+        "model": MODEL,
+        "batch": ROWS,
+        "times": TIMES,
+        "seconds": SECONDS,
+        "cores_of_servers": len(for_servers),
+        "cores_of_load": len(for_load),
+        "rows": rows,
+    }
+
+
+def _halves(cores: list[int]) -> tuple[list[int], list[int]]:
+    """Return the cores of the servers and those of the load; where there is one, they share it."""
+    return (cores, cores) if len(cores) == 1 else (cores[: len(cores) // 2], cores[len(cores) // 2 :])
+
+
+@contextmanager
+def _only_on(cores: Collection[int]) -> Iterator[None]:
+    """Keep what is started meanwhile to some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _measure(one: RunningServer, bodies: Bodies, load: Worker, probe: Worker, turn: int) -> dict[str, Any]:
-    closed = h2load.run(one.port, bodies.path(ROWS), connections=PEAK_CONNECTIONS, seconds=SECONDS / 2)
+    closed = h2load.run(one.port, bodies.path(ROWS), connections=PEAK_CONNECTIONS, seconds=SECONDS)
     peak = closed.requests_per_second
     question = {"target": one.target, "rows": ROWS, "seconds": SECONDS, "seed": turn}
     load.tell(question | {"rate": TIMES * peak})
