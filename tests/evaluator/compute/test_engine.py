@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.evaluator.compute.engine import MAX_PREDICTS_BEFORE_EVALUATE, Engine, EngineSettings
+from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.pace import Pace
+from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE
 from understudy.evaluator.errors import (
     DeadlineExceededError,
     DrainingError,

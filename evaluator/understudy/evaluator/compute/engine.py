@@ -1,42 +1,31 @@
-"""Runs everything that needs the devices on one thread, and merges what waits into batches."""
+"""Runs everything that needs the devices one at a time, and merges what waits into batches."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from understudy.evaluator.compute.admission import Admission
+from understudy.evaluator.compute.device_thread import DeviceThread, Job
 from understudy.evaluator.compute.pace import Pace
-from understudy.evaluator.compute.pending import (
-    Borrow,
-    EvaluateRequest,
-    PredictQueue,
-    PredictRequest,
-    Request,
-    is_dead,
-)
+from understudy.evaluator.compute.pending import Borrow, EvaluateRequest, PredictRequest, is_dead
 from understudy.evaluator.compute.runner import Runner
+from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE, Turns
 from understudy.evaluator.errors import DrainingError
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.types import Arrays, Prediction
 
-MAX_PREDICTS_BEFORE_EVALUATE = 8
-"""After so many Predict batches in a row, an Evaluate batch that waits is run."""
-
 _SECONDS_BETWEEN_SWEEPS = 0.05
 
 _T = TypeVar("_T")
 _Waiter = TypeVar("_Waiter")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +69,10 @@ class Engine:
         self._runner = Runner(observer, self._pace)
         self._futures = FutureOutbox()
         self._changed = threading.Condition()
-        self._predicts = PredictQueue()
-        self._evaluates: deque[EvaluateRequest] = deque()
-        self._predicts_in_a_row = 0
+        self._turns = Turns(settings.max_batch_rows)
         self._closing = False
-        self._device = threading.Lock()
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
-        self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
+        self._thread = DeviceThread(wait=self._wait, take=self._take)
         self._thread.start()
 
     def predict(
@@ -159,12 +145,9 @@ class Engine:
 
     def wake(self) -> None:
         """Have what was submitted run, if the device has nothing to do: on this thread, where that is brief."""
-        if self._may_run_here() and self._device.acquire(blocking=False):
-            try:
-                self._do(self._take_batch())
-            finally:
-                self._device.release()
-        if self._predicts:
+        if self._may_run_here():
+            self._thread.do_here(self._take_extra_predicts)
+        if self._turns.predicts:
             with self._changed:
                 self._changed.notify()
 
@@ -204,24 +187,22 @@ class Engine:
         For the work of an evaluation to call, on the device's thread, between parts of a large batch.
         """
         for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
-            if not self._predicts:
+            if not self._turns.predicts:
                 return
-            self._take_batch()()
+            self._take_extra_predicts()()
 
     def close(self, timeout_seconds: float) -> None:
         """Take no more work, finish what waits, and end the threads. Idempotent.
 
         What still waits after the timeout fails with DrainingError.
         """
-        ends = time.monotonic() + timeout_seconds
         with self._changed:
             self._closing = True
             self._admission.close()
             self._changed.notify()
-        self._thread.join(max(0.0, ends - time.monotonic()))
+        self._thread.join(timeout_seconds)
         with self._changed:
-            abandoned: list[Request] = [*self._predicts.remove(lambda _: True), *self._evaluates]
-            self._evaluates.clear()
+            abandoned = self._turns.take_all()
         for request in abandoned:
             if request.begin():
                 self._observer.rejected("draining")
@@ -233,35 +214,35 @@ class Engine:
         self._admission.check_deadline(request.deadline)
         with self._changed:
             self._admission.check_open()
-            waiting = sum(other.rows for other in self._evaluates)
+            waiting = sum(other.rows for other in self._turns.evaluates)
             full = bool(waiting) and waiting + request.rows > self._settings.max_queue_rows
             if not full:
-                self._evaluates.append(request)
+                self._turns.evaluates.append(request)
                 self._changed.notify()
         if full:
             self._admission.refuse(waiting)
 
     def _enqueue_predict(self, request: PredictRequest, *, wake: bool) -> None:
         self._check_room(request.rows, request.deadline)
-        self._predicts.append(request)
+        self._turns.predicts.append(request)
         if wake:
             self._changed.notify()
-        self._observer.queue_changed(self._predicts.rows)
+        self._observer.queue_changed(self._turns.predicts.rows)
 
     def _check_room(self, rows: int, deadline: float | None) -> None:
-        waiting = self._predicts.rows
+        waiting = self._turns.predicts.rows
         self._admission.check_deadline(deadline, rows_ahead=waiting)
         if waiting + rows > self._settings.max_queue_rows:
             self._admission.refuse(waiting)
 
     def _make_room(self, rows: int, deadline: float | None) -> Sequence[PredictRequest]:
         """If there is no room for a request, take out of the queue what nobody wants any more, and return that."""
-        waiting = self._predicts.rows
+        waiting = self._turns.predicts.rows
         fits = waiting + rows <= self._settings.max_queue_rows
         if (fits and self._admission.is_meetable(deadline, rows_ahead=waiting)) or not self._may_sweep():
             return ()
         self._swept_at = time.monotonic()
-        return self._predicts.remove(is_dead)
+        return self._turns.predicts.remove(is_dead)
 
     def _may_sweep(self) -> bool:
         """Whether the last sweep is long enough ago: they take time, and there might be one for every refusal."""
@@ -275,59 +256,42 @@ class Engine:
             if request.begin():
                 request.fail(error)
 
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
-            with self._device:
-                self._do(job)
-
-    def _do(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except Exception:  # noqa: BLE001 - its thread serves everybody and outlives a faulty observer
-            _log.exception("an observer or a callback failed on the device's thread")
-
     def _may_run_here(self) -> bool:
         """Whether what waits is Predict alone, is not held back for more, and is brief."""
         held_back = self._settings.max_batch_delay_seconds > 0
-        return not self._evaluates and not held_back and self._pace.is_brief(self._predicts.rows)
+        return not self._turns.evaluates and not held_back and self._pace.is_brief(self._turns.predicts.rows)
 
-    def _take_batch(self) -> Callable[[], None]:
+    def _wait(self) -> float | None:
+        """Wait for work, and then for more of it; return the seconds of the latter, None when there will be no more."""
         with self._changed:
-            batch = self._predicts.take_batch(self._settings.max_batch_rows)
-            self._observer.queue_changed(self._predicts.rows)
-        return functools.partial(self._runner.predict, batch, 0.0)
-
-    def _next(self) -> Callable[[], None] | None:
-        """Wait for work and take it off its queue; return None when there will be no more."""
-        with self._changed:
-            while not self._predicts and not self._evaluates:
+            while not self._turns:
                 if self._closing:
                     return None
                 self._changed.wait()
-            if self._is_evaluates_turn():
-                return self._take_evaluate()
-            return self._take_predicts()
+            began = time.monotonic()
+            if not self._turns.is_evaluates():
+                self._wait_for_more(self._turns.predicts.oldest())
+            return time.monotonic() - began
 
-    def _is_evaluates_turn(self) -> bool:
-        starved = self._predicts_in_a_row >= MAX_PREDICTS_BEFORE_EVALUATE
-        return bool(self._evaluates) and (starved or not self._predicts)
+    def _take(self, fill_seconds: float) -> Job:
+        """Take what is next off its queue."""
+        with self._changed:
+            if self._turns.is_evaluates():
+                return functools.partial(self._runner.evaluate, self._turns.take_evaluate())
+            return self._predicting(self._turns.take_predicts(), fill_seconds)
 
-    def _take_evaluate(self) -> Callable[[], None]:
-        self._predicts_in_a_row = 0
-        return functools.partial(self._runner.evaluate, self._evaluates.popleft())
+    def _take_extra_predicts(self) -> Job:
+        with self._changed:
+            return self._predicting(self._turns.take_extra_predicts())
 
-    def _take_predicts(self) -> Callable[[], None]:
-        began = time.monotonic()
-        self._wait_for_more(self._predicts.oldest())
-        self._predicts_in_a_row += 1
-        batch = self._predicts.take_batch(self._settings.max_batch_rows)
-        self._observer.queue_changed(self._predicts.rows)
-        return functools.partial(self._runner.predict, batch, time.monotonic() - began)
+    def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0) -> Job:
+        self._observer.queue_changed(self._turns.predicts.rows)
+        return functools.partial(self._runner.predict, batch, fill_seconds)
 
     def _wait_for_more(self, oldest: PredictRequest) -> None:
         """Hold the oldest request back until its batch is full or it has waited long enough."""
         until = oldest.arrived + self._settings.max_batch_delay_seconds
         while not self._closing and (left := until - time.monotonic()) > 0:
-            if self._predicts.rows_like(oldest) >= self._settings.max_batch_rows:
+            if self._turns.predicts.rows_like(oldest) >= self._settings.max_batch_rows:
                 return
             self._changed.wait(left)

@@ -1,0 +1,57 @@
+"""The thread that calls the devices."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_Turn = TypeVar("_Turn")
+Job = Callable[[], None]
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceThread(Generic[_Turn]):
+    """A thread that does one job after another; another thread may do one while it has none. Thread-safe.
+
+    Args:
+        wait: Called on the thread; waits for work and returns a turn, or None when there will be no more.
+        take: Called when the device is free; returns the job of a turn.
+    """
+
+    def __init__(self, *, wait: Callable[[], _Turn | None], take: Callable[[_Turn], Job]) -> None:
+        self._wait = wait
+        self._take = take
+        self._device = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def do_here(self, take: Callable[[], Job]) -> None:
+        """Take a job and do it on the calling thread, if the device is free."""
+        if not self._device.acquire(blocking=False):
+            return
+        try:
+            _do(take())
+        finally:
+            self._device.release()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait until the thread has ended, or the time is over."""
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while (turn := self._wait()) is not None:
+            with self._device:
+                _do(self._take(turn))
+
+
+def _do(job: Job) -> None:
+    try:
+        job()
+    except Exception:  # noqa: BLE001 - its thread serves everybody and outlives a faulty observer
+        _log.exception("an observer or a callback failed on the device's thread")
