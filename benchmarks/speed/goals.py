@@ -119,11 +119,12 @@ def _goals() -> list[Goal]:
     ]
     goals += [
         Goal(
-            text=f"conv, batch {batch}: two replicas ÷ one, one intra-op thread each",
+            text=f"{model}, batch {batch}: two replicas ÷ one, one intra-op thread each",
             wanted=1.9,
             result="replicas",
-            reached=ratios.scaled(batch),
+            reached=ratios.scaled(model, batch),
         )
+        for model in ("conv", "deep")
         for batch in (32, 256)
     ]
     goals.append(

@@ -91,11 +91,12 @@ def evaluated(model: str, batch: int) -> Ratio:
     return reached
 
 
-def scaled(batch: int) -> Ratio:
+def scaled(model: str, batch: int) -> Ratio:
     """Compare two replicas with one."""
 
     def reached(rows: Rows) -> Spread | None:
-        rates = {row["replicas"]: row["examples_per_second"] for row in rows if row["batch"] == batch}
+        measured = [row for row in rows if (row.get("model"), row["batch"]) == (model, batch)]
+        rates = {row["replicas"]: row["examples_per_second"] for row in measured}
         return spread_of_ratios(rates[2], rates[1]) if {1, 2} <= rates.keys() else None
 
     return reached

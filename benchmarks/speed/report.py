@@ -110,10 +110,15 @@ def _evaluating(result: Result) -> str:
 
 def _replicas(result: Result) -> str:
     lines = [
-        [str(row["replicas"]), str(row["batch"]), table.spread(Spread.of(row["examples_per_second"]))]
+        [
+            row.get("model", ""),
+            str(row["replicas"]),
+            str(row["batch"]),
+            table.spread(Spread.of(row["examples_per_second"])),
+        ]
         for row in result["rows"]
     ]
-    return table.markdown(("replicas", "batch", "examples/s"), lines)
+    return table.markdown(("model", "replicas", "batch", "examples/s"), lines)
 
 
 def _publishing(result: Result) -> str:
