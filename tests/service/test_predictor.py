@@ -18,7 +18,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.outbox import Outbox, Outcome
 from understudy.evaluator.types import Arrays, Prediction
-from understudy.service.dataplane.predictor import LoopOutbox, Predictor
+from understudy.service.dataplane.predictor import FEW_ROWS, LoopOutbox, Predictor
 
 TIMEOUT = 10.0
 
@@ -136,6 +136,32 @@ async def test_what_the_loop_takes_in_at_one_time_shares_a_batch(alone: EngineAl
     alone.go.release()
     await asyncio.wait_for(asyncio.gather(*together), TIMEOUT)
     assert alone.batches == [4]
+
+
+async def test_requests_that_come_in_company_wait_some_turns_for_the_rest(alone: EngineAlone) -> None:
+    predictor = Predictor(cast("Evaluator", alone), gathering_turns=8)
+    together = [begin(predictor, 0), begin(predictor, 1)]
+    for value in range(2, 5):
+        await asyncio.sleep(0)
+        together.append(begin(predictor, value))
+    alone.go.release()
+    await asyncio.wait_for(asyncio.gather(*together), TIMEOUT)
+    assert alone.batches == [5]
+
+
+async def test_a_request_that_comes_alone_waits_for_nobody(alone: EngineAlone) -> None:
+    predictor = Predictor(cast("Evaluator", alone), gathering_turns=1_000_000)
+    alone.go.release()
+    await asyncio.wait_for(begin(predictor, 0), TIMEOUT)
+    assert alone.batches == [1]
+
+
+async def test_rows_that_fill_a_batch_wait_for_no_others(alone: EngineAlone) -> None:
+    predictor = Predictor(cast("Evaluator", alone), gathering_turns=1_000_000)
+    together = [begin(predictor, value) for value in range(FEW_ROWS)]
+    alone.go.release()
+    await asyncio.wait_for(asyncio.gather(*together), TIMEOUT)
+    assert alone.batches == [FEW_ROWS]
 
 
 async def test_what_is_cancelled_on_the_loop_never_reaches_a_device(alone: EngineAlone, predictor: Predictor) -> None:

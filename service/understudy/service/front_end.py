@@ -13,6 +13,10 @@ from understudy.service.readiness import Readiness
 class FrontEnd(Protocol):
     """Answers calls on one port. Belongs to the event loop that it was made on."""
 
+    @property
+    def gathering_turns(self) -> int:
+        """How many turns of the event loop it may take to hand over calls that came at one time."""
+
     def bind(self, host: str, port: int) -> int:
         """Take a port, any free one for 0, and return it.
 

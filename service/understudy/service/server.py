@@ -167,7 +167,7 @@ class Service:
             rpc, rpc_port = self._bind_rpc()
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            plane = self._plane(opened)
+            plane = self._plane(opened, gathering_turns=rpc.gathering_turns)
             await self._start_http(stack, listener, plane)
             await rpc.start(plane)
             stack.push_async_callback(self._drain, rpc)
@@ -226,13 +226,13 @@ class Service:
         await server.start()
         stack.push_async_callback(server.stop)
 
-    def _plane(self, opened: Opened) -> DataPlane:
+    def _plane(self, opened: Opened, *, gathering_turns: int) -> DataPlane:
         from understudy.service.dataplane.tfserving.plane import TfServingPlane  # imports TensorFlow
 
         settings, evaluator = self._settings, opened.evaluator
         model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
         return DataPlane(
-            prediction=PredictionPlane(evaluator, stream_depth=settings.stream_depth),
+            prediction=PredictionPlane(evaluator, stream_depth=settings.stream_depth, gathering_turns=gathering_turns),
             evaluation=EvaluationPlane(
                 evaluator,
                 recorded=self._recorded,
@@ -248,8 +248,11 @@ class Service:
                 statistics=self._statistics,
                 readiness=self._readiness,
                 stream_depth=settings.stream_depth,
+                gathering_turns=gathering_turns,
             ),
-            tf_serving=TfServingPlane(model, max_tensor_bytes=settings.max_message_bytes),
+            tf_serving=TfServingPlane(
+                model, max_tensor_bytes=settings.max_message_bytes, gathering_turns=gathering_turns
+            ),
         )
 
     def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int) -> None:

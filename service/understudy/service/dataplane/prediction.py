@@ -22,10 +22,11 @@ class PredictionPlane:
     Args:
         evaluator: Runs them.
         stream_depth: How many requests of one stream may be under way at once.
+        gathering_turns: See `Predictor`.
     """
 
-    def __init__(self, evaluator: Evaluator, *, stream_depth: int) -> None:
-        self._predictor = Predictor(evaluator)
+    def __init__(self, evaluator: Evaluator, *, stream_depth: int, gathering_turns: int = 0) -> None:
+        self._predictor = Predictor(evaluator, gathering_turns=gathering_turns)
         self._stream_depth = stream_depth
 
     async def predict(

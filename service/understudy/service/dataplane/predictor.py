@@ -11,6 +11,9 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.outbox import Outcome
 from understudy.evaluator.types import Arrays, Prediction, Version
 
+FEW_ROWS = 32
+"""As many rows wait for no others: each costs hardly more alone than in a larger batch."""
+
 
 class Predictor:
     """Begins predictions.
@@ -18,16 +21,25 @@ class Predictor:
     The outcomes of one batch come to the event loop together, with one wake-up; and the requests that the loop takes in
     at one time wake the device together, so that they share a batch, which runs on the loop's thread if it is brief.
 
+    A transport may hand over one by one what came to it at one time. So while requests come several at a time, the loop
+    may take some turns to bring in the rest; a turn in which nothing comes takes microseconds. A request that comes
+    alone, after one that came alone, does not wait.
+
     Belongs to the thread of the event loop on which it is used first.
 
     Args:
         evaluator: Runs them.
+        gathering_turns: How many turns of the loop requests that came several at a time wait for others.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, *, gathering_turns: int = 0) -> None:
         self._evaluator = evaluator
+        self._gathering_turns = gathering_turns
         self._outbox: LoopOutbox | None = None
-        self._is_waking = False
+        self._requests = 0
+        self._requests_before = 0
+        self._rows = 0
+        self._turns = 0
 
     def check_room(self, deadline: float | None) -> None:
         """Refuse a request before it is taken apart, where that is certain; raise what `Evaluator.check_room` does."""
@@ -45,13 +57,20 @@ class Predictor:
             self._outbox = LoopOutbox(asyncio.get_running_loop())
         future = self._outbox.new_future()
         self._evaluator.predict_for(future, self._outbox, inputs, version=version, deadline=deadline, wake=False)
-        if not self._is_waking:
-            self._is_waking = True
-            future.get_loop().call_soon(self._wake)
+        self._requests += 1
+        self._rows += len(next(iter(inputs.values())))
+        if self._requests == 1:
+            self._turns = 0
+            future.get_loop().call_soon(self._wake_or_gather, future.get_loop())
         return future
 
-    def _wake(self) -> None:
-        self._is_waking = False
+    def _wake_or_gather(self, loop: asyncio.AbstractEventLoop) -> None:
+        in_company = max(self._requests, self._requests_before) > 1
+        if in_company and self._rows < FEW_ROWS and self._turns < self._gathering_turns:
+            self._turns += 1
+            loop.call_soon(self._wake_or_gather, loop)
+            return
+        self._requests, self._requests_before, self._rows = 0, self._requests, 0
         self._evaluator.wake()
 
 

@@ -30,6 +30,9 @@ class EnvoyServer:
         max_message_bytes: The largest message to take or send.
     """
 
+    gathering_turns: Final = 0
+    """Calls that came at one time are handed over together."""
+
     def __init__(
         self, host: Host, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int
     ) -> None:

@@ -48,6 +48,7 @@ class InferencePlane:
         statistics: What it has computed.
         readiness: Whether the service can answer.
         stream_depth: How many requests of one stream may be under way at once.
+        gathering_turns: See `Predictor`.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class InferencePlane:
         statistics: InferenceStatistics,
         readiness: Readiness,
         stream_depth: int,
+        gathering_turns: int = 0,
     ) -> None:
         self._model = model
-        self._predictor = Predictor(model.evaluator)
+        self._predictor = Predictor(model.evaluator, gathering_turns=gathering_turns)
         self._settings = settings
         self._statistics = statistics
         self._readiness = readiness
