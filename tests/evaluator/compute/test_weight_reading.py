@@ -86,6 +86,12 @@ def test_weights_of_another_shape_are_refused_with_the_name_of_the_layer(tmp_pat
         assign_weights(model, tmp_path / "model.weights.h5")
 
 
+def test_a_model_that_is_not_built_gets_no_weights(tmp_path: Path) -> None:
+    _model(1).save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="build it"):
+        assign_weights(keras.Sequential([keras.layers.Dense(WIDTH)]), tmp_path / "model.weights.h5")
+
+
 def test_weights_that_end_early_are_refused(tmp_path: Path) -> None:
     written = _model(1)
     written.save(tmp_path / "model.keras")

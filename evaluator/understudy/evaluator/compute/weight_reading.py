@@ -38,9 +38,11 @@ def assign_weights(model: Any, file: Path, *, start: int = 0, size: int | None =
         size: How many bytes it has; None where it goes to the end.
 
     Raises:
-        ValueError: They are not those of the model. Some may have been assigned.
+        ValueError: They are not those of the model, some of which may have been assigned; or it is not built.
         OSError: The file cannot be read.
     """
+    if not model.built:
+        raise ValueError(f"the model {model.name} has no variables yet; build it, or call it on some data, first")
     failed: set[int] = set()
     reasons: dict[int, Any] = {}
     with _Part(file, start, size) as part:
