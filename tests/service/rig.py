@@ -39,6 +39,12 @@ class ToldPlane:
 
     def __init__(self) -> None:
         self.behave: Behavior = self._echo_step
+        self.refusal: Exception | None = None
+
+    def check_room(self, call: CallContext) -> None:
+        del call
+        if self.refusal is not None:
+            raise self.refusal
 
     async def predict(self, request: Any, call: CallContext) -> Any:
         del call
@@ -54,7 +60,11 @@ class ToldPlane:
         """Return the service that is answered so, and health."""
         health = HealthPlane(readiness, [PREDICTION_SERVICE])
         return [
-            service(PREDICTION, {"Predict": self.predict, "PredictStream": self.predict_stream}),
+            service(
+                PREDICTION,
+                {"Predict": self.predict, "PredictStream": self.predict_stream},
+                {"Predict": self.check_room},
+            ),
             service(HEALTH, {"Check": health.check, "Watch": health.watch}),
         ]
 

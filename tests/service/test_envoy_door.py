@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from service.rig import MAX_MESSAGE_BYTES, ToldPlane
 
+from understudy.evaluator.errors import OverloadedError
 from understudy.service.envoy.door import Door
 from understudy.service.envoy.endpoint import Surroundings
 from understudy.service.envoy.vigil import Vigil
@@ -37,11 +38,16 @@ class Knocking:
         self.gone = False
 
     async def knock(
-        self, path: str, *body: bytes, method: str = "POST", headers: Mapping[bytes, bytes] | None = None
+        self,
+        path: str,
+        *body: bytes,
+        method: str = "POST",
+        headers: Mapping[bytes, bytes] | None = None,
+        chunks: list[bytes] | None = None,
     ) -> list[Any]:
-        """Call, and return the events that are sent."""
+        """Call with a body, or with chunks of one, which are taken away as they are read; return what is sent."""
         sent: list[Any] = []
-        chunks = list(body) or [b""]
+        chunks = (list(body) or [b""]) if chunks is None else chunks
 
         async def receive() -> dict[str, Any]:
             if self.gone:
@@ -92,6 +98,15 @@ async def test_a_request_may_come_in_pieces(knocking: Knocking, cut: int) -> Non
     events = await knocking.knock(PREDICT, body[:cut], body[cut:], b"")
     assert status_of(events) == ("0", "")
     assert answer_in(events).step == 7
+
+
+async def test_what_is_refused_anyway_is_not_read_to_its_end(knocking: Knocking) -> None:
+    knocking.plane.refusal = OverloadedError("4096 rows are waiting")
+    body = framed(asking_for(7))
+    left = [body[:4], body[4:], b""]
+    events = await knocking.knock(PREDICT, chunks=left)
+    assert status_of(events) == ("8", "4096 rows are waiting")
+    assert left == [body[4:], b""]
 
 
 async def test_a_compressed_request_is_answered(knocking: Knocking) -> None:

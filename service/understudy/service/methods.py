@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -20,6 +21,8 @@ Answer = Callable[[Any, CallContext], Awaitable[Any]]
 Stream = Callable[[Any, CallContext], AsyncGenerator[Any, None]]
 """Takes a request, or an iterator of requests, and yields responses."""
 Requests = AsyncIterator[Any]
+Admission = Callable[[CallContext], None]
+"""Raises what a call would be answered with whatever its request; for transports that ask before that has come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +33,13 @@ class Method:
         rpc: Its names and its kind.
         request_type: The class of its request messages.
         answer: What answers it: an `Answer`, or a `Stream` where ``rpc.streams_responses``.
+        admit: What its calls must pass, if there is anything.
     """
 
     rpc: RpcMethod
     request_type: Any
     answer: Answer | Stream
+    admit: Admission | None = None
 
     def parse(self, data: bytes) -> Any:
         """Return the request message that bytes are.
@@ -63,12 +68,17 @@ class Service:
     methods: tuple[Method, ...]
 
 
-def service(descriptor: ServiceDescriptor, answers: Mapping[str, Answer | Stream]) -> Service:
+def service(
+    descriptor: ServiceDescriptor,
+    answers: Mapping[str, Answer | Stream],
+    admissions: Mapping[str, Admission] = MappingProxyType({}),
+) -> Service:
     """Return a service.
 
     Args:
         descriptor: The service.
         answers: What answers each of its methods, by their names.
+        admissions: What the calls of some methods must pass, by their names.
 
     Raises:
         ValueError: There is an answer too many or too few.
@@ -79,7 +89,12 @@ def service(descriptor: ServiceDescriptor, answers: Mapping[str, Answer | Stream
             f"{descriptor.full_name} has the methods {sorted(descriptors)}; there are answers to {sorted(answers)}"
         )
     methods = tuple(
-        Method(rpc=rpc, request_type=GetMessageClass(descriptors[rpc.name].input_type), answer=answers[rpc.name])
+        Method(
+            rpc=rpc,
+            request_type=GetMessageClass(descriptors[rpc.name].input_type),
+            answer=answers[rpc.name],
+            admit=admissions.get(rpc.name),
+        )
         for rpc in methods_of(descriptor)
     )
     return Service(name=descriptor.full_name, methods=methods)

@@ -45,7 +45,11 @@ def all_services(plane: DataPlane, readiness: Readiness) -> tuple[Service, ...]:
 def _own(plane: DataPlane) -> tuple[Service, ...]:
     prediction, evaluation, model = plane.prediction, plane.evaluation, plane.model
     return (
-        service(PREDICTION, {"Predict": prediction.predict, "PredictStream": prediction.predict_stream}),
+        service(
+            PREDICTION,
+            {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
+            {"Predict": prediction.check_room},
+        ),
         service(
             EVALUATION,
             {
@@ -86,6 +90,7 @@ def _inference(plane: DataPlane) -> Service:
             "RepositoryIndex": inference.repository_index,
             **refusals(oip.UNSUPPORTED),
         },
+        {"ModelInfer": inference.check_room},
     )
 
 
@@ -113,6 +118,7 @@ def _tf_serving(plane: DataPlane) -> tuple[Service, ...]:
                 "GetModelMetadata": tf_serving.get_model_metadata,
                 **{name: refused[name] for name in ("Classify", "Regress", "MultiInference")},
             },
+            {"Predict": tf_serving.check_room},
         ),
         service(
             model,

@@ -47,8 +47,12 @@ class PredictionPlane:
         )
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
-    def _begin(self, request: prediction_pb2.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def check_room(self, call: CallContext) -> None:
+        """Refuse a prediction before it is taken apart, where that is certain; see `Predictor.check_room`."""
         self._predictor.check_room(call.deadline)
+
+    def _begin(self, request: prediction_pb2.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+        self.check_room(call)
         return self._predictor.begin(
             decode_all(request.inputs), version=messages.version(request.version), deadline=call.deadline
         )

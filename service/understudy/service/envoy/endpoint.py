@@ -115,6 +115,7 @@ class Endpoint(ABC):
         self._path = method.rpc.path
         self._parse = method.parse
         self._method_answer: Any = method.answer
+        self._admit = method.admit
         self._metrics = metrics
         self._vigil = surroundings.vigil
         self._max_bytes = surroundings.max_message_bytes
@@ -170,6 +171,8 @@ class Endpoint(ABC):
         chunk = await call.first_chunk()
         data = whole(chunk) if call.body_ended else None
         if data is None:
+            if self._admit is not None:
+                self._admit(CallContext(deadline=call.deadline))  # the rest need not come if it is refused anyway
             data = await self._collected(call, chunk, encoding)
         self._metrics.received()
         call.may_be_cancelled()

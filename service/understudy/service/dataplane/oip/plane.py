@@ -169,6 +169,10 @@ class InferencePlane:
         )
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
+    def check_room(self, call: CallContext) -> None:
+        """Refuse a prediction before it is taken apart, where that is certain; see `Predictor.check_room`."""
+        self._predictor.check_room(call.deadline)
+
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError unless this is the model's name."""
         self._model.check_name(name)
@@ -183,7 +187,7 @@ class InferencePlane:
 
     def _begin(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)
-        self._predictor.check_room(call.deadline)
+        self.check_room(call)
         return self.infer(codec.inference_of(request), call)
 
     def _newest_first(self) -> list[int]:

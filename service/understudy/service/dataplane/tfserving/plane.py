@@ -58,7 +58,7 @@ class TfServingPlane:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
-        self._predictor.check_room(call.deadline)
+        self.check_room(call)
         inputs = {
             name: tensors.decode(request.inputs[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}")
             for name in sorted(request.inputs)
@@ -69,6 +69,10 @@ class TfServingPlane:
             model_spec=self._spec(prediction.step, signature_name=SIGNATURE_NAME),
             outputs={name: tensors.encode(array) for name, array in outputs.items()},
         )
+
+    def check_room(self, call: CallContext) -> None:
+        """Refuse a prediction before it is taken apart, where that is certain; see `Predictor.check_room`."""
+        self._predictor.check_room(call.deadline)
 
     async def get_model_metadata(
         self, request: get_model_metadata_pb2.GetModelMetadataRequest, call: CallContext
