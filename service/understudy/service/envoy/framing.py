@@ -46,11 +46,15 @@ class Unframer:
     def __init__(self, encoding: bytes | None, *, max_bytes: int) -> None:
         self._decompress = _decompressor(encoding, max_bytes)
         self._max_bytes = max_bytes
-        self._buffer = bytearray()
+        self._chunks: list[bytes] = []
+        self._begin = 0
+        self._left = 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the body."""
-        self._buffer += chunk
+        if chunk:
+            self._chunks.append(chunk)
+            self._left += len(chunk)
 
     def next(self) -> bytes | None:
         """Return the next message, or None if it has not come as a whole.
@@ -59,24 +63,39 @@ class Unframer:
             InvalidInputError: It cannot be decompressed.
             MessageTooLargeError: It is larger than a message may be.
         """
-        buffer = self._buffer
-        if len(buffer) < PREFIX_BYTES:
+        if self._left < PREFIX_BYTES:
             return None
-        flag, length = _PREFIX.unpack_from(buffer)
+        if len(self._chunks[0]) < self._begin + PREFIX_BYTES:
+            self._make_one_chunk()
+        flag, length = _PREFIX.unpack_from(self._chunks[0], self._begin)
         if length > self._max_bytes:
             raise MessageTooLargeError("Received", length, self._max_bytes)
-        end = PREFIX_BYTES + length
-        if len(buffer) < end:
+        if self._left < PREFIX_BYTES + length:
             return None
-        with memoryview(buffer) as view:
-            message = bytes(view[PREFIX_BYTES:end])
-        del buffer[:end]
+        message = self._take(length)
         return self._decompress(message) if flag else message
 
     def check_end(self) -> None:
         """Raise InvalidInputError if the body ended within a message."""
-        if self._buffer:
-            raise InvalidInputError(f"the body ended within a message, {len(self._buffer)} bytes after its beginning")
+        if self._left:
+            raise InvalidInputError(f"the body ended within a message, {self._left} bytes after its beginning")
+
+    def _take(self, length: int) -> bytes:
+        """Take so many bytes, which have come, and the prefix before them; large messages are copied once."""
+        self._left -= PREFIX_BYTES + length
+        if not self._left:
+            first, *rest = self._chunks
+            begin, self._chunks, self._begin = self._begin + PREFIX_BYTES, [], 0
+            return b"".join((memoryview(first)[begin:], *rest))
+        if len(self._chunks[0]) < self._begin + PREFIX_BYTES + length:
+            self._make_one_chunk()
+        begin = self._begin + PREFIX_BYTES
+        self._begin = begin + length
+        return self._chunks[0][begin : self._begin]
+
+    def _make_one_chunk(self) -> None:
+        first, *rest = self._chunks
+        self._chunks, self._begin = [b"".join((memoryview(first)[self._begin :], *rest))], 0
 
 
 def _decompressor(encoding: bytes | None, max_bytes: int) -> Callable[[bytes], bytes]:
