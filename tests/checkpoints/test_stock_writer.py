@@ -39,7 +39,7 @@ while not stop.is_set():
 print(json.dumps({"saves": saves, "failures": failures}), flush=True)
 """
 
-_READING_SECONDS = 5.0
+_READING_SECONDS = 3.0
 
 
 def _weights(model_file: Path) -> np.ndarray:

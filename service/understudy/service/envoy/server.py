@@ -30,8 +30,8 @@ class EnvoyServer:
         max_message_bytes: The largest message to take or send.
     """
 
-    gathering_turns: Final = 0
-    """Calls that came at one time are handed over together."""
+    gathering_turns: Final = 24
+    """Calls that came at one time are handed over together, but their bodies are asked for, and come, one by one."""
 
     def __init__(
         self, host: Host, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int
