@@ -85,7 +85,7 @@ def test_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
         (framed(b"abc")[:-1], None, "ended within a message"),
         (framed(b"abc", compressed=True), None, "names nothing"),
         (framed(b"abc", compressed=True), b"gzip", "not compressed as grpc-encoding says"),
-        (framed(gzip.compress(b"abc")[:-4], compressed=True), b"gzip", "ends too early"),
+        (framed(gzip.compress(b"abc", mtime=0)[:-4], compressed=True), b"gzip", "ends too early"),
     ],
 )
 def test_what_is_no_message_is_the_callers_error(body: bytes, encoding: bytes | None, words: str) -> None:

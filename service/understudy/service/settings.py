@@ -72,7 +72,7 @@ class ServeSettings:
     frontend: FrontEndName = field(
         default="grpcio",
         metadata={
-            "help": "What carries gRPC: grpcio, or envoy, which answers several times as many requests and needs the "
+            "help": "What carries gRPC: grpcio, or envoy, which answers up to twice as many requests and needs the "
             "extra understudy[fast].",
             "choices": ("grpcio", "envoy"),
         },
