@@ -100,6 +100,14 @@ async def test_a_request_may_come_in_pieces(knocking: Knocking, cut: int) -> Non
     assert answer_in(events).step == 7
 
 
+async def test_a_request_that_is_too_large_is_refused_though_it_comes_in_one_piece(knocking: Knocking) -> None:
+    request = asking_for(7)
+    request.inputs["x"].content = bytes(MAX_MESSAGE_BYTES)
+    code, message = status_of(await knocking.knock(PREDICT, framed(request)))
+    assert code == "8"
+    assert "Received message larger than max" in message
+
+
 async def test_what_is_refused_anyway_is_not_read_to_its_end(knocking: Knocking) -> None:
     knocking.plane.refusal = OverloadedError("4096 rows are waiting")
     body = framed(asking_for(7))

@@ -169,7 +169,7 @@ class Endpoint(ABC):
     async def _one_request(self, call: Call, encoding: bytes | None) -> Any:
         """Read the one message that a call should have, before it may be cancelled."""
         chunk = await call.first_chunk()
-        data = whole(chunk) if call.body_ended else None
+        data = whole(chunk, max_bytes=self._max_bytes) if call.body_ended else None
         if data is None:
             if self._admit is not None:
                 self._admit(CallContext(deadline=call.deadline))  # the rest need not come if it is refused anyway

@@ -26,10 +26,10 @@ def prefix(length: int) -> bytes:
     return _PREFIX.pack(0, length)
 
 
-def whole(body: bytes) -> bytes | None:
-    """Return the one message that a body is, or None if it is compressed, or more or less than one message."""
+def whole(body: bytes, *, max_bytes: int) -> bytes | None:
+    """Return the one message that a body is, or None if it is compressed, too large, or not just one message."""
     size = len(body) - PREFIX_BYTES
-    return body[PREFIX_BYTES:] if size >= 0 and _PREFIX.unpack_from(body) == (0, size) else None
+    return body[PREFIX_BYTES:] if 0 <= size <= max_bytes and _PREFIX.unpack_from(body) == (0, size) else None
 
 
 class Unframer:
