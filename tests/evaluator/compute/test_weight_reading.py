@@ -67,7 +67,7 @@ def test_a_model_gets_the_weights_in_an_archive(compression: int, tmp_path: Path
     _assert_same(model, written)
 
 
-@pytest.mark.parametrize("options", [{"chunks": True, "compression": "gzip"}, {"chunks": True}, {}])
+@pytest.mark.parametrize("options", [{"chunks": True, "compression": "gzip"}, {"chunks": True}, {"dtype": ">f4"}, {}])
 def test_it_does_not_matter_how_values_are_stored(options: dict[str, Any], tmp_path: Path) -> None:
     written, model = _model(1), _model(2)
     written.save_weights(tmp_path / "whole.weights.h5")

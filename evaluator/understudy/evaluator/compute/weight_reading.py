@@ -11,8 +11,7 @@ import functools
 import io
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import numpy as np
@@ -121,14 +120,6 @@ class _Part(io.RawIOBase):
             os.close(self._descriptor)
         super().close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class _Store(saving_lib.H5IOStore):
     """Keras' view of the weights, which gives what is large as `TakenOver`."""
@@ -145,7 +136,8 @@ class _Store(saving_lib.H5IOStore):
         """Return the values of a variable."""
         dataset = saving_lib.safe_get_h5_dataset(self._h5_entry_group, key)
         offset = dataset.id.get_offset()  # None unless it is stored in one piece and as it is
-        if offset is None or dataset.dtype.kind != "f" or dataset.nbytes <= _SMALL_BYTES:
+        is_plain = offset is not None and dataset.dtype.kind == "f" and dataset.dtype.isnative
+        if not is_plain or dataset.nbytes <= _SMALL_BYTES:
             return super().__getitem__(key)
         values = _SPARE.borrow(dataset.nbytes).view(dataset.dtype).reshape(dataset.shape)
         read = functools.partial(self._part.read_at, offset, memoryview(values).cast("B"))
