@@ -35,6 +35,7 @@ from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.prediction import PredictionPlane
+from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.metrics.registry import new_registry
 from understudy.service.observer import ServiceObserver
@@ -59,14 +60,16 @@ class Stand:
     def __init__(self, evaluator: Evaluator, settings: EvaluatorSettings, statistics: InferenceStatistics) -> None:
         self.evaluator = evaluator
         model = ServedModel(name=MODEL.name, evaluator=evaluator)
+        predictor = Predictor(evaluator)
         self.inference = InferencePlane(
             model,
+            predictor,
             settings=settings,
             statistics=statistics,
             readiness=Readiness(),
             stream_depth=STREAM_DEPTH,
         )
-        self.prediction = PredictionPlane(evaluator, stream_depth=STREAM_DEPTH)
+        self.prediction = PredictionPlane(predictor, stream_depth=STREAM_DEPTH)
 
     async def model_infer(self, data: bytes) -> bytes:
         """Answer one request of the Open Inference Protocol."""

@@ -23,6 +23,7 @@ from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.evaluation import EvaluationPlane
 from understudy.service.dataplane.prediction import PredictionPlane
+from understudy.service.dataplane.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import encode
@@ -41,7 +42,7 @@ async def evaluator() -> ToldEvaluator:
 
 @pytest.fixture
 async def plane(evaluator: ToldEvaluator) -> PredictionPlane:
-    return PredictionPlane(evaluator.as_evaluator, stream_depth=STREAM_DEPTH)
+    return PredictionPlane(Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
 
 
 @pytest.fixture

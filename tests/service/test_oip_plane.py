@@ -19,6 +19,7 @@ from understudy.oip import inference_pb2
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.errors import UnknownModelError, UnsupportedError
 from understudy.service.dataplane.oip.plane import InferencePlane
+from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.readiness import Readiness
 from understudy.service.statistics import InferenceStatistics
@@ -38,6 +39,7 @@ async def evaluator() -> ToldEvaluator:
 async def plane(evaluator: ToldEvaluator) -> InferencePlane:
     return InferencePlane(
         ServedModel(name="model", evaluator=evaluator.as_evaluator),
+        Predictor(evaluator.as_evaluator),
         settings=EvaluatorSettings(state_dir=Path()),
         statistics=InferenceStatistics(),
         readiness=Readiness(),

@@ -18,7 +18,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.outbox import Outbox, Outcome
 from understudy.evaluator.types import Arrays, Prediction
-from understudy.service.dataplane.predictor import FEW_ROWS, LoopOutbox, Predictor
+from understudy.service.dataplane.predictor import Gathering, LoopOutbox, Predictor
 
 TIMEOUT = 10.0
 
@@ -139,7 +139,7 @@ async def test_what_the_loop_takes_in_at_one_time_shares_a_batch(alone: EngineAl
 
 
 async def test_requests_that_come_in_company_wait_some_turns_for_the_rest(alone: EngineAlone) -> None:
-    predictor = Predictor(cast("Evaluator", alone), gathering_turns=8)
+    predictor = Predictor(cast("Evaluator", alone), Gathering(turns=8, rows=16))
     together = [begin(predictor, 0), begin(predictor, 1)]
     for value in range(2, 5):
         await asyncio.sleep(0)
@@ -150,18 +150,18 @@ async def test_requests_that_come_in_company_wait_some_turns_for_the_rest(alone:
 
 
 async def test_a_request_that_comes_alone_waits_for_nobody(alone: EngineAlone) -> None:
-    predictor = Predictor(cast("Evaluator", alone), gathering_turns=1_000_000)
+    predictor = Predictor(cast("Evaluator", alone), Gathering(turns=1_000_000, rows=16))
     alone.go.release()
     await asyncio.wait_for(begin(predictor, 0), TIMEOUT)
     assert alone.batches == [1]
 
 
 async def test_rows_that_fill_a_batch_wait_for_no_others(alone: EngineAlone) -> None:
-    predictor = Predictor(cast("Evaluator", alone), gathering_turns=1_000_000)
-    together = [begin(predictor, value) for value in range(FEW_ROWS)]
+    predictor = Predictor(cast("Evaluator", alone), Gathering(turns=1_000_000, rows=16))
+    together = [begin(predictor, value) for value in range(16)]
     alone.go.release()
     await asyncio.wait_for(asyncio.gather(*together), TIMEOUT)
-    assert alone.batches == [FEW_ROWS]
+    assert alone.batches == [16]
 
 
 async def test_what_is_cancelled_on_the_loop_never_reaches_a_device(alone: EngineAlone, predictor: Predictor) -> None:

@@ -21,6 +21,7 @@ from understudy.evaluator.errors import NotReadyError, OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.service.dataplane.oip.plane import InferencePlane
+from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.readiness import Readiness
 from understudy.service.rest.door import RestDoor
@@ -46,6 +47,7 @@ async def readiness() -> Readiness:
 async def client(evaluator: ToldEvaluator, readiness: Readiness) -> AsyncIterator[httpx.AsyncClient]:
     plane = InferencePlane(
         ServedModel(name="model", evaluator=evaluator.as_evaluator),
+        Predictor(evaluator.as_evaluator),
         settings=EvaluatorSettings(state_dir=Path()),
         statistics=InferenceStatistics(),
         readiness=readiness,

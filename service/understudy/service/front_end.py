@@ -7,6 +7,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from understudy.service.dataplane.planes import DataPlane
+from understudy.service.dataplane.predictor import Gathering
 from understudy.service.readiness import Readiness
 
 
@@ -14,8 +15,8 @@ class FrontEnd(Protocol):
     """Answers calls on one port. Belongs to the event loop that it was made on."""
 
     @property
-    def gathering_turns(self) -> int:
-        """How many turns of the event loop it may take to hand over calls that came at one time."""
+    def gathering(self) -> Gathering:
+        """How long calls that came at one time wait for each other."""
 
     def bind(self, host: str, port: int) -> int:
         """Take a port, any free one for 0, and return it.

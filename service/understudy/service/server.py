@@ -27,6 +27,7 @@ from understudy.service.dataplane.model import ModelPlane
 from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
+from understudy.service.dataplane.predictor import Gathering, Predictor
 from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.front_end import FrontEnd, MakeFrontEnd
 from understudy.service.grpcio.server import GrpcServer
@@ -167,7 +168,7 @@ class Service:
             rpc, rpc_port = self._bind_rpc()
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            plane = self._plane(opened, gathering_turns=rpc.gathering_turns)
+            plane = self._plane(opened, rpc.gathering)
             await self._start_http(stack, listener, plane)
             await rpc.start(plane)
             stack.push_async_callback(self._drain, rpc)
@@ -226,13 +227,14 @@ class Service:
         await server.start()
         stack.push_async_callback(server.stop)
 
-    def _plane(self, opened: Opened, *, gathering_turns: int) -> DataPlane:
+    def _plane(self, opened: Opened, gathering: Gathering) -> DataPlane:
         from understudy.service.dataplane.tfserving.plane import TfServingPlane  # imports TensorFlow
 
         settings, evaluator = self._settings, opened.evaluator
         model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
+        predictor = Predictor(evaluator, gathering)
         return DataPlane(
-            prediction=PredictionPlane(evaluator, stream_depth=settings.stream_depth, gathering_turns=gathering_turns),
+            prediction=PredictionPlane(predictor, stream_depth=settings.stream_depth),
             evaluation=EvaluationPlane(
                 evaluator,
                 recorded=self._recorded,
@@ -244,15 +246,13 @@ class Service:
             metrics=MetricsPlane(self._registry, executor=self._executor),
             inference=InferencePlane(
                 model,
+                predictor,
                 settings=self._evaluator_settings,
                 statistics=self._statistics,
                 readiness=self._readiness,
                 stream_depth=settings.stream_depth,
-                gathering_turns=gathering_turns,
             ),
-            tf_serving=TfServingPlane(
-                model, max_tensor_bytes=settings.max_message_bytes, gathering_turns=gathering_turns
-            ),
+            tf_serving=TfServingPlane(model, predictor, max_tensor_bytes=settings.max_message_bytes),
         )
 
     def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int) -> None:

@@ -349,6 +349,16 @@ def test_full_batches_are_judged_by_large_ones() -> None:
     assert pace.seconds(129) == pytest.approx(1.5)
 
 
+def test_a_batch_is_brief_if_one_as_large_was_lately_however_long_the_others_waited() -> None:
+    pace = Pace(64)
+    assert not pace.is_brief(1)
+    for rows, seconds in ((8, 1e-4), *[(8, 0.1)] * 15):
+        pace.observe(rows, seconds)
+    assert (pace.is_brief(16), pace.is_brief(17)) == (True, False)
+    pace.observe(8, 0.1)
+    assert not pace.is_brief(1)
+
+
 def test_one_callers_bad_values_do_not_fail_anothers(stand: Stand) -> None:
     stand.occupy()
     good, bad, better = stand.predict(1.0), stand.predict(-1.0), stand.predict(2.0)

@@ -18,7 +18,7 @@ class Pace:
 
     def __init__(self, max_batch_rows: int) -> None:
         self._max_batch_rows = max_batch_rows
-        self._recent: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_BATCHES)
         self._recent_large: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._batch_seconds = 0.0
         self._full_batch_seconds = 0.0
@@ -27,8 +27,8 @@ class Pace:
         """Take a batch into account, with all that its thread did for it."""
         if rows > self._max_batch_rows:
             return
-        self._recent.append(seconds)
-        self._batch_seconds = sum(self._recent) / len(self._recent)
+        self._recent.append((rows, seconds))
+        self._batch_seconds = sum(seconds for _, seconds in self._recent) / len(self._recent)
         if 2 * rows >= self._max_batch_rows:
             self._recent_large.append(seconds)
             self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
@@ -42,5 +42,10 @@ class Pace:
         return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
 
     def is_brief(self, rows: int) -> bool:
-        """Return whether rows are likely to be done before another thread could do much else; False while unknown."""
-        return 0.0 < self.seconds(rows) < _BRIEF_SECONDS
+        """Return whether rows can be done before another thread could do much else; False while unknown.
+
+        By the fastest of the last batches that were at least half as large: the others waited for a core, or for the
+        GIL, which the thread that is spared would have to do as well.
+        """
+        alike = [seconds for other, seconds in self._recent if 2 * other >= min(rows, self._max_batch_rows)]
+        return min(alike, default=_BRIEF_SECONDS) < _BRIEF_SECONDS

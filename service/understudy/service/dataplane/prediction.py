@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import Prediction
 from understudy.service.dataplane import messages
 from understudy.service.dataplane.call import CallContext
@@ -20,13 +19,12 @@ class PredictionPlane:
     """Runs the model on rows. Belongs to the event loop's thread.
 
     Args:
-        evaluator: Runs them.
+        predictor: Begins predictions.
         stream_depth: How many requests of one stream may be under way at once.
-        gathering_turns: See `Predictor`.
     """
 
-    def __init__(self, evaluator: Evaluator, *, stream_depth: int, gathering_turns: int = 0) -> None:
-        self._predictor = Predictor(evaluator, gathering_turns=gathering_turns)
+    def __init__(self, predictor: Predictor, *, stream_depth: int) -> None:
+        self._predictor = predictor
         self._stream_depth = stream_depth
 
     async def predict(

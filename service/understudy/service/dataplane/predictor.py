@@ -6,13 +6,27 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.outbox import Outcome
 from understudy.evaluator.types import Arrays, Prediction, Version
 
-FEW_ROWS = 32
-"""As many rows wait for no others: each costs hardly more alone than in a larger batch."""
+
+@dataclass(frozen=True, kw_only=True)
+class Gathering:
+    """How long requests that came several at a time wait for the rest.
+
+    Attributes:
+        turns: How many turns of the event loop it may take a transport to hand over what came to it at one time.
+        rows: As many rows wait for no others.
+    """
+
+    turns: int
+    rows: int
+
+
+NO_GATHERING = Gathering(turns=0, rows=0)
 
 
 class Predictor:
@@ -29,12 +43,12 @@ class Predictor:
 
     Args:
         evaluator: Runs them.
-        gathering_turns: How many turns of the loop requests that came several at a time wait for others.
+        gathering: How long requests wait for others.
     """
 
-    def __init__(self, evaluator: Evaluator, *, gathering_turns: int = 0) -> None:
+    def __init__(self, evaluator: Evaluator, gathering: Gathering = NO_GATHERING) -> None:
         self._evaluator = evaluator
-        self._gathering_turns = gathering_turns
+        self._gathering = gathering
         self._outbox: LoopOutbox | None = None
         self._requests = 0
         self._requests_before = 0
@@ -66,7 +80,7 @@ class Predictor:
 
     def _wake_or_gather(self, loop: asyncio.AbstractEventLoop) -> None:
         in_company = max(self._requests, self._requests_before) > 1
-        if in_company and self._rows < FEW_ROWS and self._turns < self._gathering_turns:
+        if in_company and self._rows < self._gathering.rows and self._turns < self._gathering.turns:
             self._turns += 1
             loop.call_soon(self._wake_or_gather, loop)
             return

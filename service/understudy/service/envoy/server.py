@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from understudy.service.dataplane.planes import DataPlane
+from understudy.service.dataplane.predictor import Gathering
 from understudy.service.envoy.admin import Admin
 from understudy.service.envoy.door import Door
 from understudy.service.envoy.endpoint import Surroundings
@@ -30,7 +31,7 @@ class EnvoyServer:
         max_message_bytes: The largest message to take or send.
     """
 
-    gathering_turns: Final = 24
+    gathering: Final = Gathering(turns=24, rows=16)
     """Calls that came at one time are handed over together, but their bodies are asked for, and come, one by one."""
 
     def __init__(

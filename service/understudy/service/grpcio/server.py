@@ -9,6 +9,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from understudy.service.dataplane.planes import DataPlane
+from understudy.service.dataplane.predictor import Gathering
 from understudy.service.errors import grpc_port_in_use
 from understudy.service.grpcio.handlers import Handlers
 from understudy.service.metrics.rpc import RpcMetrics
@@ -34,7 +35,7 @@ class GrpcServer:
         max_message_bytes: The largest message to take or send.
     """
 
-    gathering_turns: Final = 8
+    gathering: Final = Gathering(turns=16, rows=64)
     """A call goes through four events of gRPC's core, each a turn or two after the one before."""
 
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:

@@ -44,25 +44,25 @@ class InferencePlane:
 
     Args:
         model: The model.
+        predictor: Begins predictions by it.
         settings: How it is run.
         statistics: What it has computed.
         readiness: Whether the service can answer.
         stream_depth: How many requests of one stream may be under way at once.
-        gathering_turns: See `Predictor`.
     """
 
     def __init__(
         self,
         model: ServedModel,
+        predictor: Predictor,
         *,
         settings: EvaluatorSettings,
         statistics: InferenceStatistics,
         readiness: Readiness,
         stream_depth: int,
-        gathering_turns: int = 0,
     ) -> None:
         self._model = model
-        self._predictor = Predictor(model.evaluator, gathering_turns=gathering_turns)
+        self._predictor = predictor
         self._settings = settings
         self._statistics = statistics
         self._readiness = readiness

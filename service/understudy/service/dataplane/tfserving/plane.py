@@ -45,13 +45,13 @@ class TfServingPlane:
 
     Args:
         model: The model.
+        predictor: Begins predictions by it.
         max_tensor_bytes: The largest array to make of a tensor.
-        gathering_turns: See `Predictor`.
     """
 
-    def __init__(self, model: ServedModel, *, max_tensor_bytes: int, gathering_turns: int = 0) -> None:
+    def __init__(self, model: ServedModel, predictor: Predictor, *, max_tensor_bytes: int) -> None:
         self._model = model
-        self._predictor = Predictor(model.evaluator, gathering_turns=gathering_turns)
+        self._predictor = predictor
         self._max_tensor_bytes = max_tensor_bytes
 
     async def predict(self, request: predict_pb2.PredictRequest, call: CallContext) -> predict_pb2.PredictResponse:
