@@ -26,6 +26,7 @@ from understudy.clients import (
     PredictResult,
     UnderstudyError,
 )
+from understudy.oip import inference_pb2, inference_pb2_grpc
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, prediction_pb2, prediction_pb2_grpc, tensor_pb2
 from understudy.wire import encode
 
@@ -49,6 +50,31 @@ def test_rows_come_back_from_the_version_on_stage(client: Client, rows: int) -> 
     result = client.predict(ones(rows))
     assert result.step == SERVING
     assert np.array_equal(result.output, np.full((rows, OUTPUTS), SERVING, np.float32))
+
+
+def test_requests_that_differ_in_their_rows_only_get_their_own_answers(client: Client, channel: Any) -> None:
+    values = [np.full((5, WIDTH), value, np.float32) for value in range(12)]
+    expected = [np.full((5, OUTPUTS), value * SERVING, np.float32) for value in range(12)]
+    infer = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    requests = [infer_request(rows) for rows in values]
+    streamed = [reply.infer_response for reply in infer.ModelStreamInfer(iter(requests), timeout=60)]
+    for answers in (
+        [client.predict(rows).output for rows in values],
+        [result.output for result in client.predict_many(values) if isinstance(result, PredictResult)],
+        [array_of(infer.ModelInfer(request, timeout=60)) for request in requests],
+        [array_of(response) for response in streamed],
+    ):
+        assert np.array_equal(answers, expected)
+
+
+def infer_request(rows: Any) -> inference_pb2.ModelInferRequest:
+    request = inference_pb2.ModelInferRequest(model_name="model", raw_input_contents=[rows.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=rows.shape)
+    return request
+
+
+def array_of(response: inference_pb2.ModelInferResponse) -> Any:
+    return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(response.outputs[0].shape)
 
 
 def test_a_label_and_a_step_choose_the_version(client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -40,8 +40,7 @@ class VersionStatus:
     serving: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(NamedTuple):
     """What one version made of one batch: outputs by name, each ``[rows, ...]``, all computed at ``step``."""
 
     outputs: Arrays

@@ -14,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from understudy.evaluator.errors import InvalidInputError
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.errors import UnsupportedError
+from understudy.service.dataplane.recognizer import Recognizer
 from understudy.service.metrics.rpc import RpcMethod, methods_of
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]
@@ -34,19 +35,31 @@ class Method:
         request_type: The class of its request messages.
         answer: What answers it: an `Answer`, or a `Stream` where ``rpc.streams_responses``.
         admit: What its calls must pass, if there is anything.
+        recognizer: Takes requests apart that it knows, if there is one; what it makes of them goes to the answer.
     """
 
     rpc: RpcMethod
     request_type: Any
     answer: Answer | Stream
     admit: Admission | None = None
+    recognizer: Recognizer[Any, Any] | None = None
 
-    def parse(self, data: bytes) -> Any:
-        """Return the request message that bytes are.
+    def parse(self, data: bytes, begin: int = 0) -> Any:
+        """Return the request that bytes are from there on: a message, or what the recognizer makes of it.
 
         Raises:
             InvalidInputError: They are none.
         """
+        recognizer = self.recognizer
+        if recognizer is not None and (request := recognizer.recognize(data, begin)) is not None:
+            return request
+        data = data[begin:]
+        message = self._parse(data)
+        if recognizer is not None:
+            recognizer.learn(data, message)
+        return message
+
+    def _parse(self, data: bytes) -> Any:
         try:
             return self.request_type.FromString(data)
         except DecodeError as error:
@@ -72,6 +85,7 @@ def service(
     descriptor: ServiceDescriptor,
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
+    recognizers: Mapping[str, Recognizer[Any, Any]] = MappingProxyType({}),
 ) -> Service:
     """Return a service.
 
@@ -79,6 +93,7 @@ def service(
         descriptor: The service.
         answers: What answers each of its methods, by their names.
         admissions: What the calls of some methods must pass, by their names.
+        recognizers: What recognizes the requests of some methods, by their names.
 
     Raises:
         ValueError: There is an answer too many or too few.
@@ -94,6 +109,7 @@ def service(
             request_type=GetMessageClass(descriptors[rpc.name].input_type),
             answer=answers[rpc.name],
             admit=admissions.get(rpc.name),
+            recognizer=recognizers.get(rpc.name),
         )
         for rpc in methods_of(descriptor)
     )

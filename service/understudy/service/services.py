@@ -6,7 +6,9 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from understudy.oip import inference_pb2
+from understudy.service.dataplane import messages
 from understudy.service.dataplane.health import HealthPlane
+from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip import plane as oip
 from understudy.service.dataplane.planes import DataPlane
 from understudy.service.methods import Service, refusals, service
@@ -49,6 +51,7 @@ def _own(plane: DataPlane) -> tuple[Service, ...]:
             PREDICTION,
             {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
             {"Predict": prediction.check_room},
+            {"Predict": messages.predict_recognizer(), "PredictStream": messages.predict_stream_recognizer()},
         ),
         service(
             EVALUATION,
@@ -91,6 +94,7 @@ def _inference(plane: DataPlane) -> Service:
             **refusals(oip.UNSUPPORTED),
         },
         {"ModelInfer": inference.check_room},
+        {"ModelInfer": codec.recognizer(), "ModelStreamInfer": codec.recognizer()},
     )
 
 

@@ -117,7 +117,7 @@ class Engine:
         request = PredictRequest(
             inputs=inputs,
             rows=rows,
-            group=(key, *((name, array.dtype.str, array.shape[1:]) for name, array in sorted(inputs.items()))),
+            group=(key, *[(name, array.dtype, array.shape[1:]) for name, array in sorted(inputs.items())]),
             borrow=borrow,
             deadline=deadline,
             arrived=time.monotonic(),

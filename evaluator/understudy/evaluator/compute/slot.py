@@ -17,7 +17,7 @@ from understudy.checkpoints.signature import Signature
 from understudy.evaluator.compute.compilation import Compilation, check_metrics
 from understudy.evaluator.compute.forward import ForwardPass, Tensors
 from understudy.evaluator.compute.frozen import FrozenState
-from understudy.evaluator.compute.inputs import check_inputs, example_inputs
+from understudy.evaluator.compute.inputs import InputCheck, example_inputs
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.probe import find_example_length, rows_depend_on_each_other
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
@@ -83,6 +83,7 @@ class Slot:
             self._interface = interface_of(self._model)
             self._pass = self._trace()
             specs = self._interface.inputs.specs
+            self._input_check = InputCheck(specs)
             self._example_length = find_example_length(self._outputs, specs)
             coupled = rows_depend_on_each_other(
                 self._outputs, specs, replicas=self.replicas, length=self._example_length
@@ -165,7 +166,7 @@ class Slot:
 
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
-        return check_inputs(inputs, self._interface.inputs.specs)
+        return self._input_check.rows_of(inputs)
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model.

@@ -12,7 +12,6 @@ from understudy.service.dataplane.failures import Failure
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
 from understudy.service.dataplane.predictor import Predictor
 from understudy.v1 import prediction_pb2
-from understudy.wire import decode_all
 
 
 class PredictionPlane:
@@ -27,19 +26,17 @@ class PredictionPlane:
         self._predictor = predictor
         self._stream_depth = stream_depth
 
-    async def predict(
-        self, request: prediction_pb2.PredictRequest, call: CallContext
-    ) -> prediction_pb2.PredictResponse:
+    async def predict(self, request: messages.PredictRequest, call: CallContext) -> prediction_pb2.PredictResponse:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
         return messages.predict_response(await self._begin(request, call))
 
     def predict_stream(
-        self, requests: AsyncIterator[prediction_pb2.PredictStreamRequest], call: CallContext
+        self, requests: AsyncIterator[messages.PredictStreamRequest], call: CallContext
     ) -> AsyncGenerator[prediction_pb2.PredictStreamResponse, None]:
         """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
-        protocol = StreamProtocol[prediction_pb2.PredictStreamRequest, None, prediction_pb2.PredictStreamResponse](
+        protocol = StreamProtocol[messages.PredictStreamRequest, None, prediction_pb2.PredictStreamResponse](
             note=lambda _: None,
-            begin=lambda message: self._begin(message.request, call),
+            begin=lambda message: self._begin(messages.streamed(message), call),
             answer=lambda _, prediction: _stream_response(prediction),
             fail=lambda _, failure: _error_response(failure),
         )
@@ -49,11 +46,10 @@ class PredictionPlane:
         """Refuse a prediction before it is taken apart, where that is certain; see `Predictor.check_room`."""
         self._predictor.check_room(call.deadline)
 
-    def _begin(self, request: prediction_pb2.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin(self, request: messages.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_room(call)
-        return self._predictor.begin(
-            decode_all(request.inputs), version=messages.version(request.version), deadline=call.deadline
-        )
+        inputs, version = messages.predict_arguments(request)
+        return self._predictor.begin(inputs, version=version, deadline=call.deadline)
 
 
 def _stream_response(prediction: Prediction) -> prediction_pb2.PredictStreamResponse:

@@ -18,7 +18,7 @@ from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.failures import Failure, failure_of
 from understudy.service.envoy.asgi import Receive, Scope, Send
 from understudy.service.envoy.body import Body
-from understudy.service.envoy.framing import Unframer, whole
+from understudy.service.envoy.framing import PREFIX_BYTES, Unframer, is_whole
 from understudy.service.envoy.headers import REQUEST_ID, is_grpc, seconds_of
 from understudy.service.envoy.refusals import CallEndedError, CallerGoneError
 from understudy.service.envoy.reply import Reply, refuse_media_type
@@ -169,14 +169,14 @@ class Endpoint(ABC):
     async def _one_request(self, call: Call, encoding: bytes | None) -> Any:
         """Read the one message that a call should have, before it may be cancelled."""
         chunk = await call.first_chunk()
-        data = whole(chunk, max_bytes=self._max_bytes) if call.body_ended else None
-        if data is None:
+        data, begin = chunk, PREFIX_BYTES
+        if not (call.body_ended and is_whole(chunk, max_bytes=self._max_bytes)):
             if self._admit is not None:
                 self._admit(CallContext(deadline=call.deadline))  # the rest need not come if it is refused anyway
-            data = await self._collected(call, chunk, encoding)
+            data, begin = await self._collected(call, chunk, encoding), 0
         self._metrics.received()
         call.may_be_cancelled()
-        return self._parse(data)
+        return self._parse(data, begin)
 
     async def _collected(self, call: Call, chunk: bytes | None, encoding: bytes | None) -> bytes:
         unframer = Unframer(encoding, max_bytes=self._max_bytes)

@@ -26,10 +26,10 @@ def prefix(length: int) -> bytes:
     return _PREFIX.pack(0, length)
 
 
-def whole(body: bytes, *, max_bytes: int) -> bytes | None:
-    """Return the one message that a body is, or None if it is compressed, too large, or not just one message."""
+def is_whole(body: bytes, *, max_bytes: int) -> bool:
+    """Return whether a body is one message, which is neither compressed nor too large, and nothing else."""
     size = len(body) - PREFIX_BYTES
-    return body[PREFIX_BYTES:] if 0 <= size <= max_bytes and _PREFIX.unpack_from(body) == (0, size) else None
+    return 0 <= size <= max_bytes and _PREFIX.unpack_from(body) == (0, size)
 
 
 class Unframer:

@@ -11,6 +11,7 @@ import numpy as np
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Prediction
 from understudy.oip import inference_pb2
+from understudy.service.dataplane.errors import UnsupportedError
 from understudy.service.dataplane.failures import Failure
 from understudy.service.dataplane.oip.datatypes import CONTENTS_FIELDS, DATATYPES
 from understudy.service.dataplane.oip.inference import (
@@ -21,6 +22,7 @@ from understudy.service.dataplane.oip.inference import (
     check_tensor_parameters,
 )
 from understudy.service.dataplane.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
+from understudy.service.dataplane.recognizer import Form, Recognizer, form_with
 from understudy.service.dataplane.served_model import wanted_outputs
 from understudy.wire import WireError
 
@@ -46,8 +48,32 @@ class ReplyForm(NamedTuple):
     says_final: bool
 
 
-def reply_form(request: inference_pb2.ModelInferRequest) -> ReplyForm:
+class RecognizedInfer(NamedTuple):
+    """What a `Recognizer` makes of the bytes of a request.
+
+    Attributes:
+        model_name: The model's name.
+        form: What the answer needs to know.
+        inference: The request.
+    """
+
+    model_name: str
+    form: ReplyForm
+    inference: Inference
+
+
+InferRequest = inference_pb2.ModelInferRequest | RecognizedInfer
+
+
+def recognizer() -> Recognizer[inference_pb2.ModelInferRequest, RecognizedInfer]:
+    """Return what recognizes requests of one input with raw contents."""
+    return Recognizer(inference_pb2.ModelInferRequest.FromString, _form_of)
+
+
+def reply_form(request: InferRequest) -> ReplyForm:
     """Return what the answer needs to know."""
+    if isinstance(request, RecognizedInfer):
+        return request.form
     parameters = request.parameters
     return ReplyForm(
         model_name=request.model_name,
@@ -58,7 +84,7 @@ def reply_form(request: inference_pb2.ModelInferRequest) -> ReplyForm:
     )
 
 
-def inference_of(request: inference_pb2.ModelInferRequest) -> Inference:
+def inference_of(request: InferRequest) -> Inference:
     """Return the request to infer that a message is.
 
     Raises:
@@ -66,6 +92,8 @@ def inference_of(request: inference_pb2.ModelInferRequest) -> Inference:
         InvalidInputError: A parameter is, or an input came twice.
         UnsupportedError: It asks for what this server does not do.
     """
+    if isinstance(request, RecognizedInfer):
+        return request.inference
     for output in request.outputs:
         check_tensor_parameters(output.name, parameters_of(output.parameters))
     return Inference(
@@ -130,6 +158,24 @@ def datatype_of(array: Array) -> str:
 @functools.cache
 def _datatype(dtype: np.dtype[Any]) -> str:
     return DATATYPES["string" if dtype.kind == "O" else dtype.name]
+
+
+def _form_of(request: inference_pb2.ModelInferRequest) -> Form[RecognizedInfer] | None:
+    if len(request.raw_input_contents) != 1 or request.id:  # ids are seldom the same
+        return None
+    try:
+        inference = inference_of(request)
+    except (WireError, InvalidInputError, UnsupportedError):
+        return None
+    model_name, inputs, version, identifier, parameters, outputs = inference
+    ((name, array),) = inputs.items()
+    reply = reply_form(request)
+
+    def with_array(array: Array) -> RecognizedInfer:
+        inferred = Inference(model_name, {name: array}, version, identifier, parameters, outputs)
+        return RecognizedInfer(model_name, reply, inferred)
+
+    return form_with(request.raw_input_contents[0], array, with_array)
 
 
 def _output_names(request: inference_pb2.ModelInferRequest) -> tuple[str, ...]:

@@ -151,14 +151,12 @@ class InferencePlane:
             ]
         )
 
-    async def model_infer(
-        self, request: inference_pb2.ModelInferRequest, call: CallContext
-    ) -> inference_pb2.ModelInferResponse:
+    async def model_infer(self, request: codec.InferRequest, call: CallContext) -> inference_pb2.ModelInferResponse:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
         return codec.response_of(codec.reply_form(request), await self._begin(request, call))
 
     def model_stream_infer(
-        self, requests: AsyncIterator[inference_pb2.ModelInferRequest], call: CallContext
+        self, requests: AsyncIterator[codec.InferRequest], call: CallContext
     ) -> AsyncGenerator[inference_pb2.ModelStreamInferResponse, None]:
         """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
         protocol = StreamProtocol(
@@ -185,7 +183,7 @@ class InferencePlane:
             deadline=inference.deadline(call.deadline),
         )
 
-    def _begin(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin(self, request: codec.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)
         self.check_room(call)
         return self.infer(codec.inference_of(request), call)

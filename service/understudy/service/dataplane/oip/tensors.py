@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def encode_raw(array: Array) -> bytes:
     """Return what `decode_raw` takes."""
     if array.dtype.kind == "O":
         return b"".join(part for element in array.ravel() for part in (_LENGTH.pack(len(element)), element))
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return array.astype(_little_endian(array.dtype), copy=False).tobytes()
 
 
 def decode_typed(
@@ -61,6 +62,11 @@ def decode_typed(
 def encode_typed(array: Array, datatype: str) -> inference_pb2.InferTensorContents:
     """Return what `decode_typed` takes, for a datatype that has typed contents."""
     return inference_pb2.InferTensorContents(**{CONTENTS_FIELDS[datatype]: array.ravel().tolist()})
+
+
+@functools.lru_cache(maxsize=64)  # NumPy makes a dtype anew each time
+def _little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<")
 
 
 def _split(content: bytes, expected: int, name: str) -> list[bytes]:

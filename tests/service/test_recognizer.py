@@ -1,0 +1,114 @@
+"""What is recognized is what parsing gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.oip import inference_pb2
+from understudy.service.dataplane import messages
+from understudy.service.dataplane.oip import codec
+from understudy.service.dataplane.recognizer import Recognizer
+from understudy.v1 import prediction_pb2, tensor_pb2
+from understudy.wire import WireError, encode
+
+ModelInferRequest = inference_pb2.ModelInferRequest
+SIZES = {"FP32": 4, "INT8": 1, "UINT16": 2, "BOOL": 1, "FP64": 8}
+FEW_BYTES = st.sampled_from([b"\x00", b"\x01", b":", b"\x04", b"\xff", b"B"])
+"""So few that contents look like what is around them."""
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[bytes]:
+    """Draw messages that are alike but for the elements of their tensors."""
+    inputs = draw(st.integers(1, 2))
+    shapes = [draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)) for _ in range(inputs)]
+    datatypes = [draw(st.sampled_from(sorted(SIZES))) for _ in range(inputs)]
+    frame = ModelInferRequest(model_name=draw(st.sampled_from(["", "m", ":\x04"])), id=draw(st.sampled_from(["", "7"])))
+    for number, (shape, datatype) in enumerate(zip(shapes, datatypes, strict=True)):
+        frame.inputs.add(name=f"x{number}", datatype=datatype, shape=shape)
+    ending = ModelInferRequest(model_version=draw(st.sampled_from(["", "latest", "8"])))
+    if draw(st.booleans()):
+        ending.outputs.add(name="y")
+    sizes = [int(np.prod(shape)) * SIZES[kind] for shape, kind in zip(shapes, datatypes, strict=True)]
+    family = []
+    for _ in range(draw(st.integers(3, 9))):
+        contents = [b"".join(draw(st.lists(FEW_BYTES, min_size=size, max_size=size))) for size in sizes]
+        raw = ModelInferRequest(raw_input_contents=contents)
+        family.append(b"".join(part.SerializeToString() for part in (frame, raw, ending)))
+    return family
+
+
+def taken_apart(request: codec.InferRequest) -> Any:
+    try:
+        *others, inputs = codec.reply_form(request), request.model_name, codec.inference_of(request)
+    except (WireError, InvalidInputError) as error:
+        return str(error)
+    arrays = {name: (array.dtype, array.shape, array.tobytes()) for name, array in inputs.inputs.items()}
+    return others, inputs._replace(inputs=arrays)  # type: ignore[arg-type]  # to be compared
+
+
+@given(st.lists(families(), min_size=1, max_size=3))
+def test_what_is_recognized_is_what_parsing_gives(several: list[list[bytes]]) -> None:
+    recognizer = codec.recognizer()
+    for family in several:
+        for data in family:
+            message = ModelInferRequest.FromString(data)
+            recognized = recognizer.recognize(b"....." + data, 5)
+            if recognized is not None:
+                assert taken_apart(recognized) == taken_apart(message)
+            recognizer.learn(data, message)
+
+
+def predict_request(value: float, **version: Any) -> bytes:
+    request = prediction_pb2.PredictRequest(version=tensor_pb2.VersionSelector(**version) if version else None)
+    request.inputs["x"].CopyFrom(encode(np.full((2, 3), value, np.float32)))
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("version", [{}, {"step": 7}, {"label": tensor_pb2.VERSION_LABEL_BEST}])
+def test_the_third_of_a_kind_is_recognized_and_not_copied(version: dict[str, Any]) -> None:
+    recognizer = messages.predict_recognizer()
+    for value in (1.0, 2.0):
+        data = predict_request(value, **version)
+        assert recognizer.recognize(data, 0) is None
+        recognizer.learn(data, prediction_pb2.PredictRequest.FromString(data))
+    data = predict_request(3.0, **version)
+    recognized = recognizer.recognize(data, 0)
+    assert recognized is not None
+    inputs, asked = messages.predict_arguments(prediction_pb2.PredictRequest.FromString(data))
+    assert recognized.version == asked
+    assert np.array_equal(recognized.inputs["x"], inputs["x"])
+    assert np.shares_memory(recognized.inputs["x"], np.frombuffer(data, np.uint8))
+    assert not recognized.inputs["x"].flags.writeable
+
+
+def test_another_version_in_as_many_bytes_is_not_taken_for_the_same() -> None:
+    recognizer = messages.predict_recognizer()
+    for _ in range(4):
+        data = predict_request(1.0, step=7)
+        recognizer.learn(data, prediction_pb2.PredictRequest.FromString(data))
+    assert recognizer.recognize(predict_request(1.0, step=7), 0) is not None
+    assert recognizer.recognize(predict_request(1.0, step=8), 0) is None
+    assert recognizer.recognize(predict_request(1.0, step=7)[:-1], 0) is None
+
+
+def test_messages_that_are_never_recognized_are_seldom_parsed_for_it() -> None:
+    parsed = 0
+
+    def parse(data: bytes) -> ModelInferRequest:
+        nonlocal parsed
+        parsed += 1
+        raise DecodeError(repr(data))
+
+    looked_at: list[Any] = []
+    recognizer: Recognizer[bytes, object] = Recognizer(parse, looked_at.append)  # type: ignore[arg-type]
+    for _ in range(1000):
+        recognizer.learn(b"0123456789", b"message")
+    assert (len(looked_at), parsed) == (9, 0)
