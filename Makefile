@@ -48,7 +48,7 @@ test: $(VENV)/.installed ## Run the tests
 	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
 	for client in triton tfserving node; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with the clients of $$client will be skipped" >&2; done
-	$(BIN)/pytest -n 2 --dist loadfile $(T)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
 
 .PHONY: soak
 soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -18,7 +19,42 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # A job in the background of a shell starts with SIGINT ignored, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TESTS = Path(__file__).parent
+
+# The Pythons that tests start run `startup/sitecustomize.py` first.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS / "startup"), os.environ.get("PYTHONPATH"))))
+
 LOGICAL_CPUS = 4
+
+TAKE_LONGEST = (
+    "soak/test_samples.py",
+    "trainer/test_cluster.py",
+    "integration/test_demo.py",
+    "trainer/test_parameter_server.py",
+    "integration/test_under_load.py",
+    "trainer/test_files.py",
+    "evaluator/compute/test_exactness.py",
+    "integration/test_command.py",
+    "integration/test_watching.py",
+    "trainer/test_cluster_metrics.py",
+    "evaluator/test_stock_writers.py",
+    "protocols/test_tf_serving.py",
+    "evaluator/test_foreign_formats.py",
+    "trainer/test_formation.py",
+    "trainer/test_early_stop.py",
+    "integration/test_cluster_roles.py",
+    "integration/test_hosts.py",
+    "evaluator/test_evaluator_swaps.py",
+    "checkpoints/test_stock_writer.py",
+)
+"""Files of tests that run first, so that towards the end no process waits long for the other."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest before the others, which stay in their order."""
+    places = {TESTS / name: place for place, name in enumerate(TAKE_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

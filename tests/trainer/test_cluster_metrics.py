@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import httpx
@@ -40,7 +41,7 @@ def test_every_task_that_trains_serves_its_metrics(
 ) -> None:
     files.write_files(tmp_path)
     monkeypatch.setenv(files.FOLDER, str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
     ports = free_ports(len(roles) if strategy == "multi_worker" else 1)
     environs = [
         {"UNDERSTUDY_METRICS_PORT": str(port), "UNDERSTUDY_RESTART_COUNT": str(index)}
