@@ -5,26 +5,50 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from understudy.evaluator.compute.devices import DeviceSettings, build_strategy, device_memory
 from understudy.evaluator.errors import DeviceError
 
-PROGRAM = """
-from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
-strategy = build_strategy(DeviceSettings(logical_cpus=3, intra_op_threads=1, inter_op_threads=3))
-print(strategy.num_replicas_in_sync)
-"""
-
-
-THREADS = """
-import sys, tensorflow as tf
-from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
-build_strategy(DeviceSettings({settings}))
-print(tf.config.threading.get_intra_op_parallelism_threads(), tf.config.threading.get_inter_op_parallelism_threads())
-"""
 CORES = len(os.sched_getaffinity(0))
+
+LAYOUTS: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
+    ({}, (1, 0, 0)),
+    ({"logical_cpus": 3, "intra_op_threads": 1, "inter_op_threads": 3}, (3, 1, 3)),
+    ({"logical_cpus": 3}, (3, max(1, CORES // 3), max(3, CORES))),
+    ({"logical_cpus": 3, "devices": ("CPU:0", "cpu:2")}, (2, max(1, CORES // 2), max(2, CORES))),
+    ({"logical_cpus": 3, "devices": ("CPU:1",)}, (1, 0, 0)),
+    ({"logical_cpus": 2, "intra_op_threads": 5, "inter_op_threads": 7}, (2, 5, 7)),
+]
+"""Settings, and the replicas, the threads within an operation and the threads between operations that they lead to."""
+
+PROGRAM = """
+import ast, os, sys
+import tensorflow as tf
+from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
+
+for settings in ast.literal_eval(sys.argv[1]):
+    # TensorFlow lays out its devices once in a process; a fork is cheaper than to import it again.
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        continue
+    strategy = build_strategy(DeviceSettings(**settings))
+    threads = tf.config.threading
+    intra, inter = threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()
+    print(strategy.num_replicas_in_sync, intra, inter, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def laid_out() -> list[tuple[int, ...]]:
+    """Return what each of the layouts led to."""
+    command = [sys.executable, "-c", PROGRAM, repr([settings for settings, _ in LAYOUTS])]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
 
 
 def test_the_same_settings_give_the_same_strategy(logical_cpus: tuple[str, ...]) -> None:
@@ -56,27 +80,11 @@ def test_devices_cannot_change_once_tensorflow_runs(logical_cpus: tuple[str, ...
         build_strategy(DeviceSettings(logical_cpus=3))
 
 
-def test_the_cpu_is_split_into_replicas() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.strip() == "3"
-
-
 def test_memory_is_told_in_bytes() -> None:
     memory = device_memory()
     assert 0 < memory["CPU", "current"] <= memory["CPU", "peak"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "threads"),
-    [
-        ("", (0, 0)),
-        ("logical_cpus=3", (max(1, CORES // 3), max(3, CORES))),
-        ("logical_cpus=3, devices=('CPU:0', 'cpu:2')", (max(1, CORES // 2), max(2, CORES))),
-        ("logical_cpus=3, devices=('CPU:1',)", (0, 0)),
-        ("logical_cpus=2, intra_op_threads=5, inter_op_threads=7", (5, 7)),
-    ],
-)
-def test_replicas_on_the_cpu_share_out_the_cores(settings: str, threads: tuple[int, int]) -> None:
-    program = THREADS.format(settings=settings)
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.split() == [str(number) for number in threads]
+@pytest.mark.parametrize("place", range(len(LAYOUTS)), ids=[str(settings) for settings, _ in LAYOUTS])
+def test_the_cpu_is_split_into_replicas_that_share_out_the_cores(laid_out: list[tuple[int, ...]], place: int) -> None:
+    assert laid_out[place] == LAYOUTS[place][1]
