@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take longest before the others, which stay in their order."""
     places = {TESTS / name: place for place, name in enumerate(TAKE_LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
