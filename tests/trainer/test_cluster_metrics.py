@@ -29,7 +29,7 @@ def scrape(port: int) -> dict[str, float]:
     ("strategy", "roles", "experiment"),
     [
         ("multi_worker", ("chief", "worker"), "Noisy"),
-        ("parameter_server", ("chief", "worker", "worker", "ps"), f"{files.__file__}:NoisyRecords"),
+        ("parameter_server", ("chief", "worker", "ps"), f"{files.__file__}:NoisyRecords"),
     ],
 )
 def test_every_task_that_trains_serves_its_metrics(
