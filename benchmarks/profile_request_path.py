@@ -36,8 +36,11 @@ from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.predictor import Predictor
+from understudy.service.dataplane.replies import Serializable
 from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.methods import Method
 from understudy.service.metrics.registry import new_registry
+from understudy.service.metrics.rpc import RpcMethod
 from understudy.service.observer import ServiceObserver
 from understudy.service.readiness import Readiness
 from understudy.service.statistics import InferenceStatistics
@@ -70,18 +73,32 @@ class Stand:
             stream_depth=STREAM_DEPTH,
         )
         self.prediction = PredictionPlane(predictor, stream_depth=STREAM_DEPTH)
+        self._model_infer = Method(
+            rpc=RpcMethod(service="inference.GRPCInferenceService", name="ModelInfer", rpc_type="unary"),
+            request_type=inference_pb2.ModelInferRequest,
+            answer=self.inference.model_infer,
+            recognizer=codec.recognizer(),
+        )
+        self._predict = Method(
+            rpc=RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary"),
+            request_type=prediction_pb2.PredictRequest,
+            answer=self.prediction.predict,
+            recognizer=messages.predict_recognizer(),
+        )
 
     async def model_infer(self, data: bytes) -> bytes:
         """Answer one request of the Open Inference Protocol."""
-        request = inference_pb2.ModelInferRequest.FromString(data)
-        response = await self.inference.model_infer(request, CallContext.with_time_remaining(None))
-        return response.SerializeToString()
+        return await _answered(self._model_infer, data)
 
     async def predict(self, data: bytes) -> bytes:
         """Answer one request of understudy.v1."""
-        request = prediction_pb2.PredictRequest.FromString(data)
-        response = await self.prediction.predict(request, CallContext.with_time_remaining(None))
-        return response.SerializeToString()
+        return await _answered(self._predict, data)
+
+
+async def _answered(method: Method, data: bytes) -> bytes:
+    answer: Any = method.answer
+    response: Serializable = await answer(method.parse(data), CallContext.with_time_remaining(None))
+    return response.SerializeToString()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from understudy.service.dataplane.codes import Code
 from understudy.service.dataplane.evaluation import EvaluationPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.predictor import Predictor
+from understudy.service.dataplane.replies import Serializable
 from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import encode
@@ -101,6 +102,10 @@ def item() -> prediction_pb2.PredictStreamRequest:
     return prediction_pb2.PredictStreamRequest(request=prediction_pb2.PredictRequest(inputs={"x": encode([[1.0]])}))
 
 
+def streamed(reply: Serializable) -> prediction_pb2.PredictStreamResponse:
+    return prediction_pb2.PredictStreamResponse.FromString(reply.SerializeToString())
+
+
 def batch(rows: int = 1) -> evaluation_pb2.EvaluateRequest:
     ones = encode(np.ones((rows, 1), np.float32))
     return evaluation_pb2.EvaluateRequest(
@@ -129,7 +134,7 @@ async def test_a_prediction_whose_caller_goes_away_is_taken_back(
 async def test_the_callers_deadline_reaches_the_evaluator(evaluator: ToldEvaluator, plane: PredictionPlane) -> None:
     call = asyncio.create_task(plane.predict(item().request, CallContext(deadline=123.0)))
     (await evaluator.predictions.get()).set_result(prediction(1))
-    assert (await call).step == 1
+    assert prediction_pb2.PredictResponse.FromString((await call).SerializeToString()).step == 1
     assert evaluator.asked["deadline"] == 123.0
     assert evaluator.asked["version"] == "serving"
 
@@ -142,7 +147,7 @@ async def test_answers_of_a_stream_come_in_the_order_of_its_requests(
     futures = [await evaluator.predictions.get() for _ in range(3)]
     for step in (2, 1, 0):
         futures[step].set_result(prediction(step))
-    steps = [(await first).response.step, *[answer.response.step async for answer in answers]]
+    steps = [streamed(await first).response.step, *[streamed(answer).response.step async for answer in answers]]
     assert steps == [0, 1, 2]
 
 
@@ -167,10 +172,10 @@ async def test_a_stream_has_no_more_requests_under_way_than_it_may(
 async def test_one_bad_request_does_not_end_its_stream(evaluator: ToldEvaluator, plane: PredictionPlane) -> None:
     evaluator.refusals = [InvalidInputError("x: wrong")]
     answers = plane.predict_stream(Told(item(), item(), item(), end=True), CALL)
-    refused = await anext(answers)
+    refused = streamed(await anext(answers))
     (await evaluator.predictions.get()).set_exception(VersionNotFoundError("no version 3"))
     (await evaluator.predictions.get()).set_result(prediction(5))
-    failed, answered = [answer async for answer in answers]
+    failed, answered = [streamed(answer) async for answer in answers]
     assert (refused.error.code, refused.error.message) == (Code.INVALID_ARGUMENT, "x: wrong")
     assert (failed.error.code, failed.error.message) == (Code.NOT_FOUND, "no version 3")
     assert answered.response.step == 5
@@ -197,7 +202,7 @@ async def test_a_stream_that_breaks_while_it_is_read_ends_with_the_reason(
     answers = plane.predict_stream(broken(), CALL)
     first = asyncio.create_task(anext(answers))
     (await evaluator.predictions.get()).set_result(prediction(1))
-    assert (await first).response.step == 1
+    assert streamed(await first).response.step == 1
     with pytest.raises(InvalidInputError, match="no message"):
         await anext(answers)
 

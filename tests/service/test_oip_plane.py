@@ -71,7 +71,7 @@ async def answered(
     asking = asyncio.create_task(plane.model_infer(request, FOREVER))
     future = await evaluator.predictions.get()
     future.set_result(Prediction(outputs=outputs, step=5))
-    return await asking
+    return inference_pb2.ModelInferResponse.FromString((await asking).SerializeToString())
 
 
 async def test_raw_contents_are_answered_with_raw_contents(plane: InferencePlane, evaluator: ToldEvaluator) -> None:

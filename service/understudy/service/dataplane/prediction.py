@@ -11,6 +11,7 @@ from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.failures import Failure
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
 from understudy.service.dataplane.predictor import Predictor
+from understudy.service.dataplane.replies import Replies, Serializable
 from understudy.v1 import prediction_pb2
 
 
@@ -25,19 +26,21 @@ class PredictionPlane:
     def __init__(self, predictor: Predictor, *, stream_depth: int) -> None:
         self._predictor = predictor
         self._stream_depth = stream_depth
+        self._replies = Replies(messages.predict_response)
+        self._stream_replies = Replies(_stream_response)
 
-    async def predict(self, request: messages.PredictRequest, call: CallContext) -> prediction_pb2.PredictResponse:
+    async def predict(self, request: messages.PredictRequest, call: CallContext) -> Serializable:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
-        return messages.predict_response(await self._begin(request, call))
+        return self._replies.of(await self._begin(request, call))
 
     def predict_stream(
         self, requests: AsyncIterator[messages.PredictStreamRequest], call: CallContext
-    ) -> AsyncGenerator[prediction_pb2.PredictStreamResponse, None]:
+    ) -> AsyncGenerator[Serializable, None]:
         """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
-        protocol = StreamProtocol[messages.PredictStreamRequest, None, prediction_pb2.PredictStreamResponse](
+        protocol = StreamProtocol[messages.PredictStreamRequest, None, Serializable](
             note=lambda _: None,
             begin=lambda message: self._begin(messages.streamed(message), call),
-            answer=lambda _, prediction: _stream_response(prediction),
+            answer=lambda _, prediction: self._stream_replies.of(prediction),
             fail=lambda _, failure: _error_response(failure),
         )
         return predict_in_order(requests, protocol, depth=self._stream_depth)

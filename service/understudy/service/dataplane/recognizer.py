@@ -12,10 +12,11 @@ from google.protobuf.message import DecodeError
 from understudy.evaluator.types import Array
 
 _REMEMBERED: Final = 512
-_LARGEST_BYTES: Final = 1 << 22
-"""A larger message is not learned: that takes parsing it once more."""
+LARGEST_BYTES: Final = 1 << 22
+"""Nothing larger is learned: that takes doing everything once more."""
 
-_COMPLEMENT: Final = bytes(range(255, -1, -1))
+COMPLEMENT: Final = bytes(range(255, -1, -1))
+"""Translates bytes into others, each of which is different."""
 
 _Message = TypeVar("_Message")
 _Request = TypeVar("_Request")
@@ -38,9 +39,12 @@ class Form(Generic[_Request]):
 
 def form_with(content: bytes, array: Array, with_array: Callable[[Array], _Request]) -> Form[_Request] | None:
     """Return a form, or None for a dtype of which not every content is valid; the arguments are a `Form`'s."""
-    if array.dtype.kind in "OSUb":
-        return None
-    return Form(content=content, array=array, with_array=with_array)
+    return Form(content=content, array=array, with_array=with_array) if may_have_any_content(array.dtype) else None
+
+
+def may_have_any_content(dtype: np.dtype[Any]) -> bool:
+    """Return whether any bytes are elements of a dtype, if there are as many as it takes."""
+    return dtype.kind not in "OSUb"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,7 @@ class Recognizer(Generic[_Message, _Request]):
             self._strangers.clear()
             self._known.clear()
         self._strangers[size] = times
-        if times == 1 or times & (times - 1) or size > _LARGEST_BYTES:
+        if times == 1 or times & (times - 1) or size > LARGEST_BYTES:
             return
         form = self._form_of(message)
         known = None if form is None else self._known_by(data, form)
@@ -108,7 +112,7 @@ class Recognizer(Generic[_Message, _Request]):
         if not content or at < 0:
             return None
         before, after = data[:at], data[at + len(content) :]
-        other = content.translate(_COMPLEMENT)
+        other = content.translate(COMPLEMENT)
         try:
             other_form = self._form_of(self._parse(before + other + after))
         except DecodeError:

@@ -23,6 +23,7 @@ from understudy.service.dataplane.oip.inference import (
 )
 from understudy.service.dataplane.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
 from understudy.service.dataplane.recognizer import Form, Recognizer, form_with
+from understudy.service.dataplane.replies import Replies, Serializable
 from understudy.service.dataplane.served_model import wanted_outputs
 from understudy.wire import WireError
 
@@ -55,11 +56,13 @@ class RecognizedInfer(NamedTuple):
         model_name: The model's name.
         form: What the answer needs to know.
         inference: The request.
+        replies: Makes the answers to all that have this form.
     """
 
     model_name: str
     form: ReplyForm
     inference: Inference
+    replies: Replies
 
 
 InferRequest = inference_pb2.ModelInferRequest | RecognizedInfer
@@ -104,6 +107,13 @@ def inference_of(request: InferRequest) -> Inference:
         inputs=_inputs_of(request),
         outputs=_output_names(request),
     )
+
+
+def response_to(request: InferRequest, prediction: Prediction) -> Serializable:
+    """Return the message of an answer; raise what `response_of` raises."""
+    if isinstance(request, RecognizedInfer):
+        return request.replies.of(prediction)
+    return response_of(reply_form(request), prediction)
 
 
 def response_of(form: ReplyForm, prediction: Prediction) -> inference_pb2.ModelInferResponse:
@@ -170,10 +180,11 @@ def _form_of(request: inference_pb2.ModelInferRequest) -> Form[RecognizedInfer] 
     model_name, inputs, version, identifier, parameters, outputs = inference
     ((name, array),) = inputs.items()
     reply = reply_form(request)
+    replies = Replies(lambda prediction: response_of(reply, prediction))
 
     def with_array(array: Array) -> RecognizedInfer:
         inferred = Inference(model_name, {name: array}, version, identifier, parameters, outputs)
-        return RecognizedInfer(model_name, reply, inferred)
+        return RecognizedInfer(model_name, reply, inferred, replies)
 
     return form_with(request.raw_input_contents[0], array, with_array)
 

@@ -15,6 +15,7 @@ from understudy.service.dataplane.oip import codec, descriptions
 from understudy.service.dataplane.oip.inference import Inference
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
 from understudy.service.dataplane.predictor import Predictor
+from understudy.service.dataplane.replies import Serializable
 from understudy.service.dataplane.served_model import ServedModel, version_of
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.statistics import InferenceStatistics
@@ -151,9 +152,9 @@ class InferencePlane:
             ]
         )
 
-    async def model_infer(self, request: codec.InferRequest, call: CallContext) -> inference_pb2.ModelInferResponse:
+    async def model_infer(self, request: codec.InferRequest, call: CallContext) -> Serializable:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
-        return codec.response_of(codec.reply_form(request), await self._begin(request, call))
+        return codec.response_to(request, await self._begin(request, call))
 
     def model_stream_infer(
         self, requests: AsyncIterator[codec.InferRequest], call: CallContext
