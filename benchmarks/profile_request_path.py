@@ -30,7 +30,7 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.evaluator import Evaluator, EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.dataplane import messages
+from understudy.service.dataplane import messages, predict_requests
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip.plane import InferencePlane
@@ -83,7 +83,7 @@ class Stand:
             rpc=RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary"),
             request_type=prediction_pb2.PredictRequest,
             answer=self.prediction.predict,
-            recognizer=messages.predict_recognizer(),
+            recognizer=predict_requests.recognizer(),
         )
 
     async def model_infer(self, data: bytes) -> bytes:

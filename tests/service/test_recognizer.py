@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.errors import InvalidInputError
 from understudy.oip import inference_pb2
-from understudy.service.dataplane import messages
+from understudy.service.dataplane import predict_requests
 from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.recognizer import Recognizer
 from understudy.v1 import prediction_pb2, tensor_pb2
@@ -74,7 +74,7 @@ def predict_request(value: float, **version: Any) -> bytes:
 
 @pytest.mark.parametrize("version", [{}, {"step": 7}, {"label": tensor_pb2.VERSION_LABEL_BEST}])
 def test_the_third_of_a_kind_is_recognized_and_not_copied(version: dict[str, Any]) -> None:
-    recognizer = messages.predict_recognizer()
+    recognizer = predict_requests.recognizer()
     for value in (1.0, 2.0):
         data = predict_request(value, **version)
         assert recognizer.recognize(data, 0) is None
@@ -82,7 +82,7 @@ def test_the_third_of_a_kind_is_recognized_and_not_copied(version: dict[str, Any
     data = predict_request(3.0, **version)
     recognized = recognizer.recognize(data, 0)
     assert recognized is not None
-    inputs, asked = messages.predict_arguments(prediction_pb2.PredictRequest.FromString(data))
+    inputs, asked = predict_requests.arguments(prediction_pb2.PredictRequest.FromString(data))
     assert recognized.version == asked
     assert np.array_equal(recognized.inputs["x"], inputs["x"])
     assert np.shares_memory(recognized.inputs["x"], np.frombuffer(data, np.uint8))
@@ -90,13 +90,22 @@ def test_the_third_of_a_kind_is_recognized_and_not_copied(version: dict[str, Any
 
 
 def test_another_version_in_as_many_bytes_is_not_taken_for_the_same() -> None:
-    recognizer = messages.predict_recognizer()
+    recognizer = predict_requests.recognizer()
     for _ in range(4):
         data = predict_request(1.0, step=7)
         recognizer.learn(data, prediction_pb2.PredictRequest.FromString(data))
     assert recognizer.recognize(predict_request(1.0, step=7), 0) is not None
     assert recognizer.recognize(predict_request(1.0, step=8), 0) is None
     assert recognizer.recognize(predict_request(1.0, step=7)[:-1], 0) is None
+
+
+def test_what_is_around_the_rows_is_not_kept_if_it_is_large() -> None:
+    recognizer = codec.recognizer()
+    frame = ModelInferRequest(model_name="m" * 5000, raw_input_contents=[b"\0\0\x80?"])
+    frame.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    for _ in range(4):
+        recognizer.learn(frame.SerializeToString(), frame)
+    assert recognizer.recognize(frame.SerializeToString(), 0) is None
 
 
 def test_messages_that_are_never_recognized_are_seldom_parsed_for_it() -> None:

@@ -6,7 +6,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from understudy.oip import inference_pb2
-from understudy.service.dataplane import messages
+from understudy.service.dataplane import predict_requests
 from understudy.service.dataplane.health import HealthPlane
 from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip import plane as oip
@@ -51,7 +51,7 @@ def _own(plane: DataPlane) -> tuple[Service, ...]:
             PREDICTION,
             {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
             {"Predict": prediction.check_room},
-            {"Predict": messages.predict_recognizer(), "PredictStream": messages.predict_stream_recognizer()},
+            {"Predict": predict_requests.recognizer(), "PredictStream": predict_requests.stream_recognizer()},
         ),
         service(
             EVALUATION,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -12,7 +11,6 @@ from understudy.evaluator.comparison.bootstrap import BootstrapOptions
 from understudy.evaluator.comparison.result import ComparedVersion, Comparison
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import (
-    Arrays,
     Batch,
     CheckpointInfo,
     EvaluationOutcome,
@@ -26,9 +24,8 @@ from understudy.evaluator.types import (
     VersionState,
     VersionStatus,
 )
-from understudy.service.dataplane.recognizer import Form, Recognizer, form_with
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
-from understudy.wire import WireError, data_type, decode_all, encode_all
+from understudy.wire import data_type, decode_all, encode_all
 
 _LABELS: Mapping[int, VersionLabel] = {
     tensor_pb2.VERSION_LABEL_UNSPECIFIED: "serving",
@@ -68,62 +65,6 @@ def version(selector: tensor_pb2.VersionSelector) -> Version:
     if selector.label not in _LABELS:
         raise InvalidInputError(f"version.label {selector.label} is unknown; give SERVING, LATEST or BEST")
     return _LABELS[selector.label]
-
-
-class RecognizedPredict(NamedTuple):
-    """What a `Recognizer` makes of the bytes of a request.
-
-    Attributes:
-        inputs: Every input by name.
-        version: The version asked for.
-    """
-
-    inputs: Arrays
-    version: Version
-
-
-PredictRequest = prediction_pb2.PredictRequest | RecognizedPredict
-PredictStreamRequest = prediction_pb2.PredictStreamRequest | RecognizedPredict
-
-
-def predict_recognizer() -> Recognizer[prediction_pb2.PredictRequest, RecognizedPredict]:
-    """Return what recognizes requests of one input."""
-    return Recognizer(prediction_pb2.PredictRequest.FromString, _predict_form)
-
-
-def predict_stream_recognizer() -> Recognizer[prediction_pb2.PredictStreamRequest, RecognizedPredict]:
-    """Return what recognizes requests of one input on streams."""
-    return Recognizer(prediction_pb2.PredictStreamRequest.FromString, lambda message: _predict_form(message.request))
-
-
-def predict_arguments(request: PredictRequest) -> tuple[Arrays, Version]:
-    """Return the inputs by name, and the version asked for.
-
-    Raises:
-        WireError: A tensor is malformed.
-        InvalidInputError: The step is negative, or the label is unknown.
-    """
-    if isinstance(request, RecognizedPredict):
-        return request
-    return decode_all(request.inputs), version(request.version)
-
-
-def streamed(message: PredictStreamRequest) -> PredictRequest:
-    """Return the request that a message of a stream is."""
-    return message if isinstance(message, RecognizedPredict) else message.request
-
-
-def _predict_form(request: prediction_pb2.PredictRequest) -> Form[RecognizedPredict] | None:
-    if len(request.inputs) != 1:
-        return None
-    try:
-        inputs, asked = predict_arguments(request)
-    except (WireError, InvalidInputError):
-        return None
-    ((name, array),) = inputs.items()
-    return form_with(
-        request.inputs[name].content, array, lambda array: RecognizedPredict(inputs={name: array}, version=asked)
-    )
 
 
 def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:

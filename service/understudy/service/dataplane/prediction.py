@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from understudy.evaluator.types import Prediction
-from understudy.service.dataplane import messages
+from understudy.service.dataplane import messages, predict_requests
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.failures import Failure
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
@@ -29,17 +29,17 @@ class PredictionPlane:
         self._replies = Replies(messages.predict_response)
         self._stream_replies = Replies(_stream_response)
 
-    async def predict(self, request: messages.PredictRequest, call: CallContext) -> Serializable:
+    async def predict(self, request: predict_requests.PredictRequest, call: CallContext) -> Serializable:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
         return self._replies.of(await self._begin(request, call))
 
     def predict_stream(
-        self, requests: AsyncIterator[messages.PredictStreamRequest], call: CallContext
+        self, requests: AsyncIterator[predict_requests.PredictStreamRequest], call: CallContext
     ) -> AsyncGenerator[Serializable, None]:
         """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
-        protocol = StreamProtocol[messages.PredictStreamRequest, None, Serializable](
+        protocol = StreamProtocol[predict_requests.PredictStreamRequest, None, Serializable](
             note=lambda _: None,
-            begin=lambda message: self._begin(messages.streamed(message), call),
+            begin=lambda message: self._begin(predict_requests.streamed(message), call),
             answer=lambda _, prediction: self._stream_replies.of(prediction),
             fail=lambda _, failure: _error_response(failure),
         )
@@ -49,9 +49,9 @@ class PredictionPlane:
         """Refuse a prediction before it is taken apart, where that is certain; see `Predictor.check_room`."""
         self._predictor.check_room(call.deadline)
 
-    def _begin(self, request: messages.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_room(call)
-        inputs, version = messages.predict_arguments(request)
+        inputs, version = predict_requests.arguments(request)
         return self._predictor.begin(inputs, version=version, deadline=call.deadline)
 
 

@@ -15,6 +15,9 @@ _REMEMBERED: Final = 512
 LARGEST_BYTES: Final = 1 << 22
 """Nothing larger is learned: that takes doing everything once more."""
 
+_LARGEST_AROUND_BYTES: Final = 1 << 12
+"""What is around the elements is kept, so it may not be larger."""
+
 COMPLEMENT: Final = bytes(range(255, -1, -1))
 """Translates bytes into others, each of which is different."""
 
@@ -108,10 +111,9 @@ class Recognizer(Generic[_Message, _Request]):
         Then no byte of them is anything else, and no element is anywhere else.
         """
         content = form.content
-        at = data.rfind(content)
-        if not content or at < 0:
+        before, found, after = data.rpartition(content) if content else (b"", b"", b"")
+        if not found or len(before) + len(after) > _LARGEST_AROUND_BYTES:
             return None
-        before, after = data[:at], data[at + len(content) :]
         other = content.translate(COMPLEMENT)
         try:
             other_form = self._form_of(self._parse(before + other + after))
