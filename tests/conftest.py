@@ -54,7 +54,10 @@ TAKE_LONGEST = (
     "trainer/test_callbacks.py",
     "trainer/test_full_disk.py",
 )
-"""Files of tests that run first, so that towards the end no process waits long for the other."""
+"""Files of tests that run first, so that towards the end no process waits long for the other.
+
+By itself ``--dist loadfile`` would begin with the files of most tests; ``make test`` tells it not to.
+"""
 
 
 @pytest.hookimpl(trylast=True)
