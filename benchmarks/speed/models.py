@@ -27,12 +27,14 @@ class BenchmarkModel:
         text: What it is, for people.
         row_shape: The shape of one row of its one input; the output is ``[rows, 10]``.
         layers: Returns its layers, input and output aside.
+        serve_options: What ``understudy serve`` serves it best with on two cores; see docs/decisions/benchmarks.md.
     """
 
     name: str
     text: str
     row_shape: tuple[int, ...]
     layers: Callable[[], list[Any]]
+    serve_options: tuple[str, ...] = ()
 
     def build(self, seed: int = 0) -> Any:
         """Return the Keras model, compiled, with weights of its own for each seed."""
@@ -100,7 +102,13 @@ def dense_of(mebibytes: int) -> BenchmarkModel:
 MODELS = {
     model.name: model
     for model in (
-        BenchmarkModel(name="mlp", text="MLP 784-256-256-10", row_shape=(784,), layers=_dense(256, 256)),
+        BenchmarkModel(
+            name="mlp",
+            text="MLP 784-256-256-10",
+            row_shape=(784,),
+            layers=_dense(256, 256),
+            serve_options=("--intra-op-threads", "1"),
+        ),
         BenchmarkModel(name="conv", text="conv net 28x28: 16, 32 filters", row_shape=(28, 28, 1), layers=_conv),
         BenchmarkModel(
             name="deep", text="conv net 28x28: 32, 64, 64, 64 filters", row_shape=(28, 28, 1), layers=_deep_conv

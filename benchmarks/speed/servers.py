@@ -122,8 +122,8 @@ def _understudy(name: str, *options: str) -> Callable[[Site], Launch]:
         checkpoints = site.folder / "checkpoints"
         checkpoints.mkdir()
         shutil.copyfile(site.model_file, checkpoints / "model_1.keras")
-        command = serve_command(site, "--checkpoints", str(checkpoints), *frontend_options(name), *options)
-        return Launch(command=command)
+        chosen = (*frontend_options(name), *site.model.serve_options, *options)
+        return Launch(command=serve_command(site, "--checkpoints", str(checkpoints), *chosen))
 
     return launch
 
