@@ -36,7 +36,7 @@ from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.predictor import Predictor
-from understudy.service.dataplane.replies import Serializable
+from understudy.service.dataplane.replies import Replies, Serializable
 from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.methods import Method
 from understudy.service.metrics.registry import new_registry
@@ -132,12 +132,18 @@ def parts(on: Stand, rows: int) -> dict[str, float]:
     taken_apart = codec.inference_of(infer)
     form = codec.reply_form(infer)
     prediction = on.evaluator.predict({INPUT: values}).result(READY_SECONDS)
+    recognizer = codec.recognizer()
+    for _ in range(2):
+        recognizer.learn(infer_bytes, infer)
+    replies = Replies(lambda prediction: codec.response_of(form, prediction))
     slot: Any = on.evaluator._parts.manager.servable().slot  # noqa: SLF001 - what is profiled is inside
     forward = slot._pass._function  # noqa: SLF001
     return {
+        "ModelInfer: recognize, instead of the next two": cost(lambda: recognizer.recognize(infer_bytes, 0)),
         "ModelInfer: parse": cost(lambda: inference_pb2.ModelInferRequest.FromString(infer_bytes)),
         "ModelInfer: take apart": cost(lambda: (codec.reply_form(infer), codec.inference_of(infer))),
         "ModelInfer: reply": cost(lambda: codec.response_of(form, prediction).SerializeToString()),
+        "ModelInfer: reply from an earlier one's bytes": cost(lambda: replies.of(prediction).SerializeToString()),
         "Predict: parse": cost(lambda: prediction_pb2.PredictRequest.FromString(predict_bytes)),
         "Predict: take apart": cost(lambda: (decode_all(predict.inputs), messages.version(predict.version))),
         "Predict: reply": cost(lambda: messages.predict_response(prediction).SerializeToString()),
