@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from front_ends import FRONT_ENDS
 from integration.checkpoints import Chief, ones
 from integration.conftest import Run
 
 from understudy.clients import Evaluation
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the_same(
     run_service: Run, chief: Chief, dataset_file: Path
 ) -> None:

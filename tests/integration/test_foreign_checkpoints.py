@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from front_ends import FRONT_ENDS
 from integration.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
 from integration.conftest import Run
 from integration.in_process import until
@@ -47,11 +49,13 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> str:
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     (tmp_path / "theirs.py").write_text(EXPERIMENT)
     return f"{tmp_path / 'theirs.py'}:Theirs"
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_weights_are_served_in_the_experiments_model(run_service: Run, theirs: Path, experiment: str) -> None:
     step_model(7).save_weights(theirs / "epoch-7.weights.h5")
     service = run_service({"checkpoints": theirs, "experiment": experiment})
@@ -79,6 +83,7 @@ def test_a_folder_that_is_none_ends_the_service(run_service: Run, theirs: Path) 
         run_service({"checkpoints": theirs / "file"})
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service: Run, theirs: Path) -> None:
     step_model(7).export(theirs / "7", verbose=False)
     service = run_service({"checkpoints": theirs})
@@ -92,6 +97,7 @@ def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service:
     assert (result.step, result.examples, result.metrics) == (7, 5, {"mae": 4.0})
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_what_was_missed_is_filled_in_step_by_step(run_service: Run, chief: Chief, tmp_path: Path) -> None:
     steps = (10, 20, 30, 40, 50)
     write_dataset(tmp_path / "test.npz", best_step=30)
