@@ -61,7 +61,11 @@ def test_the_time_that_a_batch_lets_itself_be_waited_for_is_taken_in_the_graph()
         time.sleep(0.02)
         return x
 
-    batches = iter(tf.data.Dataset.range(9).map(lambda x: tf.numpy_function(wait, [x], tf.int64)))
+    # Otherwise the next batch may be ready before anybody waits for it.
+    unprefetched = tf.data.Options()
+    unprefetched.experimental_optimization.inject_prefetch = False
+    data = tf.data.Dataset.range(9).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
+    batches = iter(data.with_options(unprefetched))
 
     @tf.function  # type: ignore[untyped-decorator] # TensorFlow ships no types
     def take_three() -> Any:
