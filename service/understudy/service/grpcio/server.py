@@ -35,7 +35,7 @@ class GrpcServer:
         max_message_bytes: The largest message to take or send.
     """
 
-    gathering: Final = Gathering(turns=16, rows=64)
+    gathering: Final = Gathering(turns=16, rows=128)
     """A call goes through four events of gRPC's core, each a turn or two after the one before."""
 
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
