@@ -63,7 +63,7 @@ def _command(result: str) -> str:
 def _goals() -> list[Goal]:
     goals = [
         Goal(
-            text=f"Predict, batch {batch}, {connections} connections: {FAST} ÷ best Triton",
+            text=f"mlp, Predict, batch {batch}, {connections} connections: {FAST} ÷ best Triton",
             wanted=wanted,
             result=BESIDE_PEERS,
             reached=ratios.against(FAST, TRITON, batch, connections),
@@ -72,7 +72,7 @@ def _goals() -> list[Goal]:
     ]
     goals.append(
         Goal(
-            text=f"p99, batch 1, 64 connections: {FAST} ÷ best Triton",
+            text=f"mlp, p99, batch 1, 64 connections: {FAST} ÷ best Triton",
             wanted=1.0,
             at_most=True,
             result=BESIDE_PEERS,
@@ -81,7 +81,8 @@ def _goals() -> list[Goal]:
     )
     goals += [
         Goal(
-            text=f"Predict, batch {batch}, {connections} connections: {DEFAULT} ÷ best of KServe, MLServer, pytriton",
+            text=f"mlp, Predict, batch {batch}, {connections} connections: {DEFAULT} "
+            "÷ best of KServe, MLServer, pytriton",
             wanted=2.0,
             result=BESIDE_PEERS,
             reached=ratios.against(DEFAULT, PYTHON_SERVERS, batch, connections),
@@ -91,7 +92,7 @@ def _goals() -> list[Goal]:
     ]
     goals.append(
         Goal(
-            text="PredictStream over grpcio, 8 streams ÷ best Triton, unary, batch 1",
+            text="mlp, PredictStream over grpcio, 8 streams ÷ best Triton, unary, batch 1",
             wanted=1.0,
             result=BESIDE_PEERS,
             reached=ratios.stream_against_unary,

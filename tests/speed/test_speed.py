@@ -154,6 +154,7 @@ def test_the_model_in_process_is_measured_when_asked(mlp: Bodies, tmp_path: Path
         figures = entrant.measure(Cell(model="mlp", rows=1, connections=1), 0.2)
 
     assert figures.requests_per_second > 0
+    assert 0 < figures.p50_ms <= figures.p99_ms
 
 
 def example_results() -> dict[str, dict[str, Any]]:
