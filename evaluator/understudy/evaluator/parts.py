@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from understudy.checkpoints.layout import PINNED_DIR, RESULTS_DIR
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
@@ -129,7 +131,7 @@ def start_parts(
     )
     scorings: LoadedWork[EvaluationRecord] = LoadedWork(manager, threads=_SCORING_THREADS, name="understudy-score")
     streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
-    engine = Engine(_engine_settings(settings), observer)
+    engine = Engine(engine_settings(settings, strategy.extended.worker_devices), observer)
     comparer = Comparer(shelf=shelf, manager=manager, engine=engine, on_open=streams.add)
     for close in (
         comparer.close,
@@ -269,11 +271,14 @@ class _Poke:
             self.follower.poke()
 
 
-def _engine_settings(settings: EvaluatorSettings) -> EngineSettings:
+def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> EngineSettings:
+    """Return what the settings say about batches on devices, named as `tf.distribute` does."""
+    cpus_only = all(tf.DeviceSpec.from_string(name).device_type == "CPU" for name in devices)
     return EngineSettings(
         max_batch_rows=settings.max_batch_rows,
         max_queue_rows=settings.max_queue_rows,
         max_batch_delay_seconds=settings.max_batch_delay_ms / _MILLISECONDS,
+        inline_batches=settings.inline_batches and cpus_only,
     )
 
 

@@ -106,6 +106,13 @@ class EvaluatorSettings:
         default=0.0,
         metadata={"help": "How long a batch waits for more requests, in milliseconds.", "metavar": "MS"},
     )
+    inline_batches: bool = field(
+        default=True,
+        metadata={
+            "help": "Compute batches that take less than a millisecond on the event loop's thread; has no effect with "
+            "GPUs."
+        },
+    )
     evaluation_batch_rows: int = field(
         default=256, metadata={"help": "Rows in a batch when a dataset is scored.", "metavar": "ROWS"}
     )

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.evaluator.compute.engine import Engine, EngineSettings
+from understudy.evaluator.compute.inline import Cost
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE
 from understudy.evaluator.errors import (
@@ -105,9 +106,11 @@ class Stand:
         self.engine.submit(inputs, borrow=self.borrow, key=1, deadline=None, waiter=waiter, outbox=outbox, wake=False)
         return waiter
 
-    def batches_take(self, seconds: float) -> None:
-        """Have the engine believe so."""
-        self.engine._pace.observe(1, seconds)
+    def batches_take(self, seconds: float, *, rows: int = 1) -> None:
+        """Have the engine believe so of batches like those that `submit` makes."""
+        group = (1, ("x", np.dtype(np.float32), (1,)))
+        for _ in range(8):
+            self.engine._judge.observe(group, rows, Cost(seconds, seconds), inline=False)
 
     def occupy(self) -> Future[Prediction]:
         """Keep the device busy until `go`."""
@@ -161,7 +164,7 @@ def test_a_batch_is_never_larger_than_the_largest(stand: Stand) -> None:
 
 def test_a_brief_batch_runs_on_the_thread_that_wakes_the_device(stand: Stand) -> None:
     stand.go()
-    stand.batches_take(1e-4)
+    stand.batches_take(1e-4, rows=2)
     futures = [stand.submit(1.0), stand.submit(2.0)]
     stand.engine.wake()
     assert [future.done() for future in futures] == [True, True]
@@ -170,16 +173,20 @@ def test_a_brief_batch_runs_on_the_thread_that_wakes_the_device(stand: Stand) ->
 
 def test_a_brief_batch_that_is_too_large_runs_in_several(stand: Stand) -> None:
     stand.go()
-    stand.batches_take(1e-4)
+    stand.batches_take(1e-4, rows=8)
     futures = [stand.submit(float(index)) for index in range(10)]
     stand.engine.wake()
     assert [outputs(future) for future in futures] == [[2.0 * index] for index in range(10)]
     assert stand.slot.batches == [8, 2]
 
 
-@pytest.mark.parametrize(("seconds", "delay"), [(0.1, 0.0), (1e-4, 1e-6)], ids=["long", "held_back"])
-def test_other_batches_run_on_the_engines_thread(seconds: float, delay: float) -> None:
-    stand = Stand(max_batch_delay_seconds=delay)
+@pytest.mark.parametrize(
+    ("seconds", "settings"),
+    [(0.1, {}), (1e-4, {"max_batch_delay_seconds": 1e-6}), (1e-4, {"inline_batches": False})],
+    ids=["long", "held_back", "switched_off"],
+)
+def test_other_batches_run_on_the_engines_thread(seconds: float, settings: dict[str, Any]) -> None:
+    stand = Stand(**settings)
     stand.go()
     stand.batches_take(seconds)
     future = stand.submit(1.0)
@@ -347,16 +354,6 @@ def test_full_batches_are_judged_by_large_ones() -> None:
     assert pace.seconds(1) == pytest.approx(0.1)
     assert pace.seconds(128) == pytest.approx(1.4)
     assert pace.seconds(129) == pytest.approx(1.5)
-
-
-def test_a_batch_is_brief_if_one_as_large_was_lately_however_long_the_others_waited() -> None:
-    pace = Pace(64)
-    assert not pace.is_brief(1)
-    for rows, seconds in ((8, 1e-4), *[(8, 0.1)] * 15):
-        pace.observe(rows, seconds)
-    assert (pace.is_brief(16), pace.is_brief(17)) == (True, False)
-    pace.observe(8, 0.1)
-    assert not pace.is_brief(1)
 
 
 def test_one_callers_bad_values_do_not_fail_anothers(stand: Stand) -> None:

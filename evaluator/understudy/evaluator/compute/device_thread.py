@@ -31,12 +31,14 @@ class DeviceThread(Generic[_Turn]):
         """Start the thread."""
         self._thread.start()
 
-    def do_here(self, take: Callable[[], Job]) -> None:
-        """Take a job and do it on the calling thread, if the device is free."""
+    def do_here(self, take: Callable[[], Job | None]) -> None:
+        """Take a job, if there is one, and do it on the calling thread, if the device is free."""
         if not self._device.acquire(blocking=False):
             return
         try:
-            _do(take())
+            job = take()
+            if job is not None:
+                _do(job)
         finally:
             self._device.release()
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from understudy.evaluator.compute.admission import Admission
 from understudy.evaluator.compute.device_thread import DeviceThread, Job
+from understudy.evaluator.compute.inline import InlineJudge
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import Borrow, EvaluateRequest, PredictRequest, is_dead
 from understudy.evaluator.compute.runner import Runner
@@ -36,11 +37,13 @@ class EngineSettings:
         max_batch_rows: The most rows of one batch. A larger request is a batch of its own.
         max_queue_rows: The most rows that may wait, for Predict and for Evaluate each.
         max_batch_delay_seconds: How long the oldest request may be held back for more to fill its batch.
+        inline_batches: Whether a brief batch may run on the thread that calls `Engine.wake`.
     """
 
     max_batch_rows: int = 256
     max_queue_rows: int = 4096
     max_batch_delay_seconds: float = 0.0
+    inline_batches: bool = True
 
 
 class Engine:
@@ -51,7 +54,7 @@ class Engine:
     passed its deadline, is dropped before it reaches a device.
 
     Batches run one at a time, on the engine's thread; but one that would be done before that thread has woken up runs
-    on the thread that calls `wake`.
+    on the thread that calls `wake`, if the settings allow it. `InlineJudge` says which.
 
     Deadlines are on `time.monotonic`'s clock, in seconds; None means none.
 
@@ -66,7 +69,8 @@ class Engine:
         self._pace = Pace(settings.max_batch_rows)
         self._admission = Admission(settings.max_queue_rows, self._pace, observer)
         self._swept_at = -math.inf
-        self._runner = Runner(observer, self._pace)
+        self._judge = InlineJudge()
+        self._runner = Runner(observer, self._pace, self._judge)
         self._futures = FutureOutbox()
         self._changed = threading.Condition()
         self._turns = Turns(settings.max_batch_rows)
@@ -146,7 +150,7 @@ class Engine:
     def wake(self) -> None:
         """Have what was submitted run, if the device has nothing to do: on this thread, where that is brief."""
         if self._may_run_here():
-            self._thread.do_here(self._take_extra_predicts)
+            self._thread.do_here(self._take_brief_predicts)
         if self._turns.predicts:
             with self._changed:
                 self._changed.notify()
@@ -257,9 +261,9 @@ class Engine:
                 request.fail(error)
 
     def _may_run_here(self) -> bool:
-        """Whether what waits is Predict alone, is not held back for more, and is brief."""
+        """Whether what waits is Predict alone and is not held back for more."""
         held_back = self._settings.max_batch_delay_seconds > 0
-        return not self._turns.evaluates and not held_back and self._pace.is_brief(self._turns.predicts.rows)
+        return self._settings.inline_batches and not held_back and not self._turns.evaluates
 
     def _wait(self) -> float | None:
         """Wait for work, and then for more of it; return the seconds of the latter, None when there will be no more."""
@@ -280,13 +284,20 @@ class Engine:
                 return functools.partial(self._runner.evaluate, self._turns.take_evaluate())
             return self._predicting(self._turns.take_predicts(), fill_seconds)
 
+    def _take_brief_predicts(self) -> Job | None:
+        with self._changed:
+            batch = self._turns.next_predicts()
+            if not batch or not self._judge.is_brief(batch[0].group, sum(request.rows for request in batch)):
+                return None
+            return self._predicting(self._turns.take_extra_predicts(), inline=True)
+
     def _take_extra_predicts(self) -> Job:
         with self._changed:
             return self._predicting(self._turns.take_extra_predicts())
 
-    def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0) -> Job:
+    def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0, *, inline: bool = False) -> Job:
         self._observer.queue_changed(self._turns.predicts.rows)
-        return functools.partial(self._runner.predict, batch, fill_seconds)
+        return functools.partial(self._runner.predict, batch, fill_seconds, inline=inline)
 
     def _wait_for_more(self, oldest: PredictRequest) -> None:
         """Hold the oldest request back until its batch is full or it has waited long enough."""

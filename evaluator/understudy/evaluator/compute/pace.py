@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 _REMEMBERED_BATCHES = 16
-_BRIEF_SECONDS = 1e-3
-"""Waking another thread and being woken by it takes some tenths of that, the more the busier the machine is."""
 
 
 class Pace:
-    """Estimates how long rows take that wait. Written by one thread, read by any.
+    """Estimates how long rows take that wait. Written by one thread at a time, read by any.
 
     Args:
         max_batch_rows: The most rows of one batch.
@@ -40,12 +38,3 @@ class Pace:
         """
         full, rest = divmod(rows, self._max_batch_rows)
         return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
-
-    def is_brief(self, rows: int) -> bool:
-        """Return whether rows can be done before another thread could do much else; False while unknown.
-
-        By the fastest of the last batches that were at least half as large: the others waited for a core, or for the
-        GIL, which the thread that is spared would have to do as well.
-        """
-        alike = [seconds for other, seconds in self._recent if 2 * other >= min(rows, self._max_batch_rows)]
-        return min(alike, default=_BRIEF_SECONDS) < _BRIEF_SECONDS

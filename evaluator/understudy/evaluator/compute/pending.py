@@ -139,18 +139,29 @@ class PredictQueue:
 
         Returns nothing if nothing waits.
         """
+        batch = self.next_batch(max_rows)
+        if not batch:
+            return []
+        waiting = self._groups[batch[0].group]
+        for _ in batch:
+            waiting.popleft()
+        if not waiting:
+            del self._groups[batch[0].group]
+        self.rows -= sum(request.rows for request in batch)
+        return batch
+
+    def next_batch(self, max_rows: int) -> list[PredictRequest]:
+        """Return what `take_batch` would, and leave it."""
         if not self._groups:
             return []
-        group = self.oldest().group
-        waiting = self._groups[group]
-        batch = [waiting.popleft()]
+        waiting = iter(self._groups[self.oldest().group])
+        batch = [next(waiting)]
         rows = batch[0].rows
-        while waiting and rows + waiting[0].rows <= max_rows:
-            batch.append(waiting.popleft())
-            rows += batch[-1].rows
-        if not waiting:
-            del self._groups[group]
-        self.rows -= rows
+        for request in waiting:
+            rows += request.rows
+            if rows > max_rows:
+                break
+            batch.append(request)
         return batch
 
     def remove(self, unwanted: Callable[[PredictRequest], bool]) -> list[PredictRequest]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.evaluator.compute.inline import InlineJudge, Stopwatch
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
 from understudy.evaluator.observer import Observer
@@ -21,11 +22,13 @@ class Runner:
     Args:
         observer: Told of each batch that was computed, and of requests that were dropped.
         pace: Told how long Predict batches took.
+        judge: Told so, too.
     """
 
-    def __init__(self, observer: Observer, pace: Pace) -> None:
+    def __init__(self, observer: Observer, pace: Pace, judge: InlineJudge) -> None:
         self._observer = observer
         self._pace = pace
+        self._judge = judge
 
     def begin(self, request: Request) -> bool:
         """Mark a request as running; return False, having dropped it, if nobody wants it any more."""
@@ -38,12 +41,18 @@ class Runner:
             return False
         return True
 
-    def predict(self, requests: Sequence[PredictRequest], fill_seconds: float) -> None:
-        """Borrow a handle, run the requests as one batch, and then tell everybody the outcome."""
+    def predict(self, requests: Sequence[PredictRequest], fill_seconds: float, *, inline: bool = False) -> None:
+        """Borrow a handle, run the requests as one batch, and then tell everybody the outcome.
+
+        Args:
+            requests: The batch.
+            fill_seconds: How long it was held back for more.
+            inline: Whether it runs on the thread that woke the device.
+        """
         batch = [request for request in requests if self.begin(request)]
         if not batch:
             return
-        began = time.monotonic()
+        watch = Stopwatch()
         outcomes = _Outcomes()
         try:
             handle = batch[0].borrow()
@@ -57,7 +66,9 @@ class Runner:
         finally:
             handle.release()
             outcomes.deliver()
-            self._pace.observe(sum(request.rows for request in batch), time.monotonic() - began)
+            rows, cost = sum(request.rows for request in batch), watch.cost()
+            self._pace.observe(rows, cost.wall_seconds)
+            self._judge.observe(batch[0].group, rows, cost, inline=inline)
 
     def _compute(
         self, handle: BorrowedHandle, batch: Sequence[PredictRequest], fill_seconds: float, outcomes: _Outcomes

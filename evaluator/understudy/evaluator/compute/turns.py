@@ -45,6 +45,10 @@ class Turns:
         """Take a Predict batch, or nothing, while it is nobody's turn or an evaluation gives way."""
         return self.predicts.take_batch(self._max_batch_rows)
 
+    def next_predicts(self) -> list[PredictRequest]:
+        """Return what `take_extra_predicts` would take."""
+        return self.predicts.next_batch(self._max_batch_rows)
+
     def take_evaluate(self) -> EvaluateRequest:
         """Take the next batch of an evaluation."""
         self._predicts_in_a_row = 0

@@ -1,0 +1,120 @@
+"""Which batches may run on the thread of the event loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+BRIEF_SECONDS = 1e-3
+"""Waking another thread and being woken by it takes some tenths of that, the more the busier the machine is."""
+
+LONGEST_SECONDS = 2e-3
+"""What an inline batch may cost the event loop."""
+
+_TRIAL_BATCHES = 8
+_REMEMBERED_BATCHES = 32
+_FORGIVEN_BATCHES = 1
+_FIRST_BAN_BATCHES = 64
+_LONGEST_BAN_BATCHES = 2**20
+_REMEMBERED_SHAPES = 256
+
+
+class InlineJudge:
+    """Judges by what batches of the very same shape took lately. Thread-safe.
+
+    A shape is a group of requests (version, dtypes and all dimensions but the first) and the number of rows, rounded up
+    to a power of two. Its first batches run on the device's thread, which has to wait for the GIL: so it is their
+    lower quartile that has to be brief. Then the event loop's own batches count, by a high quantile: once a second one
+    of the last 32 takes more than `LONGEST_SECONDS`, or half of them are not brief, the shape goes back to the device's
+    thread, each time for twice as many batches.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shapes: OrderedDict[tuple[Hashable, int], _Shape] = OrderedDict()
+
+    def is_brief(self, group: Hashable, rows: int) -> bool:
+        """Return whether a batch can be done before another thread could do much else; False while unknown."""
+        with self._lock:
+            shape = self._shapes.get(_key(group, rows))
+            return shape is not None and shape.is_brief()
+
+    def observe(self, group: Hashable, rows: int, cost: Cost, *, inline: bool) -> None:
+        """Take a batch into account, with all that its thread did for it."""
+        key = _key(group, rows)
+        with self._lock:
+            shape = self._shapes.setdefault(key, _Shape())
+            self._shapes.move_to_end(key)
+            if inline:
+                shape.ran_inline(cost)
+            else:
+                shape.ran_on_device_thread(cost)
+            if len(self._shapes) > _REMEMBERED_SHAPES:
+                self._shapes.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a batch took.
+
+    Attributes:
+        wall_seconds: From beginning to end.
+        cpu_seconds: The CPU time of the whole process meanwhile. It is less where the machine gave its cores to others.
+    """
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+class Stopwatch:
+    """Measures what a batch takes, from when it is made."""
+
+    def __init__(self) -> None:
+        self._wall = time.monotonic()
+        self._cpu = time.process_time()
+
+    def cost(self) -> Cost:
+        """Return what was taken so far."""
+        return Cost(time.monotonic() - self._wall, time.process_time() - self._cpu)
+
+
+@dataclass(kw_only=True)
+class _Shape:
+    """The batches of one shape."""
+
+    trial: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _TRIAL_BATCHES))
+    inline: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
+    banned_batches: int = 0
+    next_ban: int = _FIRST_BAN_BATCHES
+
+    def is_brief(self) -> bool:
+        if self.inline:
+            return True
+        if self.banned_batches or len(self.trial) < _TRIAL_BATCHES:
+            return False
+        return sorted(self.trial)[len(self.trial) // 4] < BRIEF_SECONDS
+
+    def ran_on_device_thread(self, cost: Cost) -> None:
+        self.trial.append(cost.wall_seconds)
+        self.banned_batches = max(0, self.banned_batches - 1)
+
+    def ran_inline(self, cost: Cost) -> None:
+        seconds = min(cost.wall_seconds, cost.cpu_seconds)
+        self.inline.append(seconds)
+        if seconds > BRIEF_SECONDS and self._is_too_long():
+            self.banned_batches, self.next_ban = self.next_ban, min(2 * self.next_ban, _LONGEST_BAN_BATCHES)
+            self.inline.clear()
+            self.trial.clear()
+
+    def _is_too_long(self) -> bool:
+        """Whether half of the batches are not brief, or too many are far from it."""
+        not_brief = sum(seconds > BRIEF_SECONDS for seconds in self.inline)
+        too_long = sum(seconds > LONGEST_SECONDS for seconds in self.inline)
+        return too_long > _FORGIVEN_BATCHES or 2 * not_brief > max(len(self.inline), _TRIAL_BATCHES)
+
+
+def _key(group: Hashable, rows: int) -> tuple[Hashable, int]:
+    return group, (rows - 1).bit_length()
