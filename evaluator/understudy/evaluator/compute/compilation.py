@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.compute import metric_catalog
 from understudy.evaluator.compute.program import ProgramOptions
 from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLoss
 from understudy.evaluator.compute.text import first_line
@@ -110,25 +111,41 @@ class Compilation:
 
 
 def check_metrics(metrics: Sequence[MetricSpec]) -> None:
-    """Raise InvalidInputError for a metric that Keras does not know or cannot configure so."""
+    """Raise InvalidInputError for a metric that is not in the catalog, is not registered, or takes other arguments."""
+    metric_catalog.check_count(metrics)
     for spec in metrics:
         _metric(spec)
 
 
 def _metric(spec: MetricSpec) -> Any:
     """Return a name where Keras chooses the metric by the shapes it meets, else a metric object."""
-    if spec.name in {"accuracy", "acc", "crossentropy", "ce"} and not spec.config:
+    if spec.name.lower() in metric_catalog.CHOSEN_BY_SHAPE and not spec.config:
         return spec.name
+    class_name = metric_catalog.class_named(spec.name)
+    if class_name is None:
+        return _registered_metric(spec)
+    metric_catalog.check_configuration(spec)
+    return _called(spec, getattr(keras.metrics, class_name), {"name": spec.name, **spec.config})
+
+
+def _registered_metric(spec: MetricSpec) -> Any:
+    """Return a metric that the experiment or an installed package registered with Keras, by its registered name."""
     registered = keras.saving.get_registered_object(spec.name)
-    if registered is not None and not isinstance(registered, type) and not spec.config:
-        return registered
+    is_class = isinstance(registered, type)
+    if registered is None or (is_class and not issubclass(registered, keras.metrics.Metric)):
+        raise InvalidInputError(
+            f"metric {spec.name[:64]!r} is unknown; give a metric of keras.metrics such as 'AUC', or the registered "
+            "name of one of the experiment's own"
+        )
+    if spec.config:
+        raise InvalidInputError(f"metric {spec.name!r} is the experiment's own, which takes no configuration")
+    return _called(spec, registered, {"name": spec.name.rpartition(">")[2]}) if is_class else registered
+
+
+def _called(spec: MetricSpec, kind: Any, arguments: Mapping[str, Any]) -> Any:
     try:
-        if registered is None and not spec.config:
-            return keras.metrics.get(spec.name) and spec.name
-        name = spec.name.rpartition(">")[2]
-        return keras.metrics.get({"class_name": spec.name, "config": {"name": name, **spec.config}})
+        return kind(**arguments)
     except (ValueError, TypeError) as error:
         raise InvalidInputError(
-            f"metric {spec.name!r} with {dict(spec.config)} is none that Keras can make: "
-            f"{first_line(error)}; give a name that keras.metrics.get knows and its arguments"
+            f"metric {spec.name!r} with {dict(spec.config)} is none that Keras can make: {first_line(error)}"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -20,6 +21,9 @@ from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Batch
 
 _MAX_PROGRAMS = 8
+
+MAX_COMPARISONS = 2**24
+"""Of elements of a batch with thresholds that are not evenly spaced, for which Keras makes an array of all pairs."""
 
 Structure = tuple[Any, ...]
 """What tells apart the batches that need programs of their own."""
@@ -70,10 +74,19 @@ class Scorer:
         interface: The structures of the model.
         forward: Its forward pass; None where the program itself runs the model on the whole batch.
         build: Traces a program for batches of the given specification.
+        comparisons: With how many thresholds the metrics compare each element of a batch.
     """
 
-    def __init__(self, interface: ModelInterface, *, forward: GatheredForward | None, build: ProgramBuilder) -> None:
+    def __init__(
+        self,
+        interface: ModelInterface,
+        *,
+        forward: GatheredForward | None,
+        build: ProgramBuilder,
+        comparisons: int = 1,
+    ) -> None:
         self._interface = interface
+        self._comparisons = comparisons
         self._forward = forward
         self._build = build
         self._lock = threading.Lock()
@@ -85,7 +98,9 @@ class Scorer:
 
     def check(self, batch: Batch) -> int:
         """Return the number of rows; raise InvalidInputError if the batch does not fit the model."""
-        return check_batch(batch, self._interface.inputs.specs, self._interface.outputs.specs)
+        rows = check_batch(batch, self._interface.inputs.specs, self._interface.outputs.specs)
+        self._check_comparisons(batch, rows)
+        return rows
 
     def is_prepared(self, batch: Batch) -> bool:
         """Whether `update` would run at once on a batch like this."""
@@ -151,6 +166,18 @@ class Scorer:
         if state.program is None or state.values is None:
             raise InvalidInputError("the stream ended without a batch; at least one was expected")
         return state.program.result(state.values)
+
+    def _check_comparisons(self, batch: Batch, rows: int) -> None:
+        """Refuse a batch whose every element would be compared with so many thresholds that it takes gigabytes."""
+        if self._comparisons == 1:
+            return
+        outputs = (rows * math.prod(length or 1 for length in spec.shape[1:]) for spec in self._interface.outputs.specs)
+        elements = max(*outputs, *(array.size for array in batch.targets.values()), 0, 0)
+        if elements * self._comparisons > MAX_COMPARISONS:
+            raise InvalidInputError(
+                f"{elements} elements in a batch and {self._comparisons} thresholds came; at most {MAX_COMPARISONS} "
+                "comparisons are made at once: send smaller batches or fewer thresholds"
+            )
 
     def _trace(self, labels: _Labels) -> ScoringProgram:
         inputs = {spec.name: tensor_spec(spec) for spec in self._interface.inputs.specs}

@@ -19,6 +19,7 @@ from understudy.evaluator.compute.forward import ForwardPass, Tensors
 from understudy.evaluator.compute.frozen import FrozenState
 from understudy.evaluator.compute.inputs import InputCheck, example_inputs
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
+from understudy.evaluator.compute.metric_catalog import comparisons
 from understudy.evaluator.compute.probe import find_example_length, rows_depend_on_each_other
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
 from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLosses
@@ -188,7 +189,7 @@ class Slot:
         With ``row_losses``, it also tells the loss of each row of the batch scored last.
 
         Raises:
-            InvalidInputError: Keras knows no such metric.
+            InvalidInputError: There is no such metric, it takes no such argument, or the metrics are too many.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
         check_metrics(metrics)
@@ -224,7 +225,12 @@ class Slot:
                 )
                 return self._with_row_losses(program, data, calls_model=whole) if row_losses else program
 
-        return Scorer(self._interface, forward=None if whole else self._pass, build=build)
+        return Scorer(
+            self._interface,
+            forward=None if whole else self._pass,
+            build=build,
+            comparisons=comparisons(metrics),
+        )
 
     def _with_row_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
         """Let a program tell the losses of rows, or why it cannot."""
