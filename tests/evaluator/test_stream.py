@@ -226,6 +226,26 @@ def test_predict_gets_in_between_the_pieces_of_a_large_batch(
     assert order == ["first piece", "predict", "evaluate"]
 
 
+def test_closing_stops_a_large_batch_between_two_pieces(
+    open_stream: OpenStream, servable: Servable, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open_stream()
+    stream._scorer.prepare(batch(*rows(0, 2)))
+    pieces = []
+
+    def give_way() -> None:
+        pieces.append("piece")
+        stream.close()
+
+    monkeypatch.setattr(engine, "give_way", give_way)
+    with pytest.raises(CancelledError, match="closed while a batch was scored"):
+        stream.add(batch(*rows(0, 160))).result(TIMEOUT)
+    assert pieces == ["piece"]
+    until_idle = engine.run(lambda: None, rows=1)
+    until_idle.result(TIMEOUT)
+    assert servable.handles == 0
+
+
 def test_a_stream_without_a_batch_is_refused(open_stream: OpenStream) -> None:
     with open_stream() as stream, pytest.raises(InvalidInputError, match="without a batch"):
         stream.finish()

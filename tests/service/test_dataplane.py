@@ -275,7 +275,41 @@ async def test_a_malformed_stream_is_the_callers_error(
         await evaluation.evaluate(Told(*messages, end=True), CALL)
 
 
-@pytest.mark.parametrize(("config", "words"), [("{", "no JSON"), ("[1]", "holds list")])
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((2**40, 0), "every axis of a batch"), ((4, 0), "every axis of a batch"), ((65_537, 1), "65537 examples")],
+)
+@pytest.mark.parametrize("part", ["inputs", "targets", "sample_weights"])
+async def test_the_examples_of_a_batch_are_bounded(
+    evaluator: ToldEvaluator, evaluation: EvaluationPlane, shape: tuple[int, int], words: str, part: str
+) -> None:
+    evaluator.opening.set_result(ToldStream())
+    message = batch(4)
+    rows = encode(np.zeros(65_537 * shape[1], np.uint8).reshape(-1, 1) if shape[0] == 65_537 else np.zeros(0, np.uint8))
+    rows.shape[:] = shape
+    getattr(message.batch, part)["x"].CopyFrom(rows)
+    with pytest.raises(InvalidInputError, match=words):
+        await evaluation.evaluate(Told(message, end=True), CALL)
+
+
+async def test_the_metrics_of_a_request_are_bounded(evaluation: EvaluationPlane) -> None:
+    message = options()
+    for _ in range(40):
+        message.options.metrics.add(name="mae")
+    with pytest.raises(InvalidInputError, match="41 metrics came; at most 32"):
+        await evaluation.evaluate(Told(message, batch(), end=True), CALL)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "holds list"),
+        ("[" * 60_000, "no JSON"),
+        ('{"k": ' + "9" * 5000 + "}", "no JSON"),
+        (" " * 70_000, "70000 characters"),
+    ],
+)
 async def test_a_metrics_configuration_must_be_an_object(evaluation: EvaluationPlane, config: str, words: str) -> None:
     message = options()
     message.options.metrics[0].config_json = config

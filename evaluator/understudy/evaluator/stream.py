@@ -134,12 +134,18 @@ class EvaluationStream:
 
     def _score(self, batch: Batch, added: float) -> Array | None:
         began = time.monotonic()
-        state = self._scorer.update(self._state, batch, between_pieces=self._engine.give_way)
+        state = self._scorer.update(self._state, batch, between_pieces=self._between_pieces)
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
         return state.row_losses
+
+    def _between_pieces(self) -> None:
+        """Let predictions go first, and stop once the stream was closed."""
+        if self._closed:
+            raise CancelledError("the stream was closed while a batch was scored")
+        self._engine.give_way()
 
     def _done(self, _: Future[Array | None]) -> None:
         with self._lock:

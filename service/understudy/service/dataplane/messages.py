@@ -9,8 +9,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from understudy.evaluator.comparison.bootstrap import BootstrapOptions
 from understudy.evaluator.comparison.result import ComparedVersion, Comparison
+from understudy.evaluator.compute.metric_catalog import check_count
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import (
+    Arrays,
     Batch,
     CheckpointInfo,
     EvaluationOutcome,
@@ -51,6 +53,12 @@ _OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outc
 
 _ANY_LENGTH = -1
 
+MAX_BATCH_EXAMPLES = 65_536
+"""Of one batch to score; a stream may have any number of batches."""
+
+MAX_CONFIG_CHARACTERS = 65_536
+"""Of the configuration of one metric."""
+
 
 def version(selector: tensor_pb2.VersionSelector) -> Version:
     """Return the version a selector chooses; an empty one chooses the one on stage.
@@ -72,23 +80,28 @@ def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
 
     Raises:
         WireError: A tensor is malformed.
-        InvalidInputError: There are no inputs.
+        InvalidInputError: There are no inputs, too many examples, or a tensor without an element.
     """
     if not message.inputs:
         raise InvalidInputError("the batch has no inputs; send every input of the model by its name")
-    return Batch(
+    found = Batch(
         inputs=decode_all(message.inputs),
         targets=decode_all(message.targets),
         sample_weights=decode_all(message.sample_weights),
     )
+    _check_lengths("input", found.inputs)
+    _check_lengths("target", found.targets)
+    _check_lengths("sample weight", found.sample_weights)
+    return found
 
 
 def metric_specs(messages: Sequence[evaluation_pb2.MetricSpec]) -> list[MetricSpec]:
     """Return the metrics asked for.
 
     Raises:
-        InvalidInputError: A metric has no name, or its configuration is no JSON object.
+        InvalidInputError: They are too many, or a metric has no name, or its configuration is no JSON object.
     """
+    check_count(messages)
     return [MetricSpec(name=_metric_name(message), config=_metric_config(message)) for message in messages]
 
 
@@ -201,6 +214,19 @@ def timestamp(seconds: float) -> Timestamp:
     return message
 
 
+def _check_lengths(kind: str, arrays: Arrays) -> None:
+    """Bound the examples of a batch: those of a tensor without elements take no byte of the message."""
+    for name, array in arrays.items():
+        if array.ndim and not array.size:
+            raise InvalidInputError(
+                f"{kind} {name!r} has shape {list(array.shape)}; every axis of a batch needs a length of at least 1"
+            )
+        if array.ndim and len(array) > MAX_BATCH_EXAMPLES:
+            raise InvalidInputError(
+                f"{kind} {name!r} has {len(array)} examples; a batch has at most {MAX_BATCH_EXAMPLES}: send several"
+            )
+
+
 def _metric_name(message: evaluation_pb2.MetricSpec) -> str:
     if not message.name:
         raise InvalidInputError("a metric has no name; give one that keras.metrics.get knows, such as 'accuracy'")
@@ -210,9 +236,14 @@ def _metric_name(message: evaluation_pb2.MetricSpec) -> str:
 def _metric_config(message: evaluation_pb2.MetricSpec) -> dict[str, object]:
     if not message.config_json:
         return {}
+    if len(message.config_json) > MAX_CONFIG_CHARACTERS:
+        raise InvalidInputError(
+            f"metric {message.name!r}: config_json has {len(message.config_json)} characters; at most "
+            f"{MAX_CONFIG_CHARACTERS} are read"
+        )
     try:
         config = json.loads(message.config_json)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"metric {message.name!r}: config_json is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidInputError(
