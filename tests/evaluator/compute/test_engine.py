@@ -410,6 +410,35 @@ def test_what_fails_in_preparation_fails_the_future(stand: Stand) -> None:
         future.result(TIMEOUT)
 
 
+def test_what_was_prepared_waits_for_room_in_a_full_queue(stand: Stand) -> None:
+    stand.occupy()
+    ahead = stand.engine.run(lambda: "ahead", rows=1000)
+    prepared = threading.Event()
+    first = stand.engine.run(lambda: "first", rows=1, prepare=prepared.set)
+    unwanted = stand.engine.run(lambda: "unwanted", rows=1, prepare=lambda: None)
+    assert prepared.wait(TIMEOUT)
+    assert unwanted.cancel()
+    assert not first.done()
+    stand.go()
+    assert ahead.result(TIMEOUT) == "ahead"
+    assert first.result(TIMEOUT) == "first"
+
+
+def test_what_waits_for_room_ends_with_its_deadline_and_with_the_engine(stand: Stand) -> None:
+    stand.occupy()
+    stand.engine.run(lambda: None, rows=1000)
+    late = stand.engine.run(lambda: None, rows=1, prepare=lambda: None, deadline=time.monotonic() + 0.1)
+    with pytest.raises(DeadlineExceededError):
+        late.result(TIMEOUT)
+    waiting = stand.engine.run(lambda: None, rows=1, prepare=lambda: None)
+    closer = threading.Thread(target=stand.engine.close, args=(TIMEOUT,))
+    closer.start()
+    with pytest.raises(DrainingError):
+        waiting.result(TIMEOUT)
+    stand.go()
+    closer.join(TIMEOUT)
+
+
 def test_an_evaluation_that_fails_leaves_the_engine_running(stand: Stand) -> None:
     def work() -> None:
         raise InvalidInputError("the batch cannot be scored")

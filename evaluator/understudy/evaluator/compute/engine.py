@@ -24,6 +24,7 @@ from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.types import Arrays, Prediction
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
+_SECONDS_BETWEEN_LOOKS_FOR_ROOM = 0.02
 
 _T = TypeVar("_T")
 _Waiter = TypeVar("_Waiter")
@@ -172,8 +173,8 @@ class Engine:
             prepare: What takes long before it, such as tracing; run on a thread of its own, one after another.
 
         Raises:
-            OverloadedError: Too many rows wait; as the future's exception if there is something to prepare.
-            DeadlineExceededError: The deadline has passed; likewise.
+            OverloadedError: Too many rows wait, and there is nothing to prepare; what was prepared waits for room.
+            DeadlineExceededError: The deadline has passed; as the future's exception if there is something to prepare.
             DrainingError: The engine is being closed; likewise.
         """
         request = EvaluateRequest(work=work, rows=rows, deadline=deadline, arrived=time.monotonic(), future=Future())
@@ -218,13 +219,20 @@ class Engine:
         self._admission.check_deadline(request.deadline)
         with self._changed:
             self._admission.check_open()
-            waiting = sum(other.rows for other in self._turns.evaluates)
-            full = bool(waiting) and waiting + request.rows > self._settings.max_queue_rows
-            if not full:
-                self._turns.evaluates.append(request)
-                self._changed.notify()
-        if full:
+            waiting = self._rows_in_the_way(request)
+            if not waiting:
+                self._append_evaluate(request)
+        if waiting:
             self._admission.refuse(waiting)
+
+    def _rows_in_the_way(self, request: EvaluateRequest) -> int:
+        """Return how many rows of evaluations wait if they leave no room for a request, else 0."""
+        waiting = sum(other.rows for other in self._turns.evaluates)
+        return waiting if waiting + request.rows > self._settings.max_queue_rows else 0
+
+    def _append_evaluate(self, request: EvaluateRequest) -> None:
+        self._turns.evaluates.append(request)
+        self._changed.notify()
 
     def _enqueue_predict(self, request: PredictRequest, *, wake: bool) -> None:
         self._check_room(request.rows, request.deadline)
@@ -255,10 +263,23 @@ class Engine:
     def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
         try:
             prepare()
-            self._enqueue(request)
+            while not self._enqueued_or_unwanted(request):
+                time.sleep(_SECONDS_BETWEEN_LOOKS_FOR_ROOM)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
             if request.begin():
                 request.fail(error)
+
+    def _enqueued_or_unwanted(self, request: EvaluateRequest) -> bool:
+        """Queue a request if there is room; return False if it is to wait."""
+        if request.is_cancelled():
+            return True
+        self._admission.check_deadline(request.deadline)
+        with self._changed:
+            self._admission.check_open()
+            if self._rows_in_the_way(request):
+                return False
+            self._append_evaluate(request)
+            return True
 
     def _may_run_here(self) -> bool:
         """Whether what waits is Predict alone and is not held back for more."""
