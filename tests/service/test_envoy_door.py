@@ -7,6 +7,7 @@ import gzip
 import struct
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from service.rig import MAX_MESSAGE_BYTES, ToldPlane
@@ -134,7 +135,8 @@ async def test_an_unknown_compression_is_refused_with_those_that_are_known(knock
 @pytest.mark.parametrize("bodies", [[], [asking_for(1), asking_for(2)]])
 async def test_a_call_that_takes_one_message_refuses_none_and_several(knocking: Knocking, bodies: list[Any]) -> None:
     events = await knocking.knock(PREDICT, b"".join(framed(body) for body in bodies))
-    assert status_of(events) == ("3", f"{len(bodies)} messages came; {PREDICT} takes one")
+    came = "more than one message" if bodies else "no message"
+    assert status_of(events) == ("3", f"{came} came; {PREDICT} takes one")
 
 
 async def test_a_large_answer_comes_whole_or_not_at_all(knocking: Knocking) -> None:
@@ -196,3 +198,13 @@ async def test_a_computation_that_is_cancelled_from_within_ends_the_call(knockin
     knocking.plane.behave = behave
     message = prediction_pb2.PredictStreamRequest() if path == STREAM else asking_for(1)
     assert status_of(await knocking.knock(path, framed(message)))[0] == "1"
+
+
+async def test_a_unary_call_fails_at_its_second_message_without_reading_on(knocking: Knocking) -> None:
+    chunks = [framed(asking_for(1)) + framed(asking_for(2))[:3], *[framed(asking_for(3))] * 1000]
+
+    events = await knocking.knock(PREDICT, chunks=chunks)
+
+    assert status_of(events)[0] == "3"
+    assert "more than one message" in unquote(status_of(events)[1])
+    assert len(chunks) > 990

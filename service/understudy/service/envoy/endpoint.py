@@ -179,17 +179,20 @@ class Endpoint(ABC):
         return self._parse(data, begin)
 
     async def _collected(self, call: Call, chunk: bytes | None, encoding: bytes | None) -> bytes:
+        """Return the one message of a body, and fail as soon as more than it has come."""
         unframer = Unframer(encoding, max_bytes=self._max_bytes)
-        found: list[bytes] = []
+        found: bytes | None = None
         while chunk is not None:
             unframer.feed(chunk)
-            while (message := unframer.next()) is not None:
-                found.append(message)
+            if found is None:
+                found = unframer.next()
+            if found is not None and unframer.has_more:
+                raise InvalidInputError(f"more than one message came; {self._path} takes one")
             chunk = await call.next_chunk()
         unframer.check_end()
-        if len(found) != 1:
-            raise InvalidInputError(f"{len(found)} messages came; {self._path} takes one")
-        return found[0]
+        if found is None:
+            raise InvalidInputError(f"no message came; {self._path} takes one")
+        return found
 
     async def _each_request(self, call: Call, encoding: bytes | None) -> AsyncIterator[Any]:
         """Yield every message; the next chunk is read only when it is asked for."""

@@ -75,6 +75,11 @@ class Unframer:
         message = self._take(length)
         return self._decompress(message) if flag else message
 
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes have come that belong to no message returned so far."""
+        return self._left > 0
+
     def check_end(self) -> None:
         """Raise InvalidInputError if the body ended within a message."""
         if self._left:
