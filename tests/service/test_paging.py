@@ -22,6 +22,12 @@ def test_any_text_is_a_token_of_ours_or_the_callers_error(token: str) -> None:
     assert paging.encode_token(paging.decode_token(token, b""), b"") == token
 
 
+@pytest.mark.parametrize("sequence", [2**63, 2**64 - 1])
+def test_a_sequence_that_no_ledger_holds_is_refused(sequence: int) -> None:
+    with pytest.raises(InvalidInputError, match="none of this server's"):
+        paging.decode_token(paging.encode_token(sequence, b""), b"")
+
+
 def test_a_token_of_other_filters_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="other filters"):
         paging.decode_token(paging.encode_token(7, b"dataset=test"), b"dataset=train")

@@ -11,6 +11,8 @@ from understudy.evaluator.errors import InvalidInputError
 
 DEFAULT_PAGE_SIZE = 100
 LARGEST_PAGE_SIZE = 1000
+LARGEST_SEQUENCE = 2**63 - 1
+"""Of what the ledger can hold."""
 
 _TOKEN = struct.Struct(">QL")
 
@@ -42,9 +44,15 @@ def decode_token(token: str, filters: bytes) -> int:
     try:
         after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, struct.error) as error:
-        raise InvalidInputError(
-            f"page_token {token!r} is none of this server's; give the next_page_token of the page before, or nothing"
-        ) from error
+        raise _stranger(token) from error
+    if after_sequence > LARGEST_SEQUENCE:
+        raise _stranger(token)
     if checksum != zlib.crc32(filters):
         raise InvalidInputError("page_token belongs to other filters; page on with the filters of the first page")
     return int(after_sequence)
+
+
+def _stranger(token: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"page_token {token!r} is none of this server's; give the next_page_token of the page before, or nothing"
+    )
