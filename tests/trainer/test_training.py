@@ -262,12 +262,15 @@ class Scraping(SilentReporter):
     """Reads the metrics at the end of the training."""
 
     def __init__(self, port: int) -> None:
+        self._port = port
         self._url = f"http://127.0.0.1:{port}/metrics"
         self.text = ""
 
     def finished(self, step: int) -> None:
         del step
         self.text = httpx.get(self._url, timeout=10).text
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", self._port), timeout=10)
 
 
 def test_prometheus_can_scrape_a_task(tmp_path: Path) -> None:

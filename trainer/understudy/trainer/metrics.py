@@ -18,26 +18,29 @@ class TrainingMetrics:
     """Keeps a task's metrics, and serves ``/metrics`` while its ``with`` block runs. Counts are those of this start.
 
     Args:
-        port: Where to listen, on all addresses; None to serve nothing.
+        port: Where to listen; None to serve nothing.
+        host: The address to listen on.
         first_step: Steps done by earlier starts.
         global_batch_size: Examples per step.
         restarts: How often a supervisor has started this task again.
         registry: Where to keep the metrics; one of its own if None.
 
     Raises:
-        MetricsError: On entering: the port is taken.
+        MetricsError: On entering: the port is taken, or the host is no address of this machine.
     """
 
     def __init__(
         self,
         port: int | None,
         *,
+        host: str = "127.0.0.1",
         first_step: int,
         global_batch_size: int,
         restarts: int,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._port = port
+        self._host = host
         self._step = first_step
         self._global_batch_size = global_batch_size
         self._registry = registry or CollectorRegistry()
@@ -80,9 +83,11 @@ class TrainingMetrics:
         if self._port is None:
             return self
         try:
-            self._server = start_http_server(self._port, registry=self._registry)
+            self._server = start_http_server(self._port, self._host, registry=self._registry)
         except OSError as error:
-            raise MetricsError(f"--metrics-port {self._port} cannot be listened on: {error.strerror}") from error
+            raise MetricsError(
+                f"--metrics-port {self._port} cannot be listened on at {self._host}: {error.strerror or error}"
+            ) from error
         return self
 
     def __exit__(

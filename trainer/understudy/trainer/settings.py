@@ -106,6 +106,13 @@ class TrainSettings:
         default=None,
         metadata={"help": "Serve Prometheus metrics of this task on this port.", "metavar": "PORT"},
     )
+    metrics_host: str = field(
+        default="127.0.0.1",
+        metadata={
+            "help": "The address that --metrics-port listens on; 0.0.0.0 for every IPv4 address.",
+            "metavar": "HOST",
+        },
+    )
     cluster_timeout_seconds: float = field(
         default=300.0,
         metadata={"help": "How long to wait for the other tasks of the cluster at the start."},

@@ -114,6 +114,7 @@ def train(
         )
         served = TrainingMetrics(
             settings.metrics_port,
+            host=settings.metrics_host,
             first_step=first_step,
             global_batch_size=job.plan.global_batch_size,
             restarts=int(environ.get(RESTART_COUNT, "0")),
