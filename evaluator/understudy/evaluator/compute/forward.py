@@ -14,6 +14,7 @@ from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.compute.direct_call import DirectCall
 from understudy.evaluator.compute.masks import mask_of
 from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.compute.value_ranges import find_value_ranges
 from understudy.evaluator.errors import InvalidInputError
 
 Tensors = dict[str, Any]
@@ -40,6 +41,7 @@ class ForwardPass:
     Attributes:
         adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
+        input_ranges: The ids that inputs may hold, by name, where the model looks them up as they come.
     """
 
     def __init__(
@@ -64,6 +66,10 @@ class ForwardPass:
         function = tf.function(self._trace, input_signature=signature, autograph=False)
         self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
         self.draws_random_numbers = _draws_random_numbers(self._function.function)
+        ranges = find_value_ranges(self._function.function)
+        self.input_ranges = {
+            name: ranges[place] for place, name in enumerate(interface.inputs.names) if place in ranges
+        }
 
     def __call__(
         self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None

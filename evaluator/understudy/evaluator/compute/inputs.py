@@ -6,7 +6,6 @@ import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from understudy.checkpoints.signature import TensorSpec
@@ -84,35 +83,6 @@ def dtype_name(array: Array) -> str:
 @functools.lru_cache(maxsize=64)  # NumPy makes the name up each time; there are as many dtypes as lengths of text
 def _name_of(dtype: np.dtype[Any]) -> str:
     return "string" if dtype.kind in "SUO" else str(dtype.name)
-
-
-def example_inputs(specs: Sequence[TensorSpec], *, rows: int, length: int, seed: int | None = None) -> dict[str, Array]:
-    """Return inputs that fit: zeros, or small random values where there is a seed.
-
-    Args:
-        specs: What to make.
-        rows: How many rows.
-        length: The length of every axis that may have any length.
-        seed: What to draw from; None for zeros.
-    """
-    generator = None if seed is None else np.random.default_rng(seed)
-    return {spec.name: _example(spec, rows, length, generator) for spec in specs}
-
-
-def _example(spec: TensorSpec, rows: int, length: int, generator: np.random.Generator | None) -> Array:
-    shape = (rows, *(length if axis is None else axis for axis in spec.shape[1:]))
-    if spec.dtype == "string":
-        return np.full(shape, b"", dtype=object)
-    dtype = _numpy_dtype(spec.dtype)
-    if generator is None:
-        return np.zeros(shape, dtype)
-    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
-        return generator.integers(0, 2, shape).astype(dtype)
-    return generator.normal(size=shape).astype(dtype)
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _check_names(arrays: Mapping[str, Any], expected: Sequence[str]) -> None:

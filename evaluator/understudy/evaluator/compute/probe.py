@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.compute.inputs import example_inputs
+from understudy.evaluator.compute.examples import ExampleKind, example_inputs, kinds_of
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.compute.value_ranges import ValueRange
 from understudy.evaluator.errors import InvalidInputError, LoadError
 from understudy.evaluator.types import Array, Arrays
 
@@ -17,36 +21,99 @@ Run = Callable[[Arrays], dict[str, Any]]
 _LENGTHS = (8, 64, 256)
 _ROWS_PER_REPLICA = 4
 
+_log = logging.getLogger(__name__)
 
-def find_example_length(run: Run, specs: Sequence[TensorSpec]) -> int:
-    """Return a length for axes of any length at which the model runs: a network of many poolings needs a large image.
+
+class Probe:
+    """Runs a model on made-up inputs, of the kinds that it takes. Not thread-safe.
+
+    A model may well refuse a kind: cuDNN takes no sequence that is padded elsewhere than at its end, or that is nothing
+    but padding. Only a model that runs on none is refused.
+
+    Args:
+        run: Runs the model.
+        specs: Its inputs.
+        ranges: The ids that inputs may hold, by name.
 
     Raises:
-        InvalidInputError: The model runs at no length that was tried.
+        InvalidInputError: The model refuses the values of every kind.
+        tf.errors.OpError: It runs on no kind, for another reason.
     """
-    lengths = _LENGTHS if any(None in spec.shape[1:] for spec in specs) else _LENGTHS[:1]
-    for length in lengths[:-1]:
+
+    def __init__(self, run: Run, specs: Sequence[TensorSpec], ranges: Mapping[str, ValueRange]) -> None:
+        self._run = run
+        self._specs = specs
+        self._ranges = ranges
+        self._length, self._kinds = self._find_kinds()
+
+    def run(self, rows: int) -> None:
+        """Run the model on a batch of so many rows."""
+        self._run_one(rows, self._length, self._kinds)
+
+    def rows_depend_on_each_other(self, *, replicas: int) -> bool:
+        """Whether a row's outputs change with the rows beside it, as with a BatchNorm that is not frozen at inference.
+
+        Raises:
+            LoadError: An output does not have one row for each row of input.
+        """
+        return any(self._couples_rows(kind, _ROWS_PER_REPLICA * replicas) for kind in self._kinds)
+
+    def _find_kinds(self) -> tuple[int, tuple[ExampleKind, ...]]:
+        """Return a length for axes of any length, and the kinds on which the model runs at that length.
+
+        A network of many poolings needs a large image.
+        """
+        lengths = _LENGTHS if any(None in spec.shape[1:] for spec in self._specs) else _LENGTHS[:1]
+        for length in lengths:
+            failures = {kind: self._failure(kind, 1, length) for kind in kinds_of(self._specs)}
+            working = tuple(kind for kind, failure in failures.items() if failure is None)
+            if working:
+                _log_failures(failures)
+                return length, working
+            if self._failure("zeros", 1, length) is None:
+                _log_failures(failures)
+                return length, ("zeros",)
+        self._run_one(1, lengths[-1], kinds_of(self._specs))
+        return lengths[-1], kinds_of(self._specs)
+
+    def _run_one(self, rows: int, length: int, kinds: Sequence[ExampleKind]) -> None:
+        """Run the first of some kinds on which the model runs, or raise why the first does not."""
+        failures: dict[ExampleKind, Exception | None] = {}
+        for kind in kinds:
+            failures[kind] = self._failure(kind, rows, length)
+            if failures[kind] is None:
+                _log_failures(failures)
+                return
+        raise next(failure for failure in failures.values() if failure is not None)
+
+    def _failure(self, kind: ExampleKind, rows: int, length: int) -> Exception | None:
+        """Run the model on one kind; return why it does not, if the kind may be the reason."""
         try:
-            run(example_inputs(specs, rows=1, length=length))
-        except InvalidInputError:
-            continue
-        return length
-    run(example_inputs(specs, rows=1, length=lengths[-1]))
-    return lengths[-1]
+            self._run(self._inputs(kind, rows, length))
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except (InvalidInputError, tf.errors.OpError) as error:
+            return error
+        return None
+
+    def _inputs(self, kind: ExampleKind, rows: int, length: int) -> dict[str, Array]:
+        return example_inputs(self._specs, kind, rows=rows, length=length, ranges=self._ranges)
+
+    def _couples_rows(self, kind: ExampleKind, rows: int) -> bool:
+        batch = self._inputs(kind, rows, self._length)
+        together = {name: np.asarray(tensor) for name, tensor in self._run(batch).items()}
+        _check_batch_major(together, rows)
+        alone = self._run({name: array[:1] for name, array in batch.items()})
+        return not all(_close(array[:1], np.asarray(alone[name])) for name, array in together.items())
 
 
-def rows_depend_on_each_other(run: Run, specs: Sequence[TensorSpec], *, replicas: int, length: int) -> bool:
-    """Whether a row's outputs change with the rows beside it, as with a BatchNorm that is not frozen at inference.
-
-    Raises:
-        LoadError: An output does not have one row for each row of input.
-    """
-    rows = _ROWS_PER_REPLICA * replicas
-    batch = example_inputs(specs, rows=rows, length=length, seed=0)
-    together = {name: tensor.numpy() for name, tensor in run(batch).items()}
-    _check_batch_major(together, rows)
-    alone = run({name: array[:1] for name, array in batch.items()})
-    return not all(_close(array[:1], alone[name].numpy()) for name, array in together.items())
+def _log_failures(failures: Mapping[ExampleKind, Exception | None]) -> None:
+    for kind, failure in failures.items():
+        if failure is not None:
+            _log.warning(
+                "the model does not run on one kind of made-up inputs",
+                extra={"kind": kind, "reason": first_line(failure)},
+            )
 
 
 def _check_batch_major(outputs: Arrays, rows: int) -> None:

@@ -15,6 +15,7 @@ from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.direct_call import StructuredCall
 from understudy.evaluator.compute.masks import put_mask
 from understudy.evaluator.compute.outside_state import OutsideState
+from understudy.evaluator.compute.value_ranges import ValueRange, find_value_ranges
 from understudy.evaluator.types import Array
 
 LOSS = "loss"
@@ -93,6 +94,7 @@ class ScoringProgram:
     Attributes:
         row_losses: Computes the losses of a batch's rows, if that was asked for and they have any.
         without_row_losses: Why there are none, where they were asked for.
+        target_ranges: The classes that targets may hold, in the order of the targets' leaves; None for any value.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class ScoringProgram:
         initial = tuple(self._initial_values())
         state = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
         self._update = StructuredCall(self._trace_update, (state, *data.as_arguments()), devices)
+        self.target_ranges = self._find_target_ranges((state, data.inputs), data.targets)
         self._result = self._compute_result
         if self._has_own_result:  # which looks at what the model is compiled with at that moment
             self._result = self._function(self._compute_result).get_concrete_function(state)
@@ -146,6 +149,13 @@ class ScoringProgram:
             return logs
         loss = {LOSS: values[LOSS]} if self._options.with_loss else {}
         return {**{name: value for name, value in logs.items() if name != LOSS}, **loss}
+
+    def _find_target_ranges(self, before: Any, targets: Any) -> list[ValueRange | None]:
+        """Look up the arguments that are targets among the leaves of all arguments."""
+        ranges = find_value_ranges(self._update.function)
+        first = sum(leaf is not None for leaf in tf.nest.flatten(before))
+        count = sum(leaf is not None for leaf in tf.nest.flatten(targets))
+        return [ranges.get(place) for place in range(first, first + count)]
 
     def _function(self, function: Any) -> Any:
         return tf.function(function, autograph=False)

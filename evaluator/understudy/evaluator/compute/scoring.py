@@ -17,6 +17,7 @@ from understudy.evaluator.compute.forward import tensor_spec
 from understudy.evaluator.compute.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, dtype_name
 from understudy.evaluator.compute.program import ProgramState, ScoringData, ScoringProgram, alone
 from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.compute.value_ranges import ValueRange, check_values
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array, Batch
 
@@ -75,6 +76,7 @@ class Scorer:
         forward: Its forward pass; None where the program itself runs the model on the whole batch.
         build: Traces a program for batches of the given specification.
         comparisons: With how many thresholds the metrics compare each element of a batch.
+        input_ranges: The ids that inputs may hold, by name.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class Scorer:
         forward: GatheredForward | None,
         build: ProgramBuilder,
         comparisons: int = 1,
+        input_ranges: Mapping[str, ValueRange],
     ) -> None:
         self._interface = interface
         self._comparisons = comparisons
         self._forward = forward
+        self._input_ranges = input_ranges
         self._build = build
         self._lock = threading.Lock()
         self._programs: OrderedDict[Structure, ScoringProgram] = OrderedDict()
@@ -132,7 +136,8 @@ class Scorer:
             between_pieces: Called between the pieces in which a large batch goes forward.
 
         Raises:
-            InvalidInputError: The batch does not fit the model, or differs in structure from those before it.
+            InvalidInputError: The batch does not fit the model, holds an id or a class that there is not, or differs
+                in structure from those before it.
         """
         rows = self.check(batch)
         labels = self._labels(batch)
@@ -140,6 +145,8 @@ class Scorer:
         if state.structure not in {(), structure}:
             raise InvalidInputError("the batches of one stream must have targets and sample weights of the same kind")
         program = state.program or self._programs.get(structure) or self.prepare(batch)
+        check_values("input", batch.inputs, self._input_ranges)
+        check_values("target", labels.targets, self._target_ranges(program, labels))
         inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
         outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
         data = self._data(inputs, labels, outputs, masks)
@@ -201,6 +208,14 @@ class Scorer:
         elif weights and ALL_WEIGHTS not in weights:
             weights = {name: weights.get(name, np.ones(batch.rows, np.float32)) for name in names}
         return _Labels(targets=targets, weights=weights)
+
+    def _target_ranges(self, program: ScoringProgram, labels: _Labels) -> dict[str, ValueRange]:
+        """Return the ranges of targets by the names of the outputs they belong to."""
+        if not any(program.target_ranges):
+            return {}
+        names = tf.nest.flatten(self._like_outputs({name: name for name in labels.targets}))
+        present = [name for name in names if name is not None]
+        return {name: found for name, found in zip(present, program.target_ranges, strict=True) if found is not None}
 
     def _structure(self, labels: _Labels) -> Structure:
         """Return what tells apart the programs that batches need."""

@@ -17,14 +17,15 @@ from understudy.checkpoints.signature import Signature
 from understudy.evaluator.compute.compilation import Compilation, check_metrics
 from understudy.evaluator.compute.forward import ForwardPass, Tensors
 from understudy.evaluator.compute.frozen import FrozenState
-from understudy.evaluator.compute.inputs import InputCheck, example_inputs
+from understudy.evaluator.compute.inputs import InputCheck
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.metric_catalog import comparisons
-from understudy.evaluator.compute.probe import find_example_length, rows_depend_on_each_other
+from understudy.evaluator.compute.probe import Probe
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
 from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLosses
 from understudy.evaluator.compute.scoring import Scorer
 from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.compute.value_ranges import check_values
 from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
@@ -85,10 +86,8 @@ class Slot:
             self._pass = self._trace()
             specs = self._interface.inputs.specs
             self._input_check = InputCheck(specs)
-            self._example_length = find_example_length(self._outputs, specs)
-            coupled = rows_depend_on_each_other(
-                self._outputs, specs, replicas=self.replicas, length=self._example_length
-            )
+            self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
+            coupled = self._probe.rows_depend_on_each_other(replicas=self.replicas)
         self._compilation = Compilation(self._model, self._interface, self._compile_config)
         self._couples_rows = coupled and not self._pass.draws_random_numbers
         self._frozen = FrozenState(self._model)
@@ -158,11 +157,10 @@ class Slot:
             LoadError: The model fails to run.
         """
         replicas = self.replicas
-        specs = self._interface.inputs.specs
         kinds = {1} if self._warm is self._pass else {1, replicas - 1, replicas, replicas + 1, self._max_rows} - {0}
         for rows in sorted(kinds):
             with _load_errors("the model"):
-                self._outputs(example_inputs(specs, rows=rows, length=self._example_length))
+                self._probe.run(rows)
         self._warm = self._pass
 
     def check_inputs(self, inputs: Arrays) -> int:
@@ -179,7 +177,7 @@ class Slot:
             Every output by name, ``[rows, ...]``, in the order of the rows.
 
         Raises:
-            InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
+            InvalidInputError: There is no such id in the model's tables, or the model refuses a value itself.
         """
         return {name: tensor.numpy() for name, tensor in self._outputs(inputs).items()}
 
@@ -230,6 +228,7 @@ class Slot:
             forward=None if whole else self._pass,
             build=build,
             comparisons=comparisons(metrics),
+            input_ranges=self._pass.input_ranges,
         )
 
     def _with_row_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
@@ -254,6 +253,7 @@ class Slot:
             yield "the rows of a batch influence each other"
 
     def _outputs(self, inputs: Arrays) -> Tensors:
+        check_values("input", inputs, self._pass.input_ranges)
         return self._pass(inputs)[0]
 
 

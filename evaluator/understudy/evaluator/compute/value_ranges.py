@@ -1,0 +1,193 @@
+"""The ids that a traced function takes, read from its graph.
+
+A CPU refuses an index outside a table and a label outside the classes. A GPU does not: the index gives zeros, the label
+NaN. So both are checked on the host, for every device alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.types import Array
+
+_SAME_VALUES = frozenset({"Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "PreventGradient", "StopGradient"})
+_SPARSE_LOSS = "SparseSoftmaxCrossEntropyWithLogits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueRange:
+    """The whole numbers from ``low`` to ``high``, and one more if ``ignored`` is a number.
+
+    ``low`` is negative where the model counts from the end of a table, as ``keras.ops.take`` does.
+    """
+
+    low: int
+    high: int
+    ignored: int | None = None
+
+    def check(self, what: str, values: Array) -> None:
+        """Raise InvalidInputError, naming the value and its row, if one of ``values``, ``[rows, ...]``, is outside."""
+        if values.size and not (self._holds(values.min()) and self._holds(values.max())):
+            self._refuse_first_outside(what, values)
+
+    def _holds(self, value: Any) -> bool:
+        return bool(self.low <= np.trunc(value) <= self.high)
+
+    def _refuse_first_outside(self, what: str, values: Array) -> None:
+        whole = np.trunc(values) if values.dtype.kind not in "iub" else values
+        outside = ~((whole >= self.low) & (whole <= self.high))
+        if self.ignored is not None:
+            outside &= whole != self.ignored
+        if outside.any():
+            place = tuple(int(index) for index in np.argwhere(outside)[0])
+            raise InvalidInputError(
+                f"{what} has {values[place]} in row {place[0]}; a value from 0 to {self.high} was expected"
+            )
+
+    def within(self, other: ValueRange | None) -> ValueRange:
+        """Return what is in both."""
+        if other is None:
+            return self
+        ignored = self.ignored if self.ignored == other.ignored else None
+        return ValueRange(low=max(self.low, other.low), high=min(self.high, other.high), ignored=ignored)
+
+
+def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, ValueRange]) -> None:
+    """Raise InvalidInputError for the first value outside its range.
+
+    Args:
+        kind: What the arrays are, for the message: ``input`` or ``target``.
+        arrays: NumPy arrays, or tensors on the host, by name, each ``[rows, ...]``.
+        ranges: The ranges of some of them.
+    """
+    for name, value_range in ranges.items():
+        if name in arrays:
+            value_range.check(f"{kind} {name!r}", np.asarray(arrays[name]))
+
+
+def find_value_ranges(function: Any) -> dict[int, ValueRange]:
+    """Return the range of each argument that indexes a table or is a class, by the argument's position.
+
+    Found are arguments that reach a table (``Embedding``, ``tf.gather``) or a sparse cross-entropy in the function
+    itself, cast or reshaped at most. Not found is what is computed from an argument, or looked up inside a function
+    that this one calls, as in a SavedModel.
+
+    Args:
+        function: A concrete function whose every argument is one tensor.
+    """
+    places = {tensor.ref(): place for place, tensor in enumerate(function.inputs)}
+    tables = _tables(function)
+    ranges: dict[int, ValueRange] = {}
+    for op in _operations_behind(function.outputs):
+        limited = _limited(op, tables)
+        if limited is None:
+            continue
+        indices, count = limited
+        source = _source(indices)
+        place = places.get(source.tensor.ref())
+        if place is not None:
+            low = -count if source.from_end else 0
+            found = ValueRange(low=low, high=count - 1, ignored=source.ignored)
+            ranges[place] = found.within(ranges.get(place))
+    return ranges
+
+
+def _tables(function: Any) -> dict[Any, int]:
+    """Return the length of each variable that a function captures, by the reference of its handle in the graph."""
+    lengths = {variable.handle.ref(): variable.shape[0] for variable in function.variables if variable.shape.rank}
+    captured = function.captured_inputs
+    inside = function.inputs[len(function.inputs) - len(captured) :]
+    pairs = zip(captured, inside, strict=True)
+    return {tensor.ref(): lengths[outside.ref()] for outside, tensor in pairs if outside.ref() in lengths}
+
+
+def _limited(op: Any, tables: Mapping[Any, int]) -> tuple[Any, int] | None:
+    """Return the tensor of indices or classes that an operation takes, and how many there are, where that is known."""
+    count: int | None = None
+    if op.type == "GatherV2":
+        axis = tf.get_static_value(op.inputs[2])
+        shape = op.inputs[0].shape
+        count = None if axis is None or shape.rank is None else shape[int(axis)]
+    elif op.type == "ResourceGather":
+        count = tables.get(op.inputs[0].ref())
+    elif op.type == _SPARSE_LOSS:
+        count = _classes(op.inputs[0])
+    return None if count is None else (op.inputs[1], count)
+
+
+def _classes(logits: Any) -> int | None:
+    """Return the length of the last axis, which TensorFlow forgets where it flattens the others."""
+    known: int | None = logits.shape[-1]
+    flattened = known is None and logits.op.type == "Reshape"
+    return logits.op.inputs[0].shape[-1] if flattened else known
+
+
+class _Source(NamedTuple):
+    """Where indices come from, whether they may count from the end, and which value is left out."""
+
+    tensor: Any
+    from_end: bool = False
+    ignored: int | None = None
+
+
+def _source(tensor: Any) -> _Source:
+    """Follow a tensor back through what leaves its values as they are."""
+    found = _Source(tensor)
+    while (earlier := _one_back(found)) is not None:
+        found = earlier
+    return found
+
+
+def _one_back(found: _Source) -> _Source | None:
+    op = found.tensor.op
+    if op.type in _SAME_VALUES or _slices_batch(op):
+        return found._replace(tensor=op.inputs[0])
+    if op.type != "SelectV2":
+        return None
+    condition, chosen, other = op.inputs
+    if condition.op.type == "Less" and condition.op.inputs[0] is other and _adds_to(other, chosen):
+        return found._replace(tensor=other, from_end=True)
+    if condition.op.type == "NotEqual" and _uncast(condition.op.inputs[0]) is _uncast(chosen):
+        left_out = tf.get_static_value(condition.op.inputs[1])
+        return None if left_out is None else found._replace(tensor=chosen, ignored=int(left_out))
+    return None
+
+
+def _uncast(tensor: Any) -> Any:
+    while tensor.op.type in _SAME_VALUES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _adds_to(tensor: Any, total: Any) -> bool:
+    return total.op.type == "AddV2" and total.op.inputs[0] is tensor
+
+
+def _slices_batch(op: Any) -> bool:
+    """Whether an operation takes some rows of a batch, and of these everything."""
+    return (
+        op.type == "StridedSlice"
+        and op.inputs[1].shape.as_list() == [1]
+        and not op.get_attr("shrink_axis_mask")
+        and not op.get_attr("new_axis_mask")
+        and not op.get_attr("ellipsis_mask")
+    )
+
+
+def _operations_behind(outputs: Any) -> Iterator[Any]:
+    """Yield the operations that outputs depend on, or that run because of their side effects on these."""
+    waiting = [tensor.op for tensor in outputs]
+    seen = set(waiting)
+    while waiting:
+        op = waiting.pop()
+        yield op
+        for earlier in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if earlier not in seen:
+                seen.add(earlier)
+                waiting.append(earlier)
