@@ -17,6 +17,7 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.trainer import ModelError
 from understudy.trainer.batches import global_batches
 from understudy.trainer.data import plan_data
+from understudy.trainer.loop import _train_step
 from understudy.trainer.model import build_model
 
 MIRRORED = {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "cross_device_ops": "reduction_to_one_device"}
@@ -128,3 +129,37 @@ def test_the_published_model_goes_on_in_fit_where_the_loop_left_off(tmp_path: Pa
     model.fit(global_batches(data, plan, first_step=4), steps_per_epoch=STEPS - 4, shuffle=False, verbose=0)
     for ours, theirs in zip(model.get_weights(), fitted(ACCUMULATING).get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+class Jitted(Compiled):
+    """Asks for XLA."""
+
+    def build_model(self) -> keras.Model:
+        model = super().build_model()
+        model.compile(self._make_optimizer(), "sparse_categorical_crossentropy", jit_compile=True)
+        return model
+
+
+JITTED = Jitted(lambda: keras.optimizers.SGD(1e-1))
+PLAIN = Compiled(lambda: keras.optimizers.SGD(1e-1))
+
+
+def test_xla_is_off_where_keras_would_switch_it_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.src.trainers.trainer.Trainer, "_resolve_auto_jit_compile", lambda _: True)
+    assert PLAIN.build_model().jit_compile, "as where there is one GPU"
+    assert not build_model(PLAIN, seed=0).jit_compile
+    assert PLAIN.build_model().jit_compile, "elsewhere, Keras decides as before"
+    assert build_model(JITTED, seed=0).jit_compile
+
+
+def test_xla_that_is_asked_for_is_used_on_one_device(tmp_path: Path) -> None:
+    assert _train_step(build_model(JITTED, seed=0))._jit_compile
+    run(JITTED, tmp_path / "xla")
+    run(PLAIN, tmp_path / "plain")
+    for ours, theirs in zip(weights_of(tmp_path / "xla", STEPS), weights_of(tmp_path / "plain", STEPS), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_xla_on_several_replicas_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="jit_compile=True, which TensorFlow cannot do under a strategy of several"):
+        run(JITTED, tmp_path, **MIRRORED)

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from understudy.experiments import Experiment, ExperimentError
+from understudy.trainer import xla
 from understudy.trainer.errors import ModelError
 from understudy.trainer.gradients import sum_before_applying
 
@@ -24,7 +25,8 @@ def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
     """
     keras.utils.set_random_seed(seed)
     try:
-        model = experiment.build_model()
+        with xla.off_by_default():
+            model = experiment.build_model()
     except Exception as error:
         raise ExperimentError(f"{experiment.name}: build_model() raised {type(error).__name__}: {error}") from error
     _check(model)
@@ -41,8 +43,9 @@ def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, e
         element_spec: Of a global batch.
 
     Raises:
-        ModelError: The model cannot be trained exactly on several replicas.
+        ModelError: The model cannot be trained exactly on several replicas, or not under the strategy.
     """
+    xla.check_supported(model, strategy)
     with strategy.scope():
         # Keras' fit does the same; there is no public way to make the metrics' variables ahead of the first update.
         model._symbolic_build(data_batch=element_spec)  # noqa: SLF001

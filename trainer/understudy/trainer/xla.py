@@ -1,0 +1,41 @@
+"""XLA, which compiles a model's step where the model asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.trainer import Trainer  # where Keras decides what ``jit_compile="auto"`` means
+
+from understudy.trainer.errors import ModelError
+
+
+@contextmanager
+def off_by_default() -> Iterator[None]:
+    """Make ``jit_compile="auto"``, which is what `keras.Model.compile` takes by default, mean False.
+
+    Keras means True by it where there is one GPU. Which numbers a training gives, and whether its step compiles at all,
+    would depend on the machine. Not thread-safe.
+    """
+    resolve = Trainer._resolve_auto_jit_compile  # noqa: SLF001 - a compiled model no longer tells "auto" from True
+    Trainer._resolve_auto_jit_compile = lambda _: False  # noqa: SLF001
+    try:
+        yield
+    finally:
+        Trainer._resolve_auto_jit_compile = resolve  # noqa: SLF001
+
+
+def check_supported(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Refuse XLA where TensorFlow cannot do it.
+
+    Raises:
+        ModelError: The model asks for XLA under a strategy of several replicas or of several processes.
+    """
+    alone = strategy is tf.distribute.get_strategy() or isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    if model.jit_compile and not alone:
+        raise ModelError(
+            "the model is compiled with jit_compile=True, which TensorFlow cannot do under a strategy of several "
+            "replicas (their gradients are added up within the step); leave it out, or train with strategy one_device",
+        )
