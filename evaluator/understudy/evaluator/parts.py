@@ -255,6 +255,7 @@ def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
         devices=settings.devices,
         logical_cpus=settings.logical_cpus,
         gpu_memory_limit_mib=settings.gpu_memory_limit_mib,
+        precision=settings.precision,
         intra_op_threads=settings.intra_op_threads,
         inter_op_threads=settings.inter_op_threads,
     )

@@ -12,6 +12,7 @@ from understudy.evaluator.errors import ConfigurationError
 ServingPolicy = Literal["latest", "best"]
 EvaluationPolicy = Literal["every", "latest"]
 MonitorMode = Literal["min", "max"]
+Precision = Literal["exact", "fast"]
 
 MIN_SLOTS = 2
 """One on stage and one to load the next checkpoint into."""
@@ -36,6 +37,13 @@ class EvaluatorSettings:
     )
     gpu_memory_limit_mib: int | None = field(
         default=None, metadata={"help": "The most memory to take on each GPU, in MiB.", "metavar": "MIB"}
+    )
+    precision: Precision = field(
+        default="exact",
+        metadata={
+            "help": "How GPUs multiply float32: exact computes in float32; fast uses TF32, whose factors have 10 bits.",
+            "choices": ("exact", "fast"),
+        },
     )
     intra_op_threads: int | None = field(
         default=None,
@@ -146,6 +154,8 @@ class EvaluatorSettings:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; give more than 0 seconds")
         if self.monitor_mode not in ("min", "max", None):
             raise ConfigurationError(f"monitor_mode is {self.monitor_mode!r}; give min or max")
+        if self.precision not in ("exact", "fast"):
+            raise ConfigurationError(f"precision is {self.precision!r}; give exact or fast")
         if self.policy not in ("every", "latest") and not (isinstance(self.policy, int) and self.policy >= 1):
             raise ConfigurationError(f"policy is {self.policy!r}; give every, latest, or a number from 1 up")
         self._check_gate()

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from understudy.evaluator.compute.precision import set_precision
 from understudy.evaluator.errors import DeviceError
+from understudy.evaluator.settings import Precision
 
 MemoryKind = Literal["current", "peak"]
 
@@ -29,6 +31,7 @@ class DeviceSettings:
             where there is no GPU.
         logical_cpus: Into how many devices to split the CPU; None leaves it whole.
         gpu_memory_limit_mib: The most memory to take on each GPU; None takes what is needed.
+        precision: How GPUs multiply float32: ``exact``, or ``fast`` with TF32.
         intra_op_threads: Threads within one operation; None shares the cores out among several replicas on the CPU, and
             leaves the choice to TensorFlow where there is one.
         inter_op_threads: Operations that run at once; None is at least one for each replica on the CPU.
@@ -37,6 +40,7 @@ class DeviceSettings:
     devices: tuple[str, ...] = ()
     logical_cpus: int | None = None
     gpu_memory_limit_mib: int | None = None
+    precision: Precision = "exact"
     intra_op_threads: int | None = None
     inter_op_threads: int | None = None
 
@@ -44,12 +48,14 @@ class DeviceSettings:
 def build_strategy(settings: DeviceSettings) -> Any:
     """Return the `tf.distribute.MirroredStrategy` for these settings, the same one for the same settings.
 
-    The first call fixes the process's devices; TensorFlow cannot change them later. Thread-safe.
+    The first call fixes the process's devices; TensorFlow cannot change them later. The precision is the process's too,
+    that of the last call. Thread-safe.
 
     Raises:
         DeviceError: There is no such device, or TensorFlow was already running with other devices.
     """
     with _lock:
+        set_precision(settings.precision)
         if settings not in _strategies:
             _configure(settings)
             _strategies[settings] = tf.distribute.MirroredStrategy(_choose(settings.devices))

@@ -20,6 +20,7 @@ from understudy.evaluator.compute.frozen import FrozenState
 from understudy.evaluator.compute.inputs import InputCheck
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.metric_catalog import comparisons
+from understudy.evaluator.compute.precision import precision_note
 from understudy.evaluator.compute.probe import Probe
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
 from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLosses
@@ -122,6 +123,8 @@ class Slot:
         ]
         if self._pass.draws_random_numbers:
             found.append("the model draws random numbers at inference, so no two evaluations are alike")
+        if (precision := precision_note(self.devices)) is not None:
+            found.append(precision)
         return tuple(found)
 
     def load(self, model_file: Path) -> None:
