@@ -17,6 +17,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class Stand:
             statistics=statistics,
             readiness=Readiness(),
             stream_depth=STREAM_DEPTH,
+            executor=ThreadPoolExecutor(1),
         )
         self.prediction = PredictionPlane(predictor, stream_depth=STREAM_DEPTH)
         self._model_infer = Method(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.errors import UnknownModelError, UnsupportedError
+from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel
@@ -31,12 +34,18 @@ FULL = b"\0\0\x80?\0\0\0@"
 
 
 @pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture
 async def evaluator() -> ToldEvaluator:
     return ToldEvaluator()
 
 
 @pytest.fixture
-async def plane(evaluator: ToldEvaluator) -> InferencePlane:
+async def plane(evaluator: ToldEvaluator, executor: ThreadPoolExecutor) -> InferencePlane:
     return InferencePlane(
         ServedModel(name="model", evaluator=evaluator.as_evaluator),
         Predictor(evaluator.as_evaluator),
@@ -44,6 +53,7 @@ async def plane(evaluator: ToldEvaluator) -> InferencePlane:
         statistics=InferenceStatistics(),
         readiness=Readiness(),
         stream_depth=2,
+        executor=executor,
     )
 
 
@@ -185,3 +195,46 @@ async def test_a_stream_stops_reading_while_too_many_requests_are_unanswered(
     futures[1].set_result(prediction(1))
     assert (await anext(answers)).infer_response.id == "1"
     await answers.aclose()
+
+
+def words_request(count: int, *, raw: bool) -> inference_pb2.ModelInferRequest:
+    request = inference_pb2.ModelInferRequest(model_name="model")
+    tensor = request.inputs.add(name="x", datatype="BYTES", shape=[count])
+    if raw:
+        request.raw_input_contents.append(b"\0\0\0\0" * count)
+    else:
+        tensor.contents.bytes_contents.extend([b""] * count)
+    return request
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("count", [2, 50_000])
+async def test_what_does_not_fit_is_refused_before_a_single_element_is_built(
+    evaluator: ToldEvaluator, plane: InferencePlane, monkeypatch: pytest.MonkeyPatch, count: int, *, raw: bool
+) -> None:
+    monkeypatch.setattr("understudy.service.dataplane.oip.tensors.strings", lambda _: pytest.fail("it was built"))
+    evaluator.form_refusals.append(InvalidInputError("the inputs 'x' came; 'y' were expected"))
+    with pytest.raises(InvalidInputError, match="'y' were expected"):
+        await plane.model_infer(words_request(count, raw=raw), FOREVER)
+    assert evaluator.forms == {"forms": {"x": ("string", (count,))}, "version": "serving"}
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_large_requests_are_built_on_another_thread(
+    evaluator: ToldEvaluator, plane: InferencePlane, monkeypatch: pytest.MonkeyPatch, *, raw: bool
+) -> None:
+    threads: list[str] = []
+    original = codec.inference_of
+
+    def inference_of(request: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return original(request)
+
+    monkeypatch.setattr(codec, "inference_of", inference_of)
+    for count in (2, 50_000):
+        answering = asyncio.create_task(plane.model_infer(words_request(count, raw=raw), FOREVER))
+        (await evaluator.predictions.get()).set_result(prediction(1))
+        await answering
+        assert evaluator.asked["inputs"]["x"].tolist() == [b""] * count
+    assert threads[0] == threading.current_thread().name
+    assert threads[1].startswith("ThreadPoolExecutor")

@@ -69,7 +69,7 @@ def test_bytes_elements_come_apart_as_they_were_put_together(elements: list[byte
         (b"\1\0\0", "BYTES", [1], "x: BYTES element 0 is cut short: 3 bytes of its length came, 4 were expected"),
         (b"\1\0\0\0a\5\0\0\0ab", "BYTES", [2], "x: BYTES element 1 is cut short: 2 bytes came, 5 were expected"),
         (b"\0\0\0\0" * 3, "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but 3 came"),
-        (b"", "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but 0 came"),
+        (b"", "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but at most 0 came"),
     ],
 )
 def test_malformed_raw_bytes_are_refused_with_a_sentence(

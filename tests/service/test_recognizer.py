@@ -15,6 +15,7 @@ from understudy.oip import inference_pb2
 from understudy.service.dataplane import predict_requests
 from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.recognizer import Recognizer
+from understudy.service.dataplane.wire_span import span_of
 from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode
 
@@ -117,7 +118,60 @@ def test_messages_that_are_never_recognized_are_seldom_parsed_for_it() -> None:
         raise DecodeError(repr(data))
 
     looked_at: list[Any] = []
-    recognizer: Recognizer[bytes, object] = Recognizer(parse, looked_at.append)  # type: ignore[arg-type]
+    recognizer: Recognizer[bytes, object] = Recognizer(parse, looked_at.append, (1,))  # type: ignore[arg-type]
     for _ in range(1000):
         recognizer.learn(b"0123456789", b"message")
     assert (len(looked_at), parsed) == (9, 0)
+
+
+def field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def shifting(content: bytes) -> bytes:
+    """Return a request whose content stands there twice: as the content, and as the head of a field that hides another.
+
+    With the complement of the content in the second place, the other field shows, and overrides the first with the
+    complement.
+    """
+    hidden = field(tensor_pb2.Tensor.CONTENT_FIELD_NUMBER, bytes(255 - byte for byte in content))
+    assert content[:2] == bytes([15 << 3 | 2, len(content) - 2 + len(hidden)])
+    shown = field(tensor_pb2.Tensor.CONTENT_FIELD_NUMBER, CONTENT)
+    header = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, 2]).SerializeToString()
+    entry = field(1, b"x") + field(2, header + shown + content + hidden)
+    return field(prediction_pb2.PredictRequest.INPUTS_FIELD_NUMBER, entry)
+
+
+CONTENT = b"\x7a\x10\x7e\xfe\0\0\0\0"
+
+
+def test_a_message_whose_content_is_structure_elsewhere_is_not_learned() -> None:
+    recognizer = predict_requests.recognizer()
+    data = shifting(CONTENT)
+    message = prediction_pb2.PredictRequest.FromString(data)
+    assert message.inputs["x"].content == CONTENT
+    for _ in range(8):
+        recognizer.learn(data, message)
+    before, _, after = data.rpartition(CONTENT)
+    broken = before + b"\xff" * 8 + after
+    with pytest.raises(DecodeError):
+        prediction_pb2.PredictRequest.FromString(broken)
+    assert recognizer.recognize(broken, 0) is None
+
+
+def test_a_field_is_found_where_it_is_the_only_one_of_its_number() -> None:
+    inner = b"\x08\x96\x01" + field(3, b"abc") + b"\x25\0\0\0\0" + b"\x29" + b"\0" * 8
+    data = field(2, b"xyz") + field(7, inner)
+    span = span_of(data, (7, 3))
+    assert span is not None
+    assert data[slice(*span)] == b"abc"
+    for missing in (data + field(7, inner), data[:-1], data + b"\x0b\x0c", data + b"\xff" * 11, field(7, inner * 2)):
+        assert span_of(missing, (7, 3)) is None
+    assert span_of(data, (7, 1)) is None
+    assert span_of(data, (8,)) is None
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_may_be_looked_through(data: bytes) -> None:
+    span = span_of(data, (1,))
+    assert span is None or 0 <= span[0] <= span[1] <= len(data)

@@ -6,31 +6,43 @@ import asyncio
 import gzip
 import json
 import re
+import threading
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from service.told import ToldEvaluator
+from service.told import ToldEvaluator, prediction
 from starlette.applications import Starlette
 
-from understudy.evaluator.errors import NotReadyError, OverloadedError
+from understudy.evaluator.errors import InvalidInputError, NotReadyError, OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.service.dataplane.oip.plane import InferencePlane
 from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel
 from understudy.service.readiness import Readiness
+from understudy.service.rest import elements
 from understudy.service.rest.door import RestDoor
+from understudy.service.rest.large_json import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.statistics import InferenceStatistics
+from understudy.wire import WireError
 
 MAX_BYTES = 1000
 INFER = "/v2/models/model/infer"
 
 Ask = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
 @pytest.fixture
@@ -43,8 +55,10 @@ async def readiness() -> Readiness:
     return Readiness()
 
 
-@pytest.fixture
-async def client(evaluator: ToldEvaluator, readiness: Readiness) -> AsyncIterator[httpx.AsyncClient]:
+@asynccontextmanager
+async def serving(
+    evaluator: ToldEvaluator, readiness: Readiness, executor: ThreadPoolExecutor, *, max_bytes: int
+) -> AsyncIterator[httpx.AsyncClient]:
     plane = InferencePlane(
         ServedModel(name="model", evaluator=evaluator.as_evaluator),
         Predictor(evaluator.as_evaluator),
@@ -52,9 +66,27 @@ async def client(evaluator: ToldEvaluator, readiness: Readiness) -> AsyncIterato
         statistics=InferenceStatistics(),
         readiness=readiness,
         stream_depth=2,
+        executor=executor,
     )
-    app = Starlette(routes=RestDoor(plane, readiness=readiness, max_body_bytes=MAX_BYTES).routes())
+    door = RestDoor(plane, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
+    app = Starlette(routes=door.routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        yield client
+
+
+@pytest.fixture
+async def client(
+    evaluator: ToldEvaluator, readiness: Readiness, executor: ThreadPoolExecutor
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(evaluator, readiness, executor, max_bytes=MAX_BYTES) as client:
+        yield client
+
+
+@pytest.fixture
+async def large_client(
+    evaluator: ToldEvaluator, readiness: Readiness, executor: ThreadPoolExecutor
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(evaluator, readiness, executor, max_bytes=1 << 24) as client:
         yield client
 
 
@@ -148,7 +180,7 @@ async def test_a_body_may_be_compressed(
         (body(tensor([1, 2], shape=[1.5])), "input 'x': shape is .*whole numbers"),
         (body(tensor([1, 2], shape=[2**70])), "input 'x': shape is .*whole numbers"),
         (body(tensor([1, 2], shape=[-1, 2])), r"input 'x': shape \[-1, 2\] has a negative length"),
-        (body(tensor([1, 2, 3])), r"input 'x': shape \[1, 2\] needs 2 elements in data, but 3 came"),
+        (body(tensor([1, 2, 3])), r"input 'x': shape \[1, 2\] needs 2 elements in data, but more came"),
         (body(tensor([1, "2"])), "input 'x': data holds text; numbers was expected"),
         (body(tensor([1, None])), "input 'x': data holds null"),
         (body(tensor([1, 2.0], "INT8")), "input 'x': data holds a number; whole numbers was expected"),
@@ -258,3 +290,81 @@ async def test_while_draining_it_takes_no_new_work(client: httpx.AsyncClient, re
 async def test_every_answer_has_the_caller_s_request_id(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v2", headers={"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
+
+
+async def test_inputs_that_do_not_fit_are_refused_before_they_are_built(
+    client: httpx.AsyncClient, evaluator: ToldEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr("understudy.service.rest.codec.decode_data", lambda *came, **_: built.append(came))
+    evaluator.form_refusals.append(InvalidInputError("input 'x' has shape [1, 2]; [rows, 7] was expected"))
+
+    answer = await client.post("/v2/models/model/versions/3/infer", json=body(tensor([1, 2])))
+
+    assert (answer.status_code, answer.json()) == (400, {"error": "input 'x' has shape [1, 2]; [rows, 7] was expected"})
+    assert evaluator.forms == {"forms": {"x": ("float32", (1, 2))}, "version": 3}
+    assert built == []
+
+
+async def test_no_more_elements_are_built_than_the_shape_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = 0
+
+    def flattened(data: Any) -> Iterator[Any]:
+        nonlocal drawn
+        for element in data:
+            drawn += 1
+            yield element
+
+    monkeypatch.setattr(elements, "_flattened", flattened)
+    with pytest.raises(WireError, match="needs 2 elements in data, but more came"):
+        elements.decode_data([0] * 10_000, "FP32", [1, 2], name="x")
+    assert drawn == 3
+
+
+def test_large_json_is_what_small_json_is() -> None:
+    value = {"a": [1, -2.5e3, "\u00fc\ud83d\ude00", None, True, {}], "pad": ["x" * 100] * 400, "nan": 1e400}
+    text = json.dumps(value).replace("Infinity", "1e999")
+    assert len(text) > MAX_BYTES_AT_ONCE
+    assert read_json(text.encode()) == json.loads(text)
+    for broken in (text[:-1], text + "]", text.replace("null", "nul"), text.replace("[1,", "[" + "9" * 5000 + ",")):
+        with pytest.raises(InvalidInputError, match="no JSON"):
+            read_json(broken.encode())
+    with pytest.raises(InvalidInputError, match="no JSON"):
+        read_json(b"[" * 50_000)
+
+
+@pytest.mark.parametrize("content", [b'{"a": [' + b"[]," * 70_000 + b"[]]}", b"[" * 70_000])
+def test_the_containers_of_large_json_are_bounded(content: bytes) -> None:
+    with pytest.raises(InvalidInputError, match=r"7000\d arrays and objects; at most 65536"):
+        read_json(content)
+
+
+def test_long_arrays_are_let_go_in_pieces() -> None:
+    inner = [1] * 100_000
+    let_go({"a": [inner, {"b": inner}], "c": "text"})
+    assert len(inner) <= 8192
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_the_event_loop_turns_while_a_large_body_is_parsed(
+    evaluator: ToldEvaluator, large_client: httpx.AsyncClient, *, compressed: bool
+) -> None:
+    content = json.dumps(body(tensor([0] * 200_000, shape=(1, 200_000)))).encode()
+    headers = {"content-encoding": "gzip"} if compressed else {}
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += not evaluator.forms and threading.active_count() > 1
+
+    turning = asyncio.create_task(turn())
+    asking = asyncio.create_task(
+        large_client.post(INFER, content=gzip.compress(content) if compressed else content, headers=headers)
+    )
+    (await evaluator.predictions.get()).set_result(prediction(1))
+    assert (await asking).status_code == 200
+    turning.cancel()
+    assert turns > 10
+    assert evaluator.asked["inputs"]["x"].shape == (1, 200_000)

@@ -63,6 +63,8 @@ class ToldEvaluator:
     def __init__(self) -> None:
         self.predictions: asyncio.Queue[asyncio.Future[Prediction]] = asyncio.Queue()
         self.refusals: list[Exception] = []
+        self.form_refusals: list[Exception] = []
+        self.forms: dict[str, Any] = {}
         self.opening: Future[ToldStream] = Future()
         self.opening_began = asyncio.Event()
         self.asked: dict[str, Any] = {}
@@ -84,6 +86,11 @@ class ToldEvaluator:
 
     def check_room(self, deadline: float | None) -> None:
         pass
+
+    def check_forms(self, forms: Any, **asked: Any) -> None:
+        self.forms = {"forms": forms, **asked}
+        if self.form_refusals:
+            raise self.form_refusals.pop(0)
 
     def wake(self) -> None:
         pass

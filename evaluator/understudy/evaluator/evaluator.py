@@ -26,6 +26,7 @@ from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
+    ArrayForm,
     Arrays,
     CheckpointInfo,
     EvaluationRecord,
@@ -190,6 +191,18 @@ class Evaluator:
         For whoever wants to know before taking a request apart.
         """
         self._open_parts().engine.check_room(deadline)
+
+    def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
+        """Raise what `predict_for` would because of the names, dtypes and shapes of the inputs, and of the version.
+
+        For callers that want to know before they build the arrays.
+        """
+        from understudy.evaluator.compute.inputs import check_forms
+
+        parts = self._open_parts()
+        step = None if version == "serving" else self._resolve(version)
+        rows = check_forms(forms, parts.manager.servable(step).slot.signature.inputs)
+        parts.engine.check_size(rows)
 
     def wake(self) -> None:
         """Run what waits, if the devices are idle."""

@@ -15,6 +15,14 @@ from understudy.checkpoints.signature import TensorSpec as TensorSpec  # noqa: P
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
+
+class ArrayForm(NamedTuple):
+    """What an array is before it is built: NumPy's name of its dtype (``string`` for bytes), and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
 VersionLabel = Literal["serving", "latest", "best"]
 Version = int | VersionLabel
 """A version of the model: a training step, or a label resolved when the request arrives."""

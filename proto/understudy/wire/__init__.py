@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from understudy.wire.codec import (
+    check_count,
     check_shape,
     decode,
     decode_all,
@@ -16,6 +17,7 @@ from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_
 
 __all__ = [
     "WireError",
+    "check_count",
     "check_shape",
     "data_type",
     "decode",

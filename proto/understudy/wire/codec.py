@@ -64,6 +64,7 @@ def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[An
     if dtype == STRING:
         if tensor.content:
             raise WireError(f"{name}: a string tensor's values belong in strings, but {len(tensor.content)} bytes came")
+        check_count(len(tensor.strings), tensor.shape, noun="strings", name=name)
         return from_elements(strings(tensor.strings), tensor.shape, noun="strings", name=name)
     if tensor.strings:
         raise WireError(f"{name}: {dtype} values belong in content, but strings came")
@@ -109,13 +110,23 @@ def from_elements(
     Raises:
         WireError: The shape is impossible, or has another number of elements.
     """
-    axes = check_shape(shape, name=name)
-    expected = math.prod(axes)
-    if len(flat) != expected:
-        raise WireError(f"{name}: shape {list(axes)} needs {expected} {noun}, but {len(flat)} came")
+    axes = check_count(len(flat), shape, noun=noun, name=name)
     array = _shaped(flat, axes, name)
     array.flags.writeable = False
     return array
+
+
+def check_count(count: int, shape: Sequence[int], *, noun: str = "elements", name: str = "tensor") -> tuple[int, ...]:
+    """Return a shape as NumPy has it, where it has so many elements; for callers that have not built them yet.
+
+    Raises:
+        WireError: The shape is impossible, or has another number of elements.
+    """
+    axes = check_shape(shape, name=name)
+    expected = math.prod(axes)
+    if count != expected:
+        raise WireError(f"{name}: shape {list(axes)} needs {expected} {noun}, but {count} came")
+    return axes
 
 
 def check_shape(shape: Sequence[int], *, name: str = "tensor") -> tuple[int, ...]:
@@ -135,7 +146,7 @@ def check_shape(shape: Sequence[int], *, name: str = "tensor") -> tuple[int, ...
 def strings(values: Sequence[bytes]) -> npt.NDArray[Any]:
     """Return byte strings as an array ``[n]`` of dtype object."""
     flat = np.empty(len(values), dtype=object)
-    flat[:] = values
+    flat[:] = values[:]  # of protobuf's own containers, a list is read much faster
     return flat
 
 

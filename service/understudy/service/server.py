@@ -157,6 +157,7 @@ class Service:
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
 
     async def run(self, stop: asyncio.Event) -> Verdict:
         """Serve until ``stop`` is set, or training is over where that is the end; then drain.
@@ -165,6 +166,7 @@ class Service:
         """
         async with AsyncExitStack() as stack:
             stack.callback(self._executor.shutdown, cancel_futures=True)
+            stack.callback(self._builder.shutdown, cancel_futures=True)
             rpc, rpc_port = self._bind_rpc()
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
@@ -219,7 +221,12 @@ class Service:
         return opened
 
     async def _start_http(self, stack: AsyncExitStack, listener: socket.socket, plane: DataPlane) -> None:
-        door = RestDoor(plane.inference, readiness=self._readiness, max_body_bytes=self._settings.max_message_bytes)
+        door = RestDoor(
+            plane.inference,
+            readiness=self._readiness,
+            max_body_bytes=self._settings.max_rest_bytes,
+            executor=self._builder,
+        )
         app = http.build_app(
             registry=self._registry, readiness=self._readiness, executor=self._executor, routes=door.routes()
         )
@@ -251,8 +258,11 @@ class Service:
                 statistics=self._statistics,
                 readiness=self._readiness,
                 stream_depth=settings.stream_depth,
+                executor=self._builder,
             ),
-            tf_serving=TfServingPlane(model, predictor, max_tensor_bytes=settings.max_message_bytes),
+            tf_serving=TfServingPlane(
+                model, predictor, max_tensor_bytes=settings.max_message_bytes, executor=self._builder
+            ),
         )
 
     def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int) -> None:

@@ -87,6 +87,10 @@ class ServeSettings:
     max_message_mib: int = field(
         default=256, metadata={"help": "The largest message to take or send, in MiB.", "metavar": "MIB"}
     )
+    max_rest_mib: int = field(
+        default=16,
+        metadata={"help": "The largest body of a REST request to take, decompressed, in MiB.", "metavar": "MIB"},
+    )
     stream_depth: int = field(
         default=64,
         metadata={"help": "How many requests of one PredictStream may be under way at once.", "metavar": "N"},
@@ -128,6 +132,7 @@ class ServeSettings:
         self._check_range("grpc_port", low=0, high=_LARGEST_PORT)
         self._check_range("http_port", low=0, high=_LARGEST_PORT)
         self._check_range("max_message_mib", low=1, high=_LARGEST_MESSAGE_MIB)
+        self._check_range("max_rest_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("stream_depth", low=1)
         self._check_range("drain_seconds", low=0)
         self._check_range("exit_timeout_seconds", low=0)
@@ -165,3 +170,8 @@ class ServeSettings:
     def max_message_bytes(self) -> int:
         """The largest message to take or send, in bytes."""
         return self.max_message_mib * 1024 * 1024
+
+    @property
+    def max_rest_bytes(self) -> int:
+        """The largest body of a REST request to take, in bytes."""
+        return self.max_rest_mib * 1024 * 1024

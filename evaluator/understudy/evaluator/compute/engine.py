@@ -148,6 +148,10 @@ class Engine:
         if not self._may_sweep():
             self._check_room(1, deadline)
 
+    def check_size(self, rows: int) -> None:
+        """Raise InvalidInputError for a request of more rows than the queue can ever hold."""
+        self._admission.check_size(rows)
+
     def wake(self) -> None:
         """Have what was submitted run, if the device has nothing to do: on this thread, where that is brief."""
         if self._may_run_here():

@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.errors import InvalidInputError
-from understudy.evaluator.types import Array, Arrays, Batch
+from understudy.evaluator.types import Array, ArrayForm, Arrays, Batch
 
 ALL_TARGETS = "targets"
 ALL_WEIGHTS = "sample_weights"
@@ -25,13 +25,18 @@ def check_inputs(inputs: Arrays, specs: Sequence[TensorSpec]) -> int:
         InvalidInputError: A name, dtype or shape is not what the model takes, or there is no row, or inputs differ in
             their number of rows.
     """
-    _check_names(inputs, [spec.name for spec in specs])
+    return check_forms({name: ArrayForm(dtype_name(array), array.shape) for name, array in inputs.items()}, specs)
+
+
+def check_forms(forms: Mapping[str, ArrayForm], specs: Sequence[TensorSpec]) -> int:
+    """Return the number of rows of inputs that need not be built yet; raise what `check_inputs` does."""
+    _check_names(forms, [spec.name for spec in specs])
     rows = 0
     for spec in specs:
-        array = inputs[spec.name]
-        _check_dtype(array, spec)
-        _check_shape(array, spec)
-        rows = _check_rows(f"input {spec.name!r}", array, rows)
+        form = forms[spec.name]
+        _check_dtype(form, spec)
+        _check_shape(form, spec)
+        rows = _check_rows(f"input {spec.name!r}", form.shape, rows)
     return rows
 
 
@@ -90,18 +95,18 @@ def _check_names(arrays: Mapping[str, Any], expected: Sequence[str]) -> None:
         raise InvalidInputError(f"the inputs {_list(arrays)} came; {_list(expected)} were expected")
 
 
-def _check_dtype(array: Array, spec: TensorSpec) -> None:
-    if dtype_name(array) != spec.dtype:
-        raise InvalidInputError(f"input {spec.name!r} has dtype {dtype_name(array)}; {spec.dtype} was expected")
+def _check_dtype(form: ArrayForm, spec: TensorSpec) -> None:
+    if form.dtype != spec.dtype:
+        raise InvalidInputError(f"input {spec.name!r} has dtype {form.dtype}; {spec.dtype} was expected")
 
 
-def _check_shape(array: Array, spec: TensorSpec) -> None:
-    fits = array.ndim == len(spec.shape) and all(
-        expected in {None, length} for length, expected in zip(array.shape, spec.shape, strict=True)
+def _check_shape(form: ArrayForm, spec: TensorSpec) -> None:
+    fits = len(form.shape) == len(spec.shape) and all(
+        expected in {None, length} for length, expected in zip(form.shape, spec.shape, strict=True)
     )
     if not fits:
         expected = ", ".join("any" if length is None else str(length) for length in spec.shape[1:])
-        came = list(array.shape)
+        came = list(form.shape)
         raise InvalidInputError(
             f"input {spec.name!r} has shape {came}; [{', '.join(filter(None, ['rows', expected]))}] was expected"
         )
@@ -116,11 +121,11 @@ def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], rows: int) 
     for name, array in arrays.items():
         if array.ndim == 0:
             raise InvalidInputError(f"{kind} {name!r} is a scalar; [{rows}, ...] was expected")
-        _check_rows(f"{kind} {name!r}", array, rows)
+        _check_rows(f"{kind} {name!r}", array.shape, rows)
 
 
-def _check_rows(what: str, array: Array, rows: int) -> int:
-    came = int(array.shape[0])
+def _check_rows(what: str, shape: Sequence[int], rows: int) -> int:
+    came = int(shape[0])
     if came == 0:
         raise InvalidInputError(f"{what} has no rows; at least 1 was expected")
     if rows not in {0, came}:

@@ -8,7 +8,7 @@ from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Arrays, Version
 from understudy.service.dataplane import messages
 from understudy.service.dataplane.recognizer import Form, Recognizer, form_with
-from understudy.v1 import prediction_pb2
+from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError, decode_all
 
 
@@ -24,18 +24,26 @@ class RecognizedPredict(NamedTuple):
     version: Version
 
 
+_MAP_VALUE = 2
+_CONTENT = (prediction_pb2.PredictRequest.INPUTS_FIELD_NUMBER, _MAP_VALUE, tensor_pb2.Tensor.CONTENT_FIELD_NUMBER)
+"""The way to the elements of a request of one input."""
+
 PredictRequest = prediction_pb2.PredictRequest | RecognizedPredict
 PredictStreamRequest = prediction_pb2.PredictStreamRequest | RecognizedPredict
 
 
 def recognizer() -> Recognizer[prediction_pb2.PredictRequest, RecognizedPredict]:
     """Return what recognizes requests of one input."""
-    return Recognizer(prediction_pb2.PredictRequest.FromString, _form_of)
+    return Recognizer(prediction_pb2.PredictRequest.FromString, _form_of, _CONTENT)
 
 
 def stream_recognizer() -> Recognizer[prediction_pb2.PredictStreamRequest, RecognizedPredict]:
     """Return what recognizes requests of one input on streams."""
-    return Recognizer(prediction_pb2.PredictStreamRequest.FromString, lambda message: _form_of(message.request))
+    return Recognizer(
+        prediction_pb2.PredictStreamRequest.FromString,
+        lambda message: _form_of(message.request),
+        (prediction_pb2.PredictStreamRequest.REQUEST_FIELD_NUMBER, *_CONTENT),
+    )
 
 
 def arguments(request: PredictRequest) -> tuple[Arrays, Version]:
@@ -64,5 +72,8 @@ def _form_of(request: prediction_pb2.PredictRequest) -> Form[RecognizedPredict] 
         return None
     ((name, array),) = inputs.items()
     return form_with(
-        request.inputs[name].content, array, lambda array: RecognizedPredict(inputs={name: array}, version=asked)
+        request.inputs[name].content,
+        array,
+        lambda array: RecognizedPredict(inputs={name: array}, version=asked),
+        others=(name, asked),
     )

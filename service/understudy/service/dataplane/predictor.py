@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.outbox import Outcome
-from understudy.evaluator.types import Arrays, Prediction, Version
+from understudy.evaluator.types import ArrayForm, Arrays, Prediction, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,10 @@ class Predictor:
     def check_room(self, deadline: float | None) -> None:
         """Refuse a request before it is taken apart, where that is certain; raise what `Evaluator.check_room` does."""
         self._evaluator.check_room(deadline)
+
+    def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
+        """Refuse inputs that do not fit before they are built; raise what `Evaluator.check_forms` does. Thread-safe."""
+        self._evaluator.check_forms(forms, version=version)
 
     def begin(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None

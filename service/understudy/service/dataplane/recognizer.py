@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from understudy.evaluator.types import Array
+from understudy.service.dataplane.wire_span import span_of
 
 _REMEMBERED: Final = 512
 LARGEST_BYTES: Final = 1 << 22
@@ -31,18 +32,24 @@ class Form(Generic[_Request]):
 
     Attributes:
         content: The elements as they are in the message.
+        others: All else that is in the request.
         array: The elements as they are in the request.
         with_array: Returns the request with other elements, of the same dtype and shape.
     """
 
     content: bytes
+    others: object
     array: Array
     with_array: Callable[[Array], _Request]
 
 
-def form_with(content: bytes, array: Array, with_array: Callable[[Array], _Request]) -> Form[_Request] | None:
+def form_with(
+    content: bytes, array: Array, with_array: Callable[[Array], _Request], *, others: object
+) -> Form[_Request] | None:
     """Return a form, or None for a dtype of which not every content is valid; the arguments are a `Form`'s."""
-    return Form(content=content, array=array, with_array=with_array) if may_have_any_content(array.dtype) else None
+    if not may_have_any_content(array.dtype):
+        return None
+    return Form(content=content, others=others, array=array, with_array=with_array)
 
 
 def may_have_any_content(dtype: np.dtype[Any]) -> bool:
@@ -72,11 +79,16 @@ class Recognizer(Generic[_Message, _Request]):
     Args:
         parse: Returns the message that bytes are; raises DecodeError if they are none.
         form_of: Returns the form of a message, or None if it has none.
+        path: The numbers of the fields that lead to the elements; see `understudy.service.dataplane.wire_span.span_of`.
     """
 
     def __init__(
-        self, parse: Callable[[bytes], _Message], form_of: Callable[[_Message], Form[_Request] | None]
+        self,
+        parse: Callable[[bytes], _Message],
+        form_of: Callable[[_Message], Form[_Request] | None],
+        path: Sequence[int],
     ) -> None:
+        self._path = path
         self._parse = parse
         self._form_of = form_of
         self._known: dict[int, _Known[_Request]] = {}
@@ -106,20 +118,24 @@ class Recognizer(Generic[_Message, _Request]):
             self._known[size] = known
 
     def _known_by(self, data: bytes, form: Form[_Request]) -> _Known[_Request] | None:
-        """Return the bytes of a form, having seen that other elements in that place are the elements of the tensor.
+        """Return the bytes of a form, having found its elements on the wire.
 
-        Then no byte of them is anything else, and no element is anywhere else.
+        Beside that, a message with other elements in that place must differ in them and in nothing else.
         """
-        content = form.content
-        before, found, after = data.rpartition(content) if content else (b"", b"", b"")
-        if not found or len(before) + len(after) > _LARGEST_AROUND_BYTES:
+        content, array = form.content, form.array
+        if not content or len(data) - len(content) > _LARGEST_AROUND_BYTES:
             return None
+        span = span_of(data, self._path)
+        if span is None or data[slice(*span)] != content:
+            return None
+        before, after = data[: span[0]], data[span[1] :]
         other = content.translate(COMPLEMENT)
         try:
             other_form = self._form_of(self._parse(before + other + after))
         except DecodeError:
             return None
-        if other_form is None or other_form.content != other:
+        if other_form is None or other_form.content != other or other_form.others != form.others:
             return None
-        array = form.array
+        if (other_form.array.dtype, other_form.array.shape) != (array.dtype, array.shape):
+            return None
         return _Known(before=before, after=after, dtype=array.dtype, shape=array.shape, with_array=form.with_array)

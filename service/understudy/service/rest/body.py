@@ -18,23 +18,36 @@ class BodyTooLargeError(Exception):
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Return the body, decompressed if it came so.
+    """Return the body as it came; see `decoded`.
 
     Raises:
         BodyTooLargeError: It is too large.
-        UnsupportedError: It is in another coding than gzip and deflate.
-        InvalidInputError: It cannot be decompressed.
     """
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         _check_size(len(body), max_bytes)
-    coding = request.headers.get("content-encoding", "identity").lower()
+    return bytes(body)
+
+
+def coding_of(request: Request) -> str:
+    """Return what the body was compressed with, ``identity`` if it was not."""
+    return request.headers.get("content-encoding", "identity").lower()
+
+
+def decoded(body: bytes, coding: str, *, max_bytes: int) -> bytes:
+    """Return a body decompressed. May take a while.
+
+    Raises:
+        BodyTooLargeError: It is too large then.
+        UnsupportedError: It is in another coding than gzip and deflate.
+        InvalidInputError: It cannot be decompressed.
+    """
     if coding == "identity":
-        return bytes(body)
+        return body
     if coding not in _CODINGS:
         raise UnsupportedError(f"the content encoding {coding!r} is not supported; send gzip, deflate or none")
-    return _decompressed(bytes(body), coding, max_bytes)
+    return _decompressed(body, coding, max_bytes)
 
 
 def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
@@ -51,4 +64,4 @@ def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
 
 def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise BodyTooLargeError(f"the body has more than {max_bytes} bytes; send less, or raise --max-message-mib")
+        raise BodyTooLargeError(f"the body has more than {max_bytes} bytes; send less, or raise --max-rest-mib")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from understudy.evaluator.errors import InvalidInputError
-from understudy.evaluator.types import Array, Prediction
+from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.service.dataplane.oip.codec import datatype_of
 from understudy.service.dataplane.oip.inference import (
     Inference,
     Parameters,
+    add_form,
     add_input,
     check_parameters,
     check_tensor_parameters,
@@ -21,11 +22,16 @@ from understudy.service.dataplane.oip.tensors import decode_raw, encode_raw
 from understudy.service.dataplane.served_model import wanted_outputs
 from understudy.service.rest.elements import decode_data, encode_data
 from understudy.service.rest.fields import integers, items, optional_text, parameters, text
+from understudy.service.rest.large_json import let_go, read_json
 from understudy.wire import WireError
 
 _SIZE: Final = "binary_data_size"
 _BINARY: Final = "binary_data"
 _ALL_BINARY: Final = "binary_data_output"
+
+
+CheckForms = Callable[[Mapping[str, ArrayForm], str], None]
+"""Raises InvalidInputError if inputs, which are not built yet, do not fit a version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +49,14 @@ class RestInference:
     binary_by_default: bool
 
 
-def parse_infer(body: bytes, json_bytes: int | None, *, model_name: str, model_version: str) -> RestInference:
+def parse_infer(
+    body: bytes,
+    json_bytes: int | None,
+    *,
+    model_name: str,
+    model_version: str,
+    check_forms: CheckForms,
+) -> RestInference:
     """Return the request to infer that a body is.
 
     Args:
@@ -51,6 +64,7 @@ def parse_infer(body: bytes, json_bytes: int | None, *, model_name: str, model_v
         json_bytes: The length of the JSON; None if there is nothing else.
         model_name: The name in the path.
         model_version: The version in the path; empty if there is none.
+        check_forms: Raises InvalidInputError if the inputs, which are not built yet, do not fit the version.
 
     Raises:
         InvalidInputError: The JSON is none, or not that of a request to infer.
@@ -62,8 +76,25 @@ def parse_infer(body: bytes, json_bytes: int | None, *, model_name: str, model_v
             f"Inference-Header-Content-Length is {json_bytes}; it counts bytes of the body, which has {len(body)}"
         )
     request = parse_json(body[:json_bytes])
+    try:
+        return _parsed(request, body, json_bytes, model_name=model_name, model_version=model_version, check=check_forms)
+    finally:
+        let_go(request)
+
+
+def _parsed(
+    request: Mapping[str, Any],
+    body: bytes,
+    json_bytes: int | None,
+    *,
+    model_name: str,
+    model_version: str,
+    check: CheckForms,
+) -> RestInference:
     binary = _BinaryData(b"" if json_bytes is None else body[json_bytes:])
-    inputs = _inputs(request, binary)
+    tensors = items(request, "inputs", "the request")
+    check(_forms(tensors), model_version)
+    inputs = _inputs(tensors, binary)
     binary.check_used_up()
     settings = parameters(request, "the request")
     outputs = _outputs(request)
@@ -87,10 +118,7 @@ def parse_json(content: bytes) -> Mapping[str, Any]:
     Raises:
         InvalidInputError: They hold something else.
     """
-    try:
-        value = json.loads(content or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"the body is no JSON: {error}") from None
+    value = read_json(content or b"{}")
     if not isinstance(value, dict):
         raise InvalidInputError("the body is JSON, but no object; an object was expected")
     return value
@@ -144,9 +172,18 @@ class _BinaryData:
             raise InvalidInputError(f"{left} bytes of binary data belong to no input; give each input's {_SIZE}")
 
 
-def _inputs(request: Mapping[str, Any], binary: _BinaryData) -> dict[str, Array]:
+def _forms(tensors: Sequence[Mapping[str, Any]]) -> dict[str, ArrayForm]:
+    forms: dict[str, ArrayForm] = {}
+    for number, tensor in enumerate(tensors):
+        bare_name = text(tensor, "name", f"input {number}")
+        name = f"input {bare_name!r}"
+        add_form(forms, bare_name, text(tensor, "datatype", name), integers(tensor, "shape", name))
+    return forms
+
+
+def _inputs(tensors: Sequence[Mapping[str, Any]], binary: _BinaryData) -> dict[str, Array]:
     inputs: dict[str, Array] = {}
-    for number, tensor in enumerate(items(request, "inputs", "the request")):
+    for number, tensor in enumerate(tensors):
         bare_name = text(tensor, "name", f"input {number}")
         name = f"input {bare_name!r}"
         settings = parameters(tensor, name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from concurrent.futures import Executor
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -18,7 +20,7 @@ from understudy.service.dataplane.errors import UnsupportedError
 from understudy.service.dataplane.failures import failure_of
 from understudy.service.dataplane.oip.plane import UNSUPPORTED, InferencePlane
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.rest.body import BodyTooLargeError, read_body
+from understudy.service.rest.body import BodyTooLargeError, coding_of, decoded, read_body
 from understudy.service.rest.codec import parse_infer, parse_json, render
 from understudy.service.rest.replies import CLIENT_CLOSED_REQUEST, as_json, failure_response
 
@@ -26,6 +28,11 @@ HEADER_LENGTH = "inference-header-content-length"
 TOO_LARGE = 413
 NOT_READY = 400
 """What the protocol answers for a server or a model that is not ready."""
+
+MAX_BYTES_AT_ONCE = 32_768
+"""As many bytes are parsed and rendered on the event loop; more on another thread."""
+
+_T = TypeVar("_T")
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 _CALL = CallContext(deadline=None)
@@ -49,12 +56,14 @@ class RestDoor:
         plane: Answers.
         readiness: Says when the service drains.
         max_body_bytes: The largest body to take.
+        executor: Parses and renders what is large, with one thread.
     """
 
-    def __init__(self, plane: InferencePlane, *, readiness: Readiness, max_body_bytes: int) -> None:
+    def __init__(self, plane: InferencePlane, *, readiness: Readiness, max_body_bytes: int, executor: Executor) -> None:
         self._plane = plane
         self._readiness = readiness
         self._max_body_bytes = max_body_bytes
+        self._executor = executor
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -115,7 +124,7 @@ class RestDoor:
 
     async def index(self, request: Request) -> Response:
         """List every version."""
-        asked = parse_json(await read_body(request, max_bytes=self._max_body_bytes))
+        asked = await self._json(request)
         message = inference_pb2.RepositoryIndexRequest(ready=asked.get("ready") is True)
         answer = await self._plane.repository_index(message, _CALL)
         return JSONResponse(as_json(answer)["models"])
@@ -126,13 +135,42 @@ class RestDoor:
             raise DrainingError(ReadinessState.DRAINING.value)
         path = _model(request)
         self._plane.check_model(path["name"])
-        body = await read_body(request, max_bytes=self._max_body_bytes)
-        parsed = parse_infer(body, _json_bytes(request), model_name=path["name"], model_version=path.get("version", ""))
+        body = await self._body(request)
+        parse = functools.partial(
+            parse_infer,
+            body,
+            _json_bytes(request),
+            model_name=path["name"],
+            model_version=path.get("version", ""),
+            check_forms=self._plane.check_forms,
+        )
+        parsed = await self._brief_or_on_a_thread(parse, size=len(body))
         prediction = await self._plane.infer(parsed.inference, _CALL)
-        content, json_bytes = render(parsed, prediction)
+        size = sum(output.nbytes for output in prediction.outputs.values())
+        content, json_bytes = await self._brief_or_on_a_thread(functools.partial(render, parsed, prediction), size=size)
         if json_bytes is None:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_bytes)})
+
+    async def _json(self, request: Request) -> Mapping[str, Any]:
+        body = await self._body(request)
+        return await self._brief_or_on_a_thread(functools.partial(parse_json, body), size=len(body))
+
+    async def _body(self, request: Request) -> bytes:
+        body = await read_body(request, max_bytes=self._max_body_bytes)
+        coding = coding_of(request)
+        decode = functools.partial(decoded, body, coding, max_bytes=self._max_body_bytes)
+        return (
+            decode()
+            if coding == "identity"
+            else await asyncio.get_running_loop().run_in_executor(self._executor, decode)
+        )
+
+    async def _brief_or_on_a_thread(self, work: Callable[[], _T], *, size: int) -> _T:
+        """Do work on so many bytes: here, or on another thread if they are many."""
+        if size <= MAX_BYTES_AT_ONCE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 def _get(path: str, endpoint: _Endpoint) -> Route:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from understudy.evaluator.errors import InvalidInputError
 from understudy.evaluator.types import Array
 from understudy.service.dataplane.oip.datatypes import BOOL, BYTES, dtype_of
-from understudy.wire import WireError, fixed_size_dtype, from_elements, strings
+from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_elements, strings
 
 
 def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) -> Array:
@@ -25,7 +27,11 @@ def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) ->
     dtype = dtype_of(datatype, name)
     if not isinstance(data, list):
         raise WireError(f"{name}: data is {_kind(data)}; an array of elements was expected")
-    elements = list(_flattened(data))
+    expected = math.prod(check_shape(shape, name=name))
+    elements = list(itertools.islice(_flattened(data), expected + 1))
+    if len(elements) > expected:
+        raise WireError(f"{name}: shape {list(shape)} needs {expected} elements in data, but more came")
+    check_count(len(elements), shape, noun="elements in data", name=name)
     flat = _texts(elements, name) if datatype == BYTES else _numbers(elements, datatype, dtype, name)
     return from_elements(flat, shape, noun="elements in data", name=name)
 

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from understudy.evaluator.errors import InvalidInputError
-from understudy.evaluator.types import Array, Prediction
+from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.errors import UnsupportedError
 from understudy.service.dataplane.failures import Failure
-from understudy.service.dataplane.oip.datatypes import CONTENTS_FIELDS, DATATYPES
+from understudy.service.dataplane.oip.datatypes import BYTES, CONTENTS_FIELDS, DATATYPES
 from understudy.service.dataplane.oip.inference import (
     Inference,
     Parameters,
+    add_form,
     add_input,
     check_parameters,
     check_tensor_parameters,
@@ -70,7 +71,11 @@ InferRequest = inference_pb2.ModelInferRequest | RecognizedInfer
 
 def recognizer() -> Recognizer[inference_pb2.ModelInferRequest, RecognizedInfer]:
     """Return what recognizes requests of one input with raw contents."""
-    return Recognizer(inference_pb2.ModelInferRequest.FromString, _form_of)
+    return Recognizer(
+        inference_pb2.ModelInferRequest.FromString,
+        _form_of,
+        (inference_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,),
+    )
 
 
 def reply_form(request: InferRequest) -> ReplyForm:
@@ -107,6 +112,24 @@ def inference_of(request: InferRequest) -> Inference:
         inputs=_inputs_of(request),
         outputs=_output_names(request),
     )
+
+
+def forms_of(request: inference_pb2.ModelInferRequest) -> dict[str, ArrayForm]:
+    """Return what the inputs of a message claim to be.
+
+    Raises:
+        WireError: A datatype is unknown, or no array can have the shape.
+        InvalidInputError: An input came twice.
+    """
+    forms: dict[str, ArrayForm] = {}
+    for tensor in request.inputs:
+        add_form(forms, tensor.name, tensor.datatype, tensor.shape)
+    return forms
+
+
+def is_built(request: inference_pb2.ModelInferRequest) -> bool:
+    """Return whether arrays are built of a message, element by element, and not only laid over its bytes."""
+    return not request.raw_input_contents or any(tensor.datatype == BYTES for tensor in request.inputs)
 
 
 def response_to(request: InferRequest, prediction: Prediction) -> Serializable:
@@ -186,7 +209,9 @@ def _form_of(request: inference_pb2.ModelInferRequest) -> Form[RecognizedInfer] 
         inferred = Inference(model_name, {name: array}, version, identifier, parameters, outputs)
         return RecognizedInfer(model_name, reply, inferred, replies)
 
-    return form_with(request.raw_input_contents[0], array, with_array)
+    return form_with(
+        request.raw_input_contents[0], array, with_array, others=(name, inference._replace(inputs={}), reply)
+    )
 
 
 def _output_names(request: inference_pb2.ModelInferRequest) -> tuple[str, ...]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from understudy.evaluator.errors import InvalidInputError
-from understudy.evaluator.types import Array, Arrays
+from understudy.evaluator.types import Array, ArrayForm, Arrays
 from understudy.service.dataplane.errors import UnsupportedError
+from understudy.service.dataplane.oip.datatypes import dtype_of
+from understudy.wire import check_shape
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
+
+MAX_ELEMENTS_AT_ONCE = 8192
+"""As many elements are built on the event loop; more on another thread."""
 
 _MICROSECONDS = 1e6
 _LARGEST = 2**64 - 1
@@ -81,6 +87,24 @@ def add_input(inputs: dict[str, Array], name: str, array: Array) -> None:
     if name in inputs:
         raise InvalidInputError(f"input {name!r} came twice; send each once")
     inputs[name] = array
+
+
+def add_form(forms: dict[str, ArrayForm], name: str, datatype: str, shape: Sequence[int]) -> None:
+    """Add what an input claims to be.
+
+    Raises:
+        WireError: The datatype is unknown, or no array can have the shape.
+        InvalidInputError: There is an input of its name.
+    """
+    if name in forms:
+        raise InvalidInputError(f"input {name!r} came twice; send each once")
+    what = f"input {name!r}"
+    forms[name] = ArrayForm(dtype_of(datatype, what), check_shape(shape, name=what))
+
+
+def elements_in(forms: Mapping[str, ArrayForm]) -> int:
+    """Return how many elements inputs have, in all."""
+    return sum(math.prod(form.shape) for form in forms.values())
 
 
 def _refuse_unsupported(what: str, parameters: Parameters) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from concurrent.futures import Executor
 from importlib import metadata
 
 from understudy.evaluator.errors import NotReadyError, VersionNotFoundError
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import Prediction, VersionState
+from understudy.evaluator.types import ArrayForm, Prediction, VersionState
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.oip import codec, descriptions
-from understudy.service.dataplane.oip.inference import Inference
+from understudy.service.dataplane.oip.inference import MAX_ELEMENTS_AT_ONCE, Inference, elements_in
 from understudy.service.dataplane.pipeline import StreamProtocol, predict_in_order
 from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.replies import Serializable
@@ -50,6 +51,7 @@ class InferencePlane:
         statistics: What it has computed.
         readiness: Whether the service can answer.
         stream_depth: How many requests of one stream may be under way at once.
+        executor: Builds the arrays of large requests, with one thread.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class InferencePlane:
         statistics: InferenceStatistics,
         readiness: Readiness,
         stream_depth: int,
+        executor: Executor,
     ) -> None:
         self._model = model
         self._predictor = predictor
@@ -68,6 +71,7 @@ class InferencePlane:
         self._statistics = statistics
         self._readiness = readiness
         self._stream_depth = stream_depth
+        self._executor = executor
 
     async def server_live(
         self, request: inference_pb2.ServerLiveRequest, call: CallContext
@@ -176,6 +180,10 @@ class InferencePlane:
         """Raise UnknownModelError unless this is the model's name."""
         self._model.check_name(name)
 
+    def check_forms(self, forms: Mapping[str, ArrayForm], model_version: str) -> None:
+        """Refuse inputs that do not fit before they are built; raise what `Predictor.check_forms` does. Thread-safe."""
+        self._predictor.check_forms(forms, version=version_of(model_version))
+
     def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
         """Begin a prediction; raise what `Predictor.begin` raises."""
         return self._predictor.begin(
@@ -187,7 +195,17 @@ class InferencePlane:
     def _begin(self, request: codec.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)
         self.check_room(call)
-        return self.infer(codec.inference_of(request), call)
+        if isinstance(request, codec.RecognizedInfer) or not codec.is_built(request):
+            return self.infer(codec.inference_of(request), call)
+        forms = codec.forms_of(request)
+        self.check_forms(forms, request.model_version)
+        if elements_in(forms) <= MAX_ELEMENTS_AT_ONCE:
+            return self.infer(codec.inference_of(request), call)
+        return asyncio.ensure_future(self._begin_on_a_thread(request, call))
+
+    async def _begin_on_a_thread(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> Prediction:
+        loop = asyncio.get_running_loop()
+        return await self.infer(await loop.run_in_executor(self._executor, codec.inference_of, request), call)
 
     def _newest_first(self) -> list[int]:
         return self._model.loaded_steps()[::-1]

@@ -13,9 +13,10 @@ import numpy as np
 from understudy.evaluator.types import Array
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.oip.datatypes import BYTES, CONTENTS_FIELDS, dtype_of
-from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, strings
+from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_content, from_elements, strings
 
 _LENGTH = struct.Struct("<I")
+_PIECE = 8192
 
 
 def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str) -> Array:
@@ -27,8 +28,13 @@ def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str
     dtype = dtype_of(datatype, name)
     if datatype != BYTES:
         return from_content(content, dtype, shape, name=name)
-    check_shape(shape, name=name)
-    return from_elements(strings(_split(content, math.prod(shape), name)), shape, noun="BYTES elements", name=name)
+    expected = math.prod(check_shape(shape, name=name))
+    if expected * _LENGTH.size >= len(content) + _LENGTH.size:
+        raise WireError(
+            f"{name}: shape {list(shape)} needs {expected} BYTES elements, but at most {len(content) // _LENGTH.size} "
+            "came"
+        )
+    return from_elements(strings(_split(content, expected, name)), shape, noun="BYTES elements", name=name)
 
 
 def encode_raw(array: Array) -> bytes:
@@ -55,6 +61,7 @@ def decode_typed(
     if strangers:
         raise WireError(f"{name}: {datatype} elements belong in {field}, but {', '.join(strangers)} came")
     values = getattr(contents, field)
+    check_count(len(values), shape, noun=f"elements in {field}", name=name)
     flat = strings(values) if datatype == BYTES else _numbers(values, dtype, name)
     return from_elements(flat, shape, noun=f"elements in {field}", name=name)
 
@@ -92,7 +99,10 @@ def _split(content: bytes, expected: int, name: str) -> list[bytes]:
 
 
 def _numbers(values: Sequence[Any], dtype: str, name: str) -> Array:
+    flat = np.empty(len(values), fixed_size_dtype(dtype))
     try:
-        return np.array(values, fixed_size_dtype(dtype))
+        for start in range(0, len(values), _PIECE):  # other threads run between the pieces
+            flat[start : start + _PIECE] = values[start : start + _PIECE]
     except OverflowError as error:
         raise WireError(f"{name}: an element does not fit {dtype}: {error}") from None
+    return flat

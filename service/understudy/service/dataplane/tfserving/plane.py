@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -16,9 +18,10 @@ from tensorflow_serving.apis import (
 )
 
 from understudy.evaluator.errors import InvalidInputError, VersionNotFoundError
-from understudy.evaluator.types import TensorSpec, Version, VersionStatus
+from understudy.evaluator.types import Array, TensorSpec, Version, VersionStatus
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
+from understudy.service.dataplane.oip.inference import MAX_ELEMENTS_AT_ONCE, elements_in
 from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.served_model import ServedModel, label_of, wanted_outputs
 from understudy.service.dataplane.tfserving import tensors
@@ -46,29 +49,45 @@ class TfServingPlane:
     Args:
         model: The model.
         predictor: Begins predictions by it.
-        max_tensor_bytes: The largest array to make of a tensor.
+        max_tensor_bytes: The most bytes of arrays to make of a request.
+        executor: Builds the arrays of large requests, with one thread.
     """
 
-    def __init__(self, model: ServedModel, predictor: Predictor, *, max_tensor_bytes: int) -> None:
+    def __init__(self, model: ServedModel, predictor: Predictor, *, max_tensor_bytes: int, executor: Executor) -> None:
         self._model = model
         self._predictor = predictor
         self._max_tensor_bytes = max_tensor_bytes
+        self._executor = executor
 
     async def predict(self, request: predict_pb2.PredictRequest, call: CallContext) -> predict_pb2.PredictResponse:
         """Predict one batch; a caller that goes away takes it back before it reaches a device."""
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
         self.check_room(call)
-        inputs = {
-            name: tensors.decode(request.inputs[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}")
-            for name in sorted(request.inputs)
-        }
+        inputs = await self._inputs_of(request, version)
         prediction = await self._predictor.begin(inputs, version=version, deadline=call.deadline)
         outputs = wanted_outputs(prediction, tuple(request.output_filter))
         return predict_pb2.PredictResponse(
             model_spec=self._spec(prediction.step, signature_name=SIGNATURE_NAME),
             outputs={name: tensors.encode(array) for name, array in outputs.items()},
         )
+
+    async def _inputs_of(self, request: predict_pb2.PredictRequest, version: Version) -> dict[str, Array]:
+        """Build the inputs, on another thread if they are large, once it is sure that they fit the model."""
+        forms = {name: tensors.form_of(request.inputs[name], name=f"input {name!r}") for name in request.inputs}
+        self._predictor.check_forms(forms, version=version)
+        size = sum(map(tensors.size_of, forms.values()))
+        if size > self._max_tensor_bytes:
+            raise InvalidInputError(f"the inputs have {size} bytes; at most {self._max_tensor_bytes} are taken at once")
+        if elements_in(forms) <= MAX_ELEMENTS_AT_ONCE:
+            return self._decoded(request)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, request)
+
+    def _decoded(self, request: predict_pb2.PredictRequest) -> dict[str, Array]:
+        return {
+            name: tensors.decode(request.inputs[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}")
+            for name in sorted(request.inputs)
+        }
 
     def check_room(self, call: CallContext) -> None:
         """Refuse a prediction before it is taken apart, where that is certain; see `Predictor.check_room`."""

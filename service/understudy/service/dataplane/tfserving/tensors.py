@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 
-from understudy.evaluator.types import Array, TensorSpec
+from understudy.evaluator.types import Array, ArrayForm, TensorSpec
 from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, strings
 
 STRING = "string"
+_POINTER_BYTES = 8
+_PIECE = 8192
 
 _TYPES: Mapping[str, int] = {
     "bool": types_pb2.DT_BOOL,
@@ -78,7 +80,22 @@ def decode(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) -> Arra
         return from_content(tensor.tensor_content, dtype, shape, name=name)
     if came - {field}:
         raise WireError(f"{name}: {_type_name(dtype)} elements belong in {field}, but {', '.join(sorted(came))} came")
-    return _filled(_elements(getattr(tensor, field), dtype, name), shape, max_bytes, name=name, field=field)
+    values = getattr(tensor, field)
+    if len(values) > math.prod(shape):
+        raise WireError(
+            f"{name}: shape {list(shape)} needs {math.prod(shape)} elements in {field}, but {len(values)} came"
+        )
+    return _filled(_elements(values, dtype, name), shape, max_bytes, name=name, field=field)
+
+
+def form_of(tensor: tensor_pb2.TensorProto, *, name: str) -> ArrayForm:
+    """Return what a message claims to be; raise WireError if the type is unknown or the shape impossible."""
+    return ArrayForm(_dtype_of(tensor, name), _shape_of(tensor, name))
+
+
+def size_of(form: ArrayForm) -> int:
+    """Return the bytes of the array that `decode` makes, beside what strings hold."""
+    return math.prod(form.shape) * (_POINTER_BYTES if form.dtype == STRING else fixed_size_dtype(form.dtype).itemsize)
 
 
 def encode(array: Array) -> tensor_pb2.TensorProto:
@@ -122,16 +139,18 @@ def _elements(values: Sequence[float | bytes], dtype: str, name: str) -> Array:
         return strings(values)  # type: ignore[arg-type]  # the field of strings holds bytes
     element = fixed_size_dtype(dtype)
     try:
-        if _VALUE_FIELDS.get(dtype) == "half_val":
-            return _bits(values).view(element)
-        return np.array(values, element)
+        if _VALUE_FIELDS.get(dtype) == "half_val":  # 16-bit patterns, which travel as whole numbers
+            return _numbers(values, np.dtype("<u2")).view(element)
+        return _numbers(values, element)
     except OverflowError as error:
         raise WireError(f"{name}: an element does not fit {_type_name(dtype)}: {error}") from None
 
 
-def _bits(values: Sequence[float | bytes]) -> Array:
-    """Return 16-bit patterns, which travel as whole numbers."""
-    return np.array(values, "<u2")
+def _numbers(values: Sequence[float | bytes], element: np.dtype[Any]) -> Array:
+    flat = np.empty(len(values), element)
+    for start in range(0, len(values), _PIECE):  # other threads run between the pieces
+        flat[start : start + _PIECE] = values[start : start + _PIECE]
+    return flat
 
 
 def _filled(flat: Array, shape: tuple[int, ...], max_bytes: int, *, name: str, field: str) -> Array:

@@ -1,0 +1,108 @@
+"""TensorFlow Serving's Predict over an evaluator that does what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from service.told import ToldEvaluator, prediction
+from tensorflow.core.framework import types_pb2
+from tensorflow_serving.apis import predict_pb2
+
+from understudy.evaluator.errors import InvalidInputError
+from understudy.service.dataplane.call import CallContext
+from understudy.service.dataplane.predictor import Predictor
+from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.dataplane.tfserving.plane import TfServingPlane
+from understudy.wire import WireError
+
+FOREVER = CallContext(deadline=None)
+MAX_BYTES = 1 << 24
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1, thread_name_prefix="builder") as executor:
+        yield executor
+
+
+@pytest.fixture
+async def evaluator() -> ToldEvaluator:
+    return ToldEvaluator()
+
+
+@pytest.fixture
+async def plane(evaluator: ToldEvaluator, executor: ThreadPoolExecutor) -> TfServingPlane:
+    model = ServedModel(name="model", evaluator=evaluator.as_evaluator)
+    predictor = Predictor(evaluator.as_evaluator)
+    return TfServingPlane(model, predictor, max_tensor_bytes=MAX_BYTES, executor=executor)
+
+
+def filled(inputs: int, *, elements: int) -> predict_pb2.PredictRequest:
+    """Return a request whose every input has one value, which stands for all of its elements."""
+    request = predict_pb2.PredictRequest(model_spec={"name": "model"})
+    for number in range(inputs):
+        tensor = request.inputs[f"x{number}"]
+        tensor.dtype = types_pb2.DT_FLOAT
+        tensor.tensor_shape.dim.add(size=elements)
+        tensor.float_val.append(1)
+    return request
+
+
+async def peak_bytes_of_refusal(plane: TfServingPlane, request: Any, error: type[Exception], words: str) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(error, match=words):
+            await plane.predict(request, FOREVER)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+async def test_inputs_that_do_not_fit_are_refused_before_they_are_filled(
+    evaluator: ToldEvaluator, plane: TfServingPlane
+) -> None:
+    evaluator.form_refusals.append(InvalidInputError("the inputs 'x0' came; 'x' were expected"))
+    request = filled(20, elements=1 << 21)
+    peak = await peak_bytes_of_refusal(plane, request, InvalidInputError, "'x' were expected")
+    assert peak < 1 << 20
+    assert evaluator.forms["forms"]["x19"] == ("float32", (1 << 21,))
+
+
+async def test_one_bound_holds_for_all_inputs_together(plane: TfServingPlane) -> None:
+    peak = await peak_bytes_of_refusal(
+        plane, filled(3, elements=1 << 21), InvalidInputError, "the inputs have 25165824 bytes; at most 16777216"
+    )
+    assert peak < 1 << 20
+
+
+async def test_more_elements_than_the_shape_has_are_refused_before_they_are_built(plane: TfServingPlane) -> None:
+    request = filled(1, elements=1)
+    request.inputs["x0"].float_val.extend([1] * 300_000)
+    peak = await peak_bytes_of_refusal(plane, request, WireError, "needs 1 elements in float_val, but 300001 came")
+    assert peak < 1 << 20
+
+
+async def test_large_requests_are_built_on_another_thread(
+    evaluator: ToldEvaluator, plane: TfServingPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    decoded = plane._decoded
+
+    def noted(request: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decoded(request)
+
+    monkeypatch.setattr(plane, "_decoded", noted)
+    for elements in (2, 50_000):
+        answering = asyncio.create_task(plane.predict(filled(1, elements=elements), FOREVER))
+        (await evaluator.predictions.get()).set_result(prediction(1))
+        await answering
+        np.testing.assert_array_equal(evaluator.asked["inputs"]["x0"], np.ones(elements, np.float32))
+    assert threads == [threading.current_thread().name, "builder_0"]
