@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,30 @@ def test_logical_cpus_train_with_the_default_reduction(tmp_path: Path, one_devic
     assert json.loads(task.lines[0])["replicas"] == 2
     for one, many in zip(weights_of(one_device[0], 10), weights_of(tmp_path, 10), strict=True):
         np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
+
+
+EAGER_MODULE = """
+import tensorflow as tf
+
+raise RuntimeError(f"TensorFlow runs with {len(tf.config.list_logical_devices('CPU'))} devices")
+"""
+"""Asking for logical devices starts TensorFlow, as many a module does when it is imported."""
+
+
+def test_the_devices_are_laid_out_before_the_user_s_module_is_imported(tmp_path: Path) -> None:
+    module = tmp_path / "eager.py"
+    module.write_text(EAGER_MODULE, encoding="utf-8")
+    options = ["--run-dir", str(tmp_path), "--steps", "1", "--strategy", "mirrored", "--logical-cpus", "2"]
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "understudy.cli", "train", f"{module}:EXPERIMENT", *options],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+    assert "TensorFlow runs with 2 devices" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,12 @@ def test_a_tpu_that_cannot_be_reached_is_given_up_in_time(tmp_path: Path) -> Non
 
 
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, logical_cpus: tuple[str, ...]) -> None:
-    with pytest.raises(StrategyError, match=rf"no device 'GPU:7' here; there are {', '.join(logical_cpus)}"):
+    with pytest.raises(StrategyError, match=rf"there is no CPU:9: .* the devices are {', '.join(logical_cpus)}"):
+        run(Dense(), tmp_path, strategy="mirrored", devices=("CPU:0", "CPU:9"))
+
+
+def test_a_gpu_that_cannot_be_had_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(StrategyError, match=r"--devices asks for GPU:7, .* CUDA_VISIBLE_DEVICES is '-1', which hides"):
         run(Dense(), tmp_path, strategy="mirrored", devices=("CPU:0", "GPU:7"))
 
 

@@ -71,10 +71,12 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
         CommandError: TF_CONFIG cannot be used.
     """
     from understudy.trainer import train
+    from understudy.trainer.devices import configure
 
     if settings.strategy != "multi_worker":
         let_sigterm_through()
     try:
+        configure(settings)  # before the user's module, which may use TensorFlow
         train(
             load_experiment(experiment),
             settings,

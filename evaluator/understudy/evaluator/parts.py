@@ -14,7 +14,7 @@ from understudy.checkpoints.layout import PINNED_DIR, RESULTS_DIR
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.comparison.comparer import Comparer
-from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
+from understudy.evaluator.compute.devices import DeviceSettings, build_strategy, user_name
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.loaders import BuildModel
 from understudy.evaluator.datasets import EvaluationDataset
@@ -188,7 +188,7 @@ def start_parts(
         thread.start()
     return Parts(
         replicas=int(strategy.num_replicas_in_sync),
-        devices=tuple(name.rpartition("device:")[2] for name in strategy.extended.worker_devices),
+        devices=tuple(map(user_name, strategy.extended.worker_devices)),
         records=records,
         engine=engine,
         shelf=shelf,

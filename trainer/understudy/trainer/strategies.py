@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -58,35 +58,27 @@ def build_strategy(
         ClusterTimeoutError: The cluster did not come together in time.
         ClusterError: This task cannot take part in it.
     """
-    devices.configure(settings.logical_cpus)
+    names = devices.configure(settings)
     if task is not None and settings.strategy == "parameter_server":
         return _parameter_server(settings, task, while_waiting)
     if task is not None:
         return _multi_worker(settings, task, while_waiting)
     if settings.strategy == "mirrored":
-        return _mirrored(settings)
+        return _mirrored(settings, names)
     if settings.strategy == "tpu":
         return build_tpu_strategy(settings.tpu, timeout_seconds=settings.cluster_timeout_seconds)
-    return _one_device(settings)
+    return tf.distribute.OneDeviceStrategy(names[0]) if settings.devices else tf.distribute.get_strategy()
 
 
-def _one_device(settings: TrainSettings) -> tf.distribute.Strategy:
-    if not settings.devices:
-        return tf.distribute.get_strategy()
-    devices.check_present(settings.devices)
-    return tf.distribute.OneDeviceStrategy(settings.devices[0])
-
-
-def _mirrored(settings: TrainSettings) -> tf.distribute.Strategy:
-    names = settings.devices or tuple(f"CPU:{index}" for index in range(settings.logical_cpus or 0))
-    devices.check_present(names)
-    if settings.cross_device_ops == "nccl" and not devices.has_gpu(names):
+def _mirrored(settings: TrainSettings, names: Sequence[str]) -> tf.distribute.Strategy:
+    if settings.cross_device_ops == "nccl" and not any(name.startswith("GPU") for name in names):
         raise StrategyError(
             "cross_device_ops is nccl, which needs GPUs, and the replicas are on CPUs; choose auto, hierarchical_copy "
             "or reduction_to_one_device",
         )
+    chosen = bool(settings.devices) or settings.logical_cpus is not None
     return tf.distribute.MirroredStrategy(
-        list(names) or None, cross_device_ops=_cross_device_ops(settings.cross_device_ops)
+        list(names) if chosen else None, cross_device_ops=_cross_device_ops(settings.cross_device_ops)
     )
 
 
@@ -104,8 +96,6 @@ def _cross_device_ops(name: CrossDeviceOpsName) -> tf.distribute.CrossDeviceOps 
 def _multi_worker(
     settings: TrainSettings, task: ClusterTask, while_waiting: Callable[[], None]
 ) -> tf.distribute.Strategy:
-    if settings.devices:
-        devices.restrict_gpus(settings.devices)
     wait_for_peers(task, timeout_seconds=settings.cluster_timeout_seconds, while_waiting=while_waiting)
     while_waiting()
     implementation = tf.distribute.experimental.CommunicationImplementation[settings.communication.upper()]
