@@ -33,13 +33,18 @@ ENV PATH=/opt/understudy/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     TF_CPP_MIN_LOG_LEVEL=2 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_CACHE_PATH=/state/cuda-cache \
+    CUDA_CACHE_MAXSIZE=4294967296 \
+    UNDERSTUDY_ADDRESS_FILE=/dev/shm/understudy-address \
     UNDERSTUDY_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /state
 VOLUME /state
 EXPOSE 8500 8501
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["understudy", "health", "--target", "127.0.0.1:8500"]
+# A GPU newer than TensorFlow's kernels compiles them at the first start, which takes minutes.
+HEALTHCHECK --interval=10s --timeout=10s --start-period=900s --retries=3 \
+    CMD ["understudy", "health"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["understudy"]
 CMD ["serve", "--help"]

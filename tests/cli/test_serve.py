@@ -13,7 +13,8 @@ from understudy.service import server
 
 
 @pytest.mark.parametrize(
-    ("ending", "status"), [(Ending.SIGNALLED, 0), (Ending.FINISHED, 0), (Ending.FAILED, 5), (Ending.TIMED_OUT, 6)]
+    ("ending", "status"),
+    [(Ending.SIGNALLED, 0), (Ending.FINISHED, 0), (Ending.FAILED, 5), (Ending.TIMED_OUT, 6), (Ending.DEVICE_FAILED, 8)],
 )
 def test_the_exit_status_says_how_it_ended(
     ending: Ending, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ code   meaning
 7      `train` says: the other tasks of the cluster did not come in time
 5      `serve --exit-when-finished`: training failed
 6      it waited in vain: `serve` for training or evaluations, `train` for the last evaluation
+8      `serve`: a device failed again and again
 130    the user interrupted it
 =====  ==========================================================================================
 
@@ -26,6 +27,7 @@ import click
 
 TRAINING_FAILED: Final = 5
 TIMED_OUT: Final = 6
+DEVICE_FAILED: Final = 8
 INTERRUPTED: Final = 130
 
 _EXTRA_OF: Final = {

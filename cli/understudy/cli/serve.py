@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from understudy.checkpoints.errors import CheckpointError
-from understudy.cli.errors import TIMED_OUT, TRAINING_FAILED, CommandError, reported
+from understudy.cli.errors import DEVICE_FAILED, TIMED_OUT, TRAINING_FAILED, CommandError, reported
 from understudy.cli.options import settings_options
 from understudy.evaluator.errors import EvaluatorError
 from understudy.evaluator.settings import EvaluatorSettings
@@ -28,7 +28,7 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
     all that it left is evaluated.
 
     Exit status: 0 told to end, or training finished; 1 it could not, for the reason on stderr; 2 wrong usage;
-    5 training failed; 6 --exit-timeout-seconds ran out.
+    5 training failed; 6 --exit-timeout-seconds ran out; 8 a device failed again and again (--max-device-failures).
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
     run_service(settings, evaluator_settings)
 
@@ -44,3 +44,5 @@ def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) 
         raise CommandError(verdict.text, exit_code=TRAINING_FAILED)
     if verdict.ending is Ending.TIMED_OUT:
         raise CommandError(verdict.text, exit_code=TIMED_OUT)
+    if verdict.ending is Ending.DEVICE_FAILED:
+        raise CommandError(verdict.text, exit_code=DEVICE_FAILED)

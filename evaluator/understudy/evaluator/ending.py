@@ -23,6 +23,7 @@ class Ending(enum.Enum):
     FINISHED = "finished"
     FAILED = "failed"
     TIMED_OUT = "timed out"
+    DEVICE_FAILED = "device failed"
 
 
 @dataclass(frozen=True, kw_only=True)

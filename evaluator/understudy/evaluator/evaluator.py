@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.device_state import DeviceListener, DeviceState
 from understudy.evaluator.errors import (
     DrainingError,
     InvalidInputError,
@@ -89,6 +90,7 @@ class Evaluator:
         self._build_model = build_model
         self._observer = observer
         self._ready = ReadySignal()
+        self._device_listener: DeviceListener = lambda _state, _error: None
         self._stack = ExitStack()
         self._running: Parts | None = None
         self._closing = False
@@ -116,6 +118,7 @@ class Evaluator:
                 build_model=self._build_model,
                 observer=self._observer,
                 on_stage=self._ready.give,
+                on_device_state=self._tell_device_state,
                 remaining_seconds=self._remaining_seconds,
                 stack=undo,
             )
@@ -407,6 +410,33 @@ class Evaluator:
         The callback runs on a thread of the evaluator or on this one, must be quick and must not raise.
         """
         self._ready.call(callback)
+
+    def on_device_state(self, listener: DeviceListener) -> None:
+        """Call back when the devices begin to fail, when they work again, and when they have failed for good.
+
+        Replaces the listener there was. It runs on a thread of the evaluator, must be quick and must not raise.
+        """
+        self._device_listener = listener
+
+    def try_devices(self) -> Future[None]:
+        """Run the serving version on made-up data, in its turn; the listener is called if that changes the state.
+
+        The future's exception is what the run raised, or NotReadyError.
+
+        Raises:
+            OverloadedError: Too many rows wait.
+            DrainingError: The evaluator is being closed.
+        """
+        parts = self._open_parts()
+
+        def work() -> None:
+            with parts.manager.borrow(None) as handle:
+                handle.slot.try_out()
+
+        return parts.engine.run(work, rows=1)
+
+    def _tell_device_state(self, state: DeviceState, error: str) -> None:
+        self._device_listener(state, error)
 
     def __enter__(self) -> Self:
         self.start()

@@ -18,6 +18,7 @@ from understudy.evaluator.compute.devices import DeviceSettings, build_strategy,
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.loaders import BuildModel
 from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.device_state import DeviceListener
 from understudy.evaluator.errors import ConfigurationError
 from understudy.evaluator.lifecycle.backlog import Backlog
 from understudy.evaluator.lifecycle.best_file import BestFile
@@ -88,6 +89,7 @@ def start_parts(
     build_model: BuildModel | None,
     observer: Observer,
     on_stage: Callable[[int], None],
+    on_device_state: DeviceListener,
     remaining_seconds: Callable[[], float],
     stack: ExitStack,
 ) -> Parts:
@@ -100,6 +102,7 @@ def start_parts(
         build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
         observer: Told of what happens.
         on_stage: Told of each step that comes on stage.
+        on_device_state: Called when the devices begin to fail, work again, or have failed for good.
         remaining_seconds: Asked, when a part is to be closed, how long that may take.
         stack: Closes the parts, in the reverse order, whether or not all could be started.
 
@@ -131,7 +134,9 @@ def start_parts(
     )
     scorings: LoadedWork[EvaluationRecord] = LoadedWork(manager, threads=_SCORING_THREADS, name="understudy-score")
     streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
-    engine = Engine(engine_settings(settings, strategy.extended.worker_devices), observer)
+    engine = Engine(
+        engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
+    )
     comparer = Comparer(shelf=shelf, manager=manager, engine=engine, on_open=streams.add)
     for close in (
         comparer.close,
@@ -279,6 +284,7 @@ def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> Engi
         max_batch_rows=settings.max_batch_rows,
         max_queue_rows=settings.max_queue_rows,
         max_batch_delay_seconds=settings.max_batch_delay_ms / _MILLISECONDS,
+        max_device_failures=settings.max_device_failures,
         inline_batches=settings.inline_batches and cpus_only,
     )
 

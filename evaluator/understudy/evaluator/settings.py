@@ -30,10 +30,16 @@ class EvaluatorSettings:
         metadata={"help": "Folder of the ledger, the results and the pinned checkpoints.", "metavar": "DIR"}
     )
     devices: tuple[str, ...] = field(
-        default=(), metadata={"help": "Devices to run replicas on; all of the best kind if empty.", "metavar": "NAMES"}
+        default=(),
+        metadata={
+            "help": "Devices to run replicas on, such as GPU:0,GPU:1, or GPU for all; GPUs that are not named are "
+            "hidden. By default all GPUs, else the CPU.",
+            "metavar": "NAMES",
+        },
     )
     logical_cpus: int | None = field(
-        default=None, metadata={"help": "Split the CPU into this many devices, one replica each.", "metavar": "N"}
+        default=None,
+        metadata={"help": "Split the CPU into this many devices, one replica each, and hide GPUs.", "metavar": "N"},
     )
     gpu_memory_limit_mib: int | None = field(
         default=None, metadata={"help": "The most memory to take on each GPU, in MiB.", "metavar": "MIB"}
@@ -124,6 +130,14 @@ class EvaluatorSettings:
     evaluation_batch_rows: int = field(
         default=256, metadata={"help": "Rows in a batch when a dataset is scored.", "metavar": "ROWS"}
     )
+    max_device_failures: int = field(
+        default=5,
+        metadata={
+            "help": "After this many runs in a row that fail by a device's fault the service is no longer ready; after "
+            "twice as many it ends, with status 8.",
+            "metavar": "N",
+        },
+    )
     stream_idle_timeout_seconds: float = field(
         default=60.0,
         metadata={"help": "How long an Evaluate stream may be silent, in seconds.", "metavar": "SECONDS"},
@@ -145,7 +159,7 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         self._check_at_least("slots", MIN_SLOTS)
-        for name in ("max_batch_rows", "evaluation_batch_rows", "load_attempts"):
+        for name in ("max_batch_rows", "evaluation_batch_rows", "load_attempts", "max_device_failures"):
             self._check_at_least(name, 1)
         self._check_at_least("max_queue_rows", self.max_batch_rows)
         self._check_at_least("max_batch_delay_ms", 0)

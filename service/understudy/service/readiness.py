@@ -12,13 +12,14 @@ class ReadinessState(enum.Enum):
 
     WAITING = "no checkpoint has been loaded yet"
     READY = "ready"
+    FAILING = "the devices fail"
     DRAINING = "the server is draining and takes no new work"
 
 
 class Readiness:
     """The state of the service. Not thread-safe: it belongs to the event loop's thread.
 
-    It goes from WAITING to READY once and from either to DRAINING once, and never back.
+    It goes from WAITING to READY once, between READY and FAILING to and fro, and from any to DRAINING once.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,16 @@ class Readiness:
     def become_ready(self) -> None:
         """Say that the first servable is on stage; has no effect while draining."""
         if self._state is ReadinessState.WAITING:
+            self._change(ReadinessState.READY)
+
+    def start_failing(self) -> None:
+        """Say that the devices fail; has no effect unless the service is ready."""
+        if self._state is ReadinessState.READY:
+            self._change(ReadinessState.FAILING)
+
+    def recover(self) -> None:
+        """Say that the devices work again."""
+        if self._state is ReadinessState.FAILING:
             self._change(ReadinessState.READY)
 
     def start_draining(self) -> None:

@@ -12,14 +12,16 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from understudy.evaluator.device_state import END_AFTER
 from understudy.evaluator.ending import Ending, EndOfTraining, Verdict
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
+from understudy.service.address_file import write_address_file
 from understudy.service.bell import Bell
 from understudy.service.dataplane.evaluation import EvaluationPlane
 from understudy.service.dataplane.metrics import MetricsPlane
@@ -29,6 +31,7 @@ from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.predictor import Gathering, Predictor
 from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.device_watch import DeviceWatch
 from understudy.service.front_end import FrontEnd, MakeFrontEnd
 from understudy.service.grpcio.server import GrpcServer
 from understudy.service.metrics.gauges import EvaluatorCollector
@@ -174,8 +177,25 @@ class Service:
             await self._start_http(stack, listener, plane)
             await rpc.start(plane)
             stack.push_async_callback(self._drain, rpc)
-            self._announce_progress(opened.evaluator, rpc_port, listener.getsockname()[1])
-            return await self._end(stop, opened.evaluator)
+            self._announce_progress(opened.evaluator, rpc_port, listener.getsockname()[1], stack)
+            devices = DeviceWatch(opened.evaluator, self._readiness)
+            stack.push_async_callback(devices.stop)
+            return await self._end_or_failure(stop, opened.evaluator, devices.failed)
+
+    async def _end_or_failure(self, stop: asyncio.Event, evaluator: Evaluator, failed: asyncio.Future[str]) -> Verdict:
+        """Wait for the end, or for the devices to fail for good, and return which it was."""
+        end = asyncio.create_task(self._end(stop, evaluator))
+        either: list[asyncio.Future[Any]] = [end, failed]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                return await end
+        finally:
+            end.cancel()
+        times = END_AFTER * self._evaluator_settings.max_device_failures
+        return Verdict(
+            ending=Ending.DEVICE_FAILED, text=f"the devices failed {times} times in a row: {failed.result()}"
+        )
 
     async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> Verdict:
         """Wait for the end and return why it came."""
@@ -265,9 +285,12 @@ class Service:
             ),
         )
 
-    def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int) -> None:
+    def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int, stack: AsyncExitStack) -> None:
         host = self._settings.host
         addresses = f"grpc={host}:{rpc_port} http={host}:{http_port}"
+        if self._settings.address_file is not None:
+            write_address_file(self._settings.address_file, addresses)
+            stack.callback(self._settings.address_file.unlink, missing_ok=True)
         self._announce(f"LISTENING {addresses}")
 
         def become_ready(step: int) -> None:

@@ -69,6 +69,14 @@ class ServeSettings:
         default=8501,
         metadata={"help": "The port for REST, /metrics, /healthz and /readyz; 0 takes a free one.", "metavar": "PORT"},
     )
+    address_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Write both addresses into this file while the ports answer, for `understudy health` and other "
+            "programs on this machine.",
+            "metavar": "FILE",
+        },
+    )
     frontend: FrontEndName = field(
         default="grpcio",
         metadata={

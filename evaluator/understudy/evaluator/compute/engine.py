@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from understudy.evaluator.compute.admission import Admission
+from understudy.evaluator.compute.device_health import DeviceHealth
 from understudy.evaluator.compute.device_thread import DeviceThread, Job
 from understudy.evaluator.compute.inline import InlineJudge
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import Borrow, EvaluateRequest, PredictRequest, is_dead
 from understudy.evaluator.compute.runner import Runner
 from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE, Turns
+from understudy.evaluator.device_state import DeviceListener
 from understudy.evaluator.errors import DrainingError
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import FutureOutbox, Outbox
@@ -39,12 +41,14 @@ class EngineSettings:
         max_queue_rows: The most rows that may wait, for Predict and for Evaluate each.
         max_batch_delay_seconds: How long the oldest request may be held back for more to fill its batch.
         inline_batches: Whether a brief batch may run on the thread that calls `Engine.wake`.
+        max_device_failures: As many runs that fail in a row by the devices' fault make them count as failing.
     """
 
     max_batch_rows: int = 256
     max_queue_rows: int = 4096
     max_batch_delay_seconds: float = 0.0
     inline_batches: bool = True
+    max_device_failures: int = 5
 
 
 class Engine:
@@ -62,16 +66,24 @@ class Engine:
     Args:
         settings: How requests are merged, and how many may wait.
         observer: Told of batches, of the length of the queue, and of what was rejected.
+        on_device_state: Called when the devices begin to fail, work again, or have failed for good.
     """
 
-    def __init__(self, settings: EngineSettings, observer: Observer) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        observer: Observer,
+        *,
+        on_device_state: DeviceListener = lambda _state, _error: None,
+    ) -> None:
         self._settings = settings
         self._observer = observer
         self._pace = Pace(settings.max_batch_rows)
         self._admission = Admission(settings.max_queue_rows, self._pace, observer)
         self._swept_at = -math.inf
         self._judge = InlineJudge()
-        self._runner = Runner(observer, self._pace, self._judge)
+        health = DeviceHealth(settings.max_device_failures, on_device_state)
+        self._runner = Runner(observer, self._pace, self._judge, health)
         self._futures = FutureOutbox()
         self._changed = threading.Condition()
         self._turns = Turns(settings.max_batch_rows)

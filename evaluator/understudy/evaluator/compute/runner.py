@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.evaluator.compute.device_health import DeviceHealth
 from understudy.evaluator.compute.inline import InlineJudge, Stopwatch
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
@@ -23,12 +24,14 @@ class Runner:
         observer: Told of each batch that was computed, and of requests that were dropped.
         pace: Told how long Predict batches took.
         judge: Told so, too.
+        health: Counts the runs that fail by the devices' fault.
     """
 
-    def __init__(self, observer: Observer, pace: Pace, judge: InlineJudge) -> None:
+    def __init__(self, observer: Observer, pace: Pace, judge: InlineJudge, health: DeviceHealth) -> None:
         self._observer = observer
         self._pace = pace
         self._judge = judge
+        self._health = health
 
     def begin(self, request: Request) -> bool:
         """Mark a request as running; return False, having dropped it, if nobody wants it any more."""
@@ -77,9 +80,11 @@ class Runner:
         try:
             outputs = handle.slot.forward(_merge(batch))
         except Exception as error:  # noqa: BLE001 - it is recorded as the outcome
+            self._health.raised(error)
             self._fail(handle, batch, error, outcomes)
             return
         compute_seconds = time.monotonic() - began
+        self._health.answered()
         start = 0
         for request in batch:
             stop = start + request.rows
@@ -114,8 +119,10 @@ class Runner:
         try:
             result = request.work()
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
+            self._health.raised(error)
             request.future.set_exception(error)
             return
+        self._health.answered()
         self._observer.batch_computed(
             "evaluate",
             rows=request.rows,

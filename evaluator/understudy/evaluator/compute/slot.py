@@ -166,6 +166,11 @@ class Slot:
                 self._probe.run(rows)
         self._warm = self._pass
 
+    def try_out(self) -> None:
+        """Run one made-up row on every replica; raise what the runtime raises."""
+        specs = self._interface.inputs.specs
+        self.forward(example_inputs(specs, rows=self.replicas, length=self._example_length))
+
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
         return self._input_check.rows_of(inputs)

@@ -34,6 +34,9 @@ class ModelSlot(Protocol):
     def warm_up(self) -> None:
         """Run every function with every kind of batch, so that no request pays for it."""
 
+    def try_out(self) -> None:
+        """Run one made-up row on every replica; raise what the runtime raises."""
+
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
 

@@ -1,0 +1,24 @@
+"""Tells other programs on this machine where the service listens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from understudy.service.errors import SettingsError
+
+
+def write_address_file(file: Path, addresses: str) -> None:
+    """Write ``grpc=HOST:PORT http=HOST:PORT`` and a newline; a reader sees all of it or nothing.
+
+    Raises:
+        SettingsError: The file cannot be written.
+    """
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(f"{addresses}\n", encoding="ascii")
+        unfinished.replace(file)
+    except OSError as error:
+        raise SettingsError(
+            f"address_file {file} cannot be written ({error.strerror}); give a file in a folder that can be written to"
+        ) from error
