@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
 from understudy.service.metrics.engine import MetricsObserver
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.rpc import RpcMethod, RpcMetrics
@@ -41,6 +41,13 @@ class _IdleEvaluator:
     def device_memory(self) -> dict[tuple[str, str], int]:
         """Name one device."""
         return {("GPU:0", "current"): 0}
+
+    def gpu_readings(self) -> dict[str, GpuReading]:
+        """Tell everything that NVML can of it."""
+        reading = GpuReading(
+            memory_used_bytes=0, memory_total_bytes=0, utilization=0.0, corrected_errors=0, uncorrected_errors=0
+        )
+        return {"GPU:0": reading}
 
 
 def metrics_table() -> str:

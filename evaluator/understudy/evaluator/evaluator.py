@@ -31,6 +31,7 @@ from understudy.evaluator.types import (
     Arrays,
     CheckpointInfo,
     EvaluationRecord,
+    GpuReading,
     MetricSpec,
     ModelDescription,
     Prediction,
@@ -399,6 +400,12 @@ class Evaluator:
         from understudy.evaluator.compute.devices import device_memory
 
         return device_memory()
+
+    def gpu_readings(self) -> Mapping[str, GpuReading]:
+        """Return what NVML says of each GPU in use, by name; nothing without GPUs or NVML."""
+        from understudy.evaluator.compute.devices import gpu_readings
+
+        return gpu_readings()
 
     def wait_ready(self, timeout_seconds: float) -> bool:
         """Wait until a servable is on stage; return whether one is."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from understudy.checkpoints.signature import Signature as Signature  # noqa: PLC0414 - likewise
 from understudy.checkpoints.signature import TensorSpec as TensorSpec  # noqa: PLC0414 - the service takes it from here
+from understudy.devices.nvml import GpuReading as GpuReading  # noqa: PLC0414 - likewise
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -14,7 +15,9 @@ import tensorflow as tf
 
 from understudy.evaluator.compute.precision import set_precision
 from understudy.devices import layout
+from understudy.devices import driver, layout
 from understudy.devices.errors import DeviceLayoutError
+from understudy.devices.nvml import GpuReading, Nvml, NvmlUnavailableError
 from understudy.devices.selection import canonical
 from understudy.evaluator.errors import DeviceError
 from understudy.evaluator.settings import Precision
@@ -83,6 +86,27 @@ def device_memory() -> dict[tuple[str, MemoryKind], int]:
         memory[user_name(device.name), "current"] = int(info["current"])
         memory[user_name(device.name), "peak"] = int(info["peak"])
     return memory
+
+
+def gpu_readings() -> dict[str, GpuReading]:
+    """Return what NVML says of the GPUs of the strategies, by the user's names; nothing where there is no NVML."""
+    with _lock:
+        numbers = {name: int(name.partition(":")[2]) for name in _user_names.values() if name.startswith("GPU")}
+        nvml = _open_nvml() if numbers else None
+    if nvml is None:
+        return {}
+    gpus = driver.list_gpus()
+    readings = {name: nvml.read(gpus[number].bus_id) for name, number in numbers.items()}
+    return {name: reading for name, reading in readings.items() if reading is not None}
+
+
+@functools.cache
+def _open_nvml() -> Nvml | None:
+    try:
+        return Nvml()
+    except NvmlUnavailableError as error:
+        _log.info("no metrics of the GPUs' memory, utilization and errors: %s", error)
+        return None
 
 
 def _process_memory() -> tuple[int, int]:

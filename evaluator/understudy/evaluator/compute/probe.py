@@ -50,6 +50,10 @@ class Probe:
         """Run the model on a batch of so many rows."""
         self._run_one(rows, self._length, self._kinds)
 
+    def example(self, rows: int) -> dict[str, Array]:
+        """Return a batch of so many rows on which the model ran."""
+        return self._inputs(self._kinds[0], rows, self._length)
+
     def rows_depend_on_each_other(self, *, replicas: int) -> bool:
         """Whether a row's outputs change with the rows beside it, as with a BatchNorm that is not frozen at inference.
 

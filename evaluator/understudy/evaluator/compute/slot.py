@@ -168,8 +168,7 @@ class Slot:
 
     def try_out(self) -> None:
         """Run one made-up row on every replica; raise what the runtime raises."""
-        specs = self._interface.inputs.specs
-        self.forward(example_inputs(specs, rows=self.replicas, length=self._example_length))
+        self.forward(self._probe.example(self.replicas))
 
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.types import GpuReading
 
 
 class EvaluatorCollector(Collector):
@@ -20,8 +21,8 @@ class EvaluatorCollector(Collector):
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield every gauge."""
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield every metric; those of GPUs only where NVML tells them."""
         evaluator = self._evaluator
         yield _gauge("understudy_replicas", "Replicas that a batch is split over.", evaluator.replicas)
         yield _gauge("understudy_serving_step", "The step on stage.", evaluator.serving_step)
@@ -38,7 +39,43 @@ class EvaluatorCollector(Collector):
         for (device, kind), used in evaluator.device_memory().items():
             memory.add_metric([device, kind], used)
         yield memory
+        yield from _of_gpus(evaluator.gpu_readings())
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
+
+
+def _of_gpus(readings: Mapping[str, GpuReading]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Yield what NVML tells of the GPUs. A GPU that does not tell something has no series of it."""
+    if not readings:
+        return
+    memory = GaugeMetricFamily(
+        "understudy_device_nvml_memory_bytes",
+        "Memory of each GPU: used by all processes, and total (NVML).",
+        labels=["device", "kind"],
+    )
+    utilization = GaugeMetricFamily(
+        "understudy_device_utilization_ratio",
+        "Share of the time in which a GPU ran anything (NVML).",
+        labels=["device"],
+    )
+    errors = CounterMetricFamily(
+        "understudy_device_ecc_errors",
+        "Errors of a GPU's memory since the driver was loaded (NVML).",
+        labels=["device", "kind"],
+    )
+    for device, reading in readings.items():
+        _add(memory, [device, "used"], reading.memory_used_bytes)
+        _add(memory, [device, "total"], reading.memory_total_bytes)
+        _add(utilization, [device], reading.utilization)
+        _add(errors, [device, "corrected"], reading.corrected_errors)
+        _add(errors, [device, "uncorrected"], reading.uncorrected_errors)
+    yield memory
+    yield utilization
+    yield errors
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | None) -> None:
+    if value is not None:
+        family.add_metric(labels, value)
