@@ -15,7 +15,8 @@ hypothesis.settings.register_profile("suite", derandomize=True)
 hypothesis.settings.load_profile("suite")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+if "UNDERSTUDY_TEST_GPUS" not in os.environ:  # which `make test-gpu` sets
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 # A job in the background of a shell starts with SIGINT ignored, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,6 +78,10 @@ def logical_cpus() -> tuple[str, ...]:
     """Split this machine's CPU into four devices, which stand for four GPUs, before any test uses TensorFlow."""
     import tensorflow as tf
 
+    from understudy.devices.cuda_libraries import preload
+
+    if "UNDERSTUDY_TEST_GPUS" in os.environ:
+        preload()
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS)
     return tuple(f"CPU:{index}" for index in range(LOGICAL_CPUS))

@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from understudy.evaluator.compute.precision import set_precision
-from understudy.devices import layout
 from understudy.devices import driver, layout
 from understudy.devices.errors import DeviceLayoutError
 from understudy.devices.nvml import GpuReading, Nvml, NvmlUnavailableError
 from understudy.devices.selection import canonical
+from understudy.evaluator.compute.precision import set_precision
 from understudy.evaluator.errors import DeviceError
 from understudy.evaluator.settings import Precision
 

@@ -1,0 +1,52 @@
+"""Devices to run on: the GPUs of this machine under ``make test-gpu``, else logical CPUs that stand for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from gpu.hardware import ON_GPUS
+
+from understudy.devices import layout
+from understudy.devices.errors import DeviceLayoutError
+
+_TWO = 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what only a GPU can show where there is none."""
+    if ON_GPUS:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs GPUs: make test-gpu"))
+
+
+@pytest.fixture(scope="session")
+def devices(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
+    """Every GPU; or two logical CPUs."""
+    if not ON_GPUS:
+        return logical_cpus[:_TWO]
+    try:
+        planned = layout.plan(["GPU"])
+    except DeviceLayoutError as error:
+        pytest.exit(str(error), returncode=1)
+    layout.apply(planned)
+    for facts in layout.describe(planned):
+        print(facts)  # noqa: T201 - for the table of docs/gpu.md
+    return planned.selection.names
+
+
+@pytest.fixture
+def several(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Every device, if there are several."""
+    if len(devices) < _TWO:
+        pytest.skip("needs two GPUs, and there is one")
+    return devices
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """The environment of processes that see the devices as this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ["PYTHONPATH"]])}
