@@ -33,8 +33,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard pro
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version); this takes a minute or two the first time."
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo "venv failed. On Debian and Ubuntu it is a package of its own: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FROM_WHEELHOUSE) pip==$(PIP_VERSION)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FROM_WHEELHOUSE) \
 		-c constraints.txt --build-constraint constraints.txt -e '.[server,fast,examples,dev]'
 	@touch $@
 
@@ -49,6 +49,28 @@ test: $(VENV)/.installed ## Run the tests
 	for client in triton tfserving node; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with the clients of $$client will be skipped" >&2; done
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
+
+WHEELHOUSE ?= wheelhouse
+CUDA := 'tensorflow[and-cuda]>=2.21,<2.22'
+# Nothing from the network, where a wheelhouse was brought along.
+FROM_WHEELHOUSE = $(if $(wildcard $(WHEELHOUSE)/tensorflow-*.whl),--no-index --find-links $(WHEELHOUSE))
+
+.PHONY: wheelhouse
+wheelhouse: ## Collect all that `make test-gpu` installs, CUDA's libraries included (about 4 GB), into ./wheelhouse
+	$(PYTHON) -m venv $(WHEELHOUSE)/.pip
+	$(WHEELHOUSE)/.pip/bin/pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
+	$(WHEELHOUSE)/.pip/bin/pip wheel --disable-pip-version-check --wheel-dir $(WHEELHOUSE) -c constraints.txt \
+		--build-constraint constraints.txt '.[server,fast,examples,gpu,dev]' $(CUDA) pip==$(PIP_VERSION) \
+		editables 'hatchling>=1.27' grpcio-tools==1.78.0 'mypy-protobuf>=3.7' setuptools
+	rm -rf $(WHEELHOUSE)/.pip $(WHEELHOUSE)/understudy-*.whl
+
+$(VENV)/.cuda: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FROM_WHEELHOUSE) $(CUDA)
+	@touch $@
+
+.PHONY: test-gpu
+test-gpu: $(VENV)/.cuda ## Run the tests that need GPUs, on all GPUs of this machine (docs/gpu.md)
+	UNDERSTUDY_TEST_GPUS=1 $(BIN)/pytest -v -rs -s tests/gpu $(T)
 
 .PHONY: soak
 soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part

@@ -82,3 +82,41 @@ def test_memory_grows_as_needed(devices: tuple[str, ...]) -> None:
             tf.reduce_sum(tf.ones((256, 256))).numpy()
         assert tf.config.experimental.get_memory_growth(tf.config.list_physical_devices("GPU")[int(name[-1])])
         assert tf.config.experimental.get_memory_info(name)["current"] < facts["memory_mib"] * 2**20 / 2
+
+
+PRODUCT_ERROR = """
+import sys
+import numpy as np
+import tensorflow as tf
+from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
+
+strategy = build_strategy(DeviceSettings(devices=("GPU:0",), precision=sys.argv[1]))
+a, b = np.random.default_rng(5).normal(size=(2, 512, 512)).astype(np.float32)
+with tf.device(strategy.extended.worker_devices[0]):
+    product = (tf.constant(a) @ tf.constant(b)).numpy()
+exact = a.astype(np.float64) @ b.astype(np.float64)
+print(np.abs(product - exact).max() / np.abs(exact).max())
+"""
+
+
+def product_error(precision: str, environ: dict[str, str]) -> float:
+    """Return the largest error of a product of matrices, relative to its largest value."""
+    computed = subprocess.run(
+        [sys.executable, "-c", PRODUCT_ERROR, precision],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    return float(computed.stdout)
+
+
+def test_exact_products_are_those_of_float32_and_fast_ones_of_tf32(
+    devices: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    assert product_error("exact", environ) < 1e-6
+    capability = float(layout.describe(layout.plan([devices[0]]))[0]["compute_capability"])
+    if capability < 8.0:
+        pytest.skip(f"compute capability {capability}: GPUs have TF32 from 8.0 on")
+    assert 1e-5 < product_error("fast", environ) < 1e-2

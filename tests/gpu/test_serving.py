@@ -79,7 +79,7 @@ def test_a_masked_recurrent_model_loads_and_gives_what_the_cpu_gives(
     np.testing.assert_allclose(slot.forward({"tokens": tokens})["y"], on_cpu(model, tokens), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("token", [-1, TOKENS])
+@pytest.mark.parametrize("token", [-TOKENS - 1, TOKENS])
 def test_an_id_that_the_table_does_not_have_is_refused(load: Load, token: int) -> None:
     tokens = np.full((3, STEPS), 1, np.int32)
     tokens[1, 2] = token
