@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from understudy.service.envoy.door import Door
 from understudy.service.envoy.endpoint import Surroundings
 from understudy.service.envoy.vigil import Vigil
 from understudy.service.grpcio.handlers import Handlers
-from understudy.service.methods import Service, service
+from understudy.service.methods import Service, foreign_service, service
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.rpc import RpcMetrics
 from understudy.service.readiness import Readiness
@@ -65,7 +65,7 @@ class ToldPlane:
                 {"Predict": self.predict, "PredictStream": self.predict_stream},
                 {"Predict": self.check_room},
             ),
-            service(HEALTH, {"Check": health.check, "Watch": health.watch}),
+            foreign_service(HEALTH, {"Check": health.check, "List": health.list, "Watch": health.watch}),
         ]
 
     async def _echo_step(self, request: prediction_pb2.PredictRequest) -> prediction_pb2.PredictResponse:
@@ -124,11 +124,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def running_rig(front_end: str) -> AsyncIterator[Rig]:
+async def running_rig(front_end: str, more: Sequence[Service] = ()) -> AsyncIterator[Rig]:
     registry = new_registry()
     readiness = Readiness()
     plane = ToldPlane()
-    services = plane.services(readiness)
+    services = [*plane.services(readiness), *more]
     metrics = RpcMetrics(registry, [method.rpc for each in services for method in each.methods])
     make = {"grpcio": _grpcio_server, "envoy": _bridged_server}[front_end]
     server, ended = make(services, metrics)

@@ -98,11 +98,32 @@ def service(
     Raises:
         ValueError: There is an answer too many or too few.
     """
-    descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
-    if answers.keys() != descriptors.keys():
+    if answers.keys() != set(descriptor.methods_by_name):
         raise ValueError(
-            f"{descriptor.full_name} has the methods {sorted(descriptors)}; there are answers to {sorted(answers)}"
+            f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are answers to "
+            f"{sorted(answers)}"
         )
+    return foreign_service(descriptor, answers, admissions, recognizers)
+
+
+def foreign_service(
+    descriptor: ServiceDescriptor,
+    answers: Mapping[str, Answer | Stream],
+    admissions: Mapping[str, Admission] = MappingProxyType({}),
+    recognizers: Mapping[str, Recognizer[Any, Any]] = MappingProxyType({}),
+) -> Service:
+    """Return a service that another project describes, whose methods depend on the version of its package.
+
+    A method without an answer is left out, and every front end answers UNIMPLEMENTED to it. An answer to a method that
+    the installed version lacks is left out too.
+
+    Args:
+        descriptor: The service.
+        answers: What answers its methods, by their names.
+        admissions: What the calls of some methods must pass, by their names.
+        recognizers: What recognizes the requests of some methods, by their names.
+    """
+    descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
     methods = tuple(
         Method(
             rpc=rpc,
@@ -112,6 +133,7 @@ def service(
             recognizer=recognizers.get(rpc.name),
         )
         for rpc in methods_of(descriptor)
+        if rpc.name in answers
     )
     return Service(name=descriptor.full_name, methods=methods)
 

@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from understudy.service.dataplane.call import CallContext
-from understudy.service.methods import Requests, Service, service
+from understudy.service.methods import Requests, Service, foreign_service
 
 ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 """The service of version 1alpha."""
@@ -34,7 +34,7 @@ def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
         answers: AsyncGenerator[Any, None] = servicer.ServerReflectionInfo(requests, None)
         return answers
 
-    alpha = service(ALPHA, {"ServerReflectionInfo": info})
+    alpha = foreign_service(ALPHA, {"ServerReflectionInfo": info})
     return alpha, _as_version_1(alpha)
 
 

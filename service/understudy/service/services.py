@@ -11,7 +11,7 @@ from understudy.service.dataplane.health import HealthPlane
 from understudy.service.dataplane.oip import codec
 from understudy.service.dataplane.oip import plane as oip
 from understudy.service.dataplane.planes import DataPlane
-from understudy.service.methods import Service, refusals, service
+from understudy.service.methods import Service, foreign_service, refusals, service
 from understudy.service.readiness import Readiness
 from understudy.service.reflection import ALPHA, reflection_services
 from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
@@ -39,7 +39,7 @@ def all_services(plane: DataPlane, readiness: Readiness) -> tuple[Service, ...]:
     health = HealthPlane(readiness, names)
     return (
         *working,
-        service(HEALTH, {"Check": health.check, "Watch": health.watch}),
+        foreign_service(HEALTH, {"Check": health.check, "List": health.list, "Watch": health.watch}),
         *reflection_services([*names, HEALTH.full_name]),
     )
 
@@ -115,7 +115,7 @@ def _tf_serving(plane: DataPlane) -> tuple[Service, ...]:
     prediction, model = tf_serving_services()
     refused = refusals(UNSUPPORTED)
     return (
-        service(
+        foreign_service(
             prediction,
             {
                 "Predict": tf_serving.predict,
@@ -124,7 +124,7 @@ def _tf_serving(plane: DataPlane) -> tuple[Service, ...]:
             },
             {"Predict": tf_serving.check_room},
         ),
-        service(
+        foreign_service(
             model,
             {
                 "GetModelStatus": tf_serving.get_model_status,

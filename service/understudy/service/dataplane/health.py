@@ -6,6 +6,7 @@ The servicer that comes with grpcio-health-checking 1.81 forgets a service's oth
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
+from typing import Any
 
 from grpc_health.v1 import health_pb2
 
@@ -33,6 +34,17 @@ class HealthPlane:
             known = ", ".join(sorted(self._services - {""}))
             raise UnknownServiceError(f"no service {request.service!r} here; there are {known}")
         return health_pb2.HealthCheckResponse(status=self._status(request.service, self._readiness.state))
+
+    async def list(self, request: Any, call: CallContext) -> Any:
+        """Return the status of the server and of each service; grpcio-health-checking describes it from 1.85 on."""
+        del request, call
+        state = self._readiness.state
+        return health_pb2.HealthListResponse(
+            statuses={
+                service: health_pb2.HealthCheckResponse(status=self._status(service, state))
+                for service in sorted(self._services)
+            }
+        )
 
     async def watch(
         self, request: health_pb2.HealthCheckRequest, call: CallContext
