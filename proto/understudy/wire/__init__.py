@@ -11,6 +11,7 @@ from understudy.wire.codec import (
     encode_all,
     from_content,
     from_elements,
+    numbers,
     strings,
 )
 from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype
@@ -28,5 +29,6 @@ __all__ = [
     "fixed_size_dtype",
     "from_content",
     "from_elements",
+    "numbers",
     "strings",
 ]

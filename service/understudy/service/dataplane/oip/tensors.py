@@ -13,10 +13,9 @@ import numpy as np
 from understudy.evaluator.types import Array
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.oip.datatypes import BYTES, CONTENTS_FIELDS, dtype_of
-from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_content, from_elements, strings
+from understudy.wire import WireError, check_count, check_shape, from_content, from_elements, numbers, strings
 
 _LENGTH = struct.Struct("<I")
-_PIECE = 8192
 
 
 def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str) -> Array:
@@ -99,10 +98,7 @@ def _split(content: bytes, expected: int, name: str) -> list[bytes]:
 
 
 def _numbers(values: Sequence[Any], dtype: str, name: str) -> Array:
-    flat = np.empty(len(values), fixed_size_dtype(dtype))
     try:
-        for start in range(0, len(values), _PIECE):  # other threads run between the pieces
-            flat[start : start + _PIECE] = values[start : start + _PIECE]
+        return numbers(values, dtype)
     except OverflowError as error:
         raise WireError(f"{name}: an element does not fit {dtype}: {error}") from None
-    return flat

@@ -14,11 +14,10 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 
 from understudy.evaluator.types import Array, ArrayForm, TensorSpec
-from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, strings
+from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, numbers, strings
 
 STRING = "string"
 _POINTER_BYTES = 8
-_PIECE = 8192
 
 _TYPES: Mapping[str, int] = {
     "bool": types_pb2.DT_BOOL,
@@ -50,6 +49,7 @@ _VALUE_FIELDS: Mapping[str, str] = {
     STRING: "string_val",
 }
 _SMALL_INTEGERS_FIELD = "int_val"
+_BITS = "uint16"
 _SCALAR_FIELDS = frozenset({*_VALUE_FIELDS.values(), _SMALL_INTEGERS_FIELD})
 
 
@@ -134,23 +134,15 @@ def _shape_of(tensor: tensor_pb2.TensorProto, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _elements(values: Sequence[float | bytes], dtype: str, name: str) -> Array:
+def _elements(values: Sequence[Any], dtype: str, name: str) -> Array:
     if dtype == STRING:
-        return strings(values)  # type: ignore[arg-type]  # the field of strings holds bytes
-    element = fixed_size_dtype(dtype)
+        return strings(values)
     try:
-        if _VALUE_FIELDS.get(dtype) == "half_val":  # 16-bit patterns, which travel as whole numbers
-            return _numbers(values, np.dtype("<u2")).view(element)
-        return _numbers(values, element)
+        if _VALUE_FIELDS.get(dtype) == "half_val":
+            return numbers(values, _BITS).view(fixed_size_dtype(dtype))  # 16-bit patterns travel as whole numbers
+        return numbers(values, dtype)
     except OverflowError as error:
         raise WireError(f"{name}: an element does not fit {_type_name(dtype)}: {error}") from None
-
-
-def _numbers(values: Sequence[float | bytes], element: np.dtype[Any]) -> Array:
-    flat = np.empty(len(values), element)
-    for start in range(0, len(values), _PIECE):  # other threads run between the pieces
-        flat[start : start + _PIECE] = values[start : start + _PIECE]
-    return flat
 
 
 def _filled(flat: Array, shape: tuple[int, ...], max_bytes: int, *, name: str, field: str) -> Array:
