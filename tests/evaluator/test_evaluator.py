@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 import threading
 import time
@@ -342,9 +343,10 @@ def test_status_tells_every_version_newest_first(run: RealRun) -> None:
         assert [info.step for info in evaluator.checkpoints()] == [1, 2, 3]
 
 
-def test_a_second_evaluator_on_the_same_state_is_refused(run: RealRun) -> None:
+def test_a_second_evaluator_on_the_same_state_is_refused_with_the_flag_that_gives_it_its_own(run: RealRun) -> None:
     run.publish(1)
-    with run.running(), pytest.raises(LockHeldError, match="is in use by"):
+    remedy = rf"is in use by process {os.getpid()}; .*--state-dir \(or UNDERSTUDY_STATE_DIR\)"
+    with run.running(), pytest.raises(LockHeldError, match=remedy):
         run.evaluator().start()
     with run.running():
         pass

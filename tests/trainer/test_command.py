@@ -78,7 +78,9 @@ def test_a_second_chief_in_a_run_folder_is_refused_and_told_of_the_first(tmp_pat
     with DirectoryLock(tmp_path):
         result = CliRunner().invoke(main, ["train", "digits", "--run-dir", str(tmp_path), *OPTIONS])
     assert result.exit_code == 1
-    assert f"{tmp_path} is in use by process {os.getpid()}" in result.stderr.splitlines()[-1]
+    last = result.stderr.splitlines()[-1]
+    assert f"{tmp_path} is in use by process {os.getpid()}" in last
+    assert "--run-dir" in last
 
 
 def test_a_loss_that_is_not_finite_has_an_exit_status_of_its_own(tmp_path: Path) -> None:

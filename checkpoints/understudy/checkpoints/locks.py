@@ -22,10 +22,12 @@ class DirectoryLock:
 
     Args:
         path: The folder; made if it is missing.
+        alternative: What to do other than to stop the process that holds the lock, for the error.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, alternative: str = "choose another folder") -> None:
         self._file = path / LOCK_FILE
+        self._alternative = alternative
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -42,7 +44,7 @@ class DirectoryLock:
             holder = _read_holder(descriptor)
             os.close(descriptor)
             raise LockHeldError(
-                f"{self._file.parent} is in use by {holder}; stop that process or choose another folder",
+                f"{self._file.parent} is in use by {holder}; stop that process or {self._alternative}",
             ) from None
         except BaseException:
             os.close(descriptor)

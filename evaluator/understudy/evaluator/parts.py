@@ -47,6 +47,7 @@ from understudy.evaluator.types import EvaluationRecord
 LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"
 
+_OWN_STATE_FOLDER = "give this one a state folder of its own with --state-dir (or UNDERSTUDY_STATE_DIR)"
 _MILLISECONDS = 1000.0
 _OPENING_THREADS = 2
 _SCORING_THREADS = 2
@@ -223,7 +224,7 @@ def _monitor(settings: EvaluatorSettings, datasets: Sequence[EvaluationDataset])
 
 def _lock(settings: EvaluatorSettings, stack: ExitStack) -> None:
     settings.state_dir.mkdir(parents=True, exist_ok=True)
-    lock = DirectoryLock(settings.state_dir)
+    lock = DirectoryLock(settings.state_dir, alternative=_OWN_STATE_FOLDER)
     lock.acquire()
     stack.callback(lock.release)
 

@@ -40,7 +40,9 @@ class Chief:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:
-                stack.enter_context(DirectoryLock(self._settings.run_dir))
+                stack.enter_context(
+                    DirectoryLock(self._settings.run_dir, alternative="give another folder with --run-dir")
+                )
                 stack.enter_context(self._journal)
             except OSError as error:
                 raise PublishError(f"{self._settings.run_dir} cannot be written to: {error}") from error
