@@ -62,6 +62,8 @@ class Script:
     ledger: list[evaluation_pb2.EvaluationRecord] = field(default_factory=list)
     watch_breaks_after: deque[int] = field(default_factory=deque)
     input_names: tuple[str, ...] = ("image",)
+    output_names: tuple[str, ...] = ("doubled",)
+    positional: bool = False
     serving_step: int | None = STEP
 
     def __post_init__(self) -> None:
@@ -144,8 +146,9 @@ class Peer(
             self.script.requests.append(message)
             if message.HasField("options"):
                 continue
-            x = decode(message.batch.inputs["image"])
-            y = decode(message.batch.targets["targets"])
+            x = decode(message.batch.inputs[self.script.input_names[0]])
+            lone = len(self.script.output_names) == 1
+            y = decode(message.batch.targets["targets" if lone else self.script.output_names[0]])
             weights = message.batch.sample_weights
             w = decode(weights["sample_weights"]) if weights else np.ones(len(x))
             loss += float(np.sum(w * np.mean((2 * x - y) ** 2, axis=1)))
@@ -211,8 +214,13 @@ class Peer(
         return model_pb2.GetModelMetadataResponse(
             model_name="doubler",
             step=STEP,
-            inputs=[tensor_pb2.TensorSpec(name=name, dtype=float32, shape=[-1, 4]) for name in self.script.input_names],
-            outputs=[tensor_pb2.TensorSpec(name="doubled", dtype=float32, shape=[-1, 4])],
+            inputs=[
+                tensor_pb2.TensorSpec(name=name, dtype=float32, shape=[-1, 4], positional=self.script.positional)
+                for name in self.script.input_names
+            ],
+            outputs=[
+                tensor_pb2.TensorSpec(name=name, dtype=float32, shape=[-1, 4]) for name in self.script.output_names
+            ],
             replicas=2,
             devices=["CPU:0", "CPU:1"],
             datasets=["test"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from understudy.checkpoints.keras_signature import SignatureError, interface_of, signature_of
-from understudy.checkpoints.signature import TensorSpec
+from understudy.checkpoints.signature import Signature, TensorSpec
 
 # Building a model fixes TensorFlow's devices for the whole process: they are laid out before.
 pytestmark = pytest.mark.usefixtures("logical_cpus")
@@ -159,6 +159,37 @@ def test_a_signature_is_the_same_before_saving_and_after_loading(
     assert list(before.inputs) == inputs
     assert list(before.outputs) == outputs
     assert after == before
+
+
+POSITIONAL: list[tuple[Callable[[], Any], list[bool], list[bool]]] = [
+    (lone_nameless, [True], [True]),
+    (lone_named, [False], [False]),
+    (built_by_a_call, [True], [True]),
+    (partly_named, [False, True], [False, True]),
+    (nested, [False, False], [False, False, False]),
+    (subclassed, [False, False], [False, False]),
+    (fixed_length, [True], [True]),
+]
+
+
+@pytest.mark.parametrize(("build", "inputs", "outputs"), POSITIONAL, ids=[case[0].__name__ for case in POSITIONAL])
+def test_a_signature_says_which_names_stand_for_places(
+    build: Callable[[], Any], inputs: list[bool], outputs: list[bool]
+) -> None:
+    signature = signature_of(build())
+    assert [spec.positional for spec in signature.inputs] == inputs
+    assert [spec.positional for spec in signature.outputs] == outputs
+    restored = Signature.from_json(signature.as_json())
+    assert [spec.positional for spec in restored.inputs] == inputs
+
+
+def test_a_signature_written_before_places_were_told_apart_is_the_same_signature() -> None:
+    signature = signature_of(lone_nameless())
+    written = {
+        key: [{k: v for k, v in spec.items() if k != "positional"} for spec in specs]
+        for key, specs in signature.as_json().items()
+    }
+    assert Signature.from_json(written) == signature
 
 
 def test_names_lead_into_the_models_own_structure_and_back() -> None:

@@ -20,6 +20,7 @@ from peer_server import STEP, Failure, Peer, Script
 from understudy.cli.main import main
 from understudy.service.address_file import write_address_file
 from understudy.v1 import evaluation_pb2
+from understudy.wire import decode
 
 Run = Callable[..., Result]
 
@@ -54,6 +55,20 @@ def test_predict_shows_a_table(run: Run, tmp_path: Path) -> None:
     assert headings.split() == ["row", "step", "doubled"]
     assert first.split()[:2] == ["0", str(STEP)]
     assert "largest [3] = 6.0000 of [0. 2. 4. 6.]" in first
+
+
+def test_arrays_without_names_go_by_their_order(run: Run, script: Script, tmp_path: Path) -> None:
+    script.input_names, script.output_names = ("left", "right"), ("a", "b")
+    file = tmp_path / "rows.npz"
+    np.savez(file, X, X + 1, 2 * X, 3 * X)
+
+    (predicted,) = lines_of_json(run("predict", str(file), "--json"))
+    lines_of_json(run("evaluate", str(file), "--json"))
+
+    assert predicted["outputs"] == {"doubled_left": (2 * X).tolist(), "doubled_right": (2 * X + 2).tolist()}
+    scored = next(each.batch for each in script.requests if getattr(each, "batch", None) and each.batch.inputs)
+    assert {name: decode(tensor)[0, 1] for name, tensor in scored.inputs.items()} == {"left": 1, "right": 2}
+    assert {name: decode(tensor)[0, 1] for name, tensor in scored.targets.items()} == {"a": 2, "b": 3}
 
 
 def test_predict_shows_the_first_rows_of_many_and_says_how_to_get_all(run: Run, tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ async def test_the_name_of_a_lone_array_is_asked_for_again_after_a_refusal(
     assert set((await async_client.predict(ROWS)).outputs) == {"doubled_picture"}
 
 
+async def test_a_list_goes_to_several_inputs_in_the_models_order(async_client: AsyncClient, script: Script) -> None:
+    script.input_names = ("left", "right")
+
+    result = await async_client.predict([ROWS, ROWS + 1])
+
+    np.testing.assert_array_equal(result.outputs["doubled_right"], 2 * ROWS + 2)
+    assert script.calls == {"GetModelMetadata": 1, "Predict": 1}
+
+
 async def test_errors_are_typed_and_carry_what_the_server_says(async_client: AsyncClient, script: Script) -> None:
     script.failures.append(Failure(code=grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after_seconds=0.25))
 

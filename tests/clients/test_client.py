@@ -21,8 +21,10 @@ from understudy.clients import (
     PredictResult,
     Progress,
     UnderstudyError,
+    requests,
 )
 from understudy.v1.evaluation_pb2 import EvaluateRequest
+from understudy.wire import decode
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -58,8 +60,48 @@ def test_the_name_of_a_lone_array_is_asked_for_again_after_a_refusal(client: Cli
 def test_a_lone_array_for_a_model_with_two_inputs_is_refused_with_their_names(client: Client, script: Script) -> None:
     script.input_names = ("left", "right")
 
-    with pytest.raises(InvalidArgumentError, match="this one takes left, right: give arrays by name"):
+    with pytest.raises(InvalidArgumentError, match="this model takes left, right: give arrays by name, or a list of 2"):
         client.predict(ROWS)
+    with pytest.raises(InvalidArgumentError, match="a list of 3 came; this model takes left, right"):
+        client.predict([ROWS, ROWS, ROWS])
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_goes_to_several_inputs_in_the_models_order(client: Client, script: Script, kind: Any) -> None:
+    script.input_names = ("left", "right")
+
+    result = client.predict(kind([ROWS, ROWS + 1]))
+    (streamed,) = client.predict_many([kind([ROWS, ROWS + 1])])
+
+    assert not isinstance(streamed, Exception)
+    for outputs in (result.outputs, streamed.outputs):
+        np.testing.assert_array_equal(outputs["doubled_left"], 2 * ROWS)
+        np.testing.assert_array_equal(outputs["doubled_right"], 2 * ROWS + 2)
+    assert script.calls["GetModelMetadata"] == 1
+
+
+def test_a_list_is_one_array_where_the_model_has_one_input(client: Client) -> None:
+    np.testing.assert_array_equal(client.predict(list(ROWS)).output, 2 * ROWS)
+
+
+def test_metadata_says_which_names_stand_for_places(client: Client, script: Script) -> None:
+    script.positional = True
+
+    metadata = client.metadata()
+
+    assert [spec.positional for spec in metadata.inputs] == [True]
+    assert [spec.positional for spec in metadata.outputs] == [False]
+
+
+def test_batches_to_score_go_by_order_too() -> None:
+    names = requests.Names(inputs=("left", "right"), outputs=("a", "b"))
+
+    message = requests.evaluate_batch(((ROWS, ROWS + 1), [ROWS + 2, ROWS + 3]), names).batch
+
+    assert {name: decode(tensor)[0, 0] for name, tensor in message.inputs.items()} == {"left": 0, "right": 1}
+    assert {name: decode(tensor)[0, 0] for name, tensor in message.targets.items()} == {"a": 2, "b": 3}
+    lone = requests.Names(inputs=("image",), outputs=("doubled",))
+    assert list(requests.evaluate_batch((ROWS, list(ROWS)), lone).batch.targets) == ["targets"]
 
 
 def test_nested_mappings_are_flattened_and_several_outputs_have_names(client: Client, script: Script) -> None:

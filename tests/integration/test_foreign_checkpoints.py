@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from integration.in_process import until
 
 from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
 from understudy.cli.main import main
-from understudy.clients import FailedPreconditionError, Metric
+from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric
 from understudy.evaluator.errors import ConfigurationError
 
 EXPERIMENT = """
@@ -64,6 +65,25 @@ def test_weights_are_served_in_the_experiments_model(run_service: Run, theirs: P
     evaluation = next(client.watch_evaluations())
     assert (evaluation.step, evaluation.dataset, evaluation.metrics["mae"]) == (7, "threes", 4.0)
     np.testing.assert_allclose(client.predict(ones(5)).output, np.full((5, OUTPUTS), 7), rtol=1e-6)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_inputs_without_names_are_told_and_taken_by_their_order(run_service: Run, theirs: Path) -> None:
+    named, nameless = keras.Input((2,), name="wide"), keras.Input((2,))
+    total = keras.layers.Subtract()([named, nameless])
+    keras.Model([named, nameless], total).save(theirs / "epoch-1.keras")
+    service = run_service({"checkpoints": theirs})
+    service.wait_ready()
+    client = service.client()
+
+    metadata = client.metadata()
+    assert [(spec.name, spec.positional) for spec in metadata.inputs] == [("wide", False), ("1", True)]
+    assert [(spec.name, spec.positional) for spec in metadata.outputs] == [("outputs", True)]
+    threes, ones_ = np.full((5, 2), 3, np.float32), np.ones((5, 2), np.float32)
+    np.testing.assert_array_equal(client.predict([threes, ones_]).output, threes - ones_)
+    np.testing.assert_array_equal(client.predict({"1": ones_, "wide": threes}).output, threes - ones_)
+    with pytest.raises(InvalidArgumentError, match="Keras made up the names of '1', which say their places"):
+        client.predict({"wide": threes, "keras_tensor_1": ones_})
 
 
 def test_weights_without_an_experiment_end_the_service_with_the_remedy(run_service: Run, theirs: Path) -> None:

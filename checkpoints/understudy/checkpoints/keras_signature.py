@@ -215,22 +215,32 @@ def _named(structure: Any, own_name: Callable[[_Path, Any], str | None], *, lone
 
     leaves = keras.tree.flatten_with_path(structure)
     paths = ["/".join(map(str, path)) for path, _ in leaves]
-    if len(leaves) == 1 and not any(isinstance(key, str) for key in leaves[0][0]):
+    if len(leaves) == 1 and not _has_key(leaves[0][0]):
         paths = [lone]
-    names = [own_name(path, leaf) or joined for (path, leaf), joined in zip(leaves, paths, strict=True)]
+    own_names = [own_name(path, leaf) for path, leaf in leaves]
+    names = [own or joined for own, joined in zip(own_names, paths, strict=True)]
     if len(set(names)) < len(names):
-        names = paths
-    specs = (_spec(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True))
+        names, own_names = paths, [None] * len(paths)
+    specs = [
+        _spec(name, leaf, positional=own is None and not _has_key(path))
+        for name, own, (path, leaf) in zip(names, own_names, leaves, strict=True)
+    ]
     return NamedStructure(template=keras.tree.map_structure(lambda _: 0, structure), specs=tuple(specs))
 
 
-def _spec(name: str, tensor: Any) -> TensorSpec:
+def _has_key(path: _Path) -> bool:
+    """Return whether a dict's key is among what leads to a tensor."""
+    return any(isinstance(key, str) for key in path)
+
+
+def _spec(name: str, tensor: Any, *, positional: bool) -> TensorSpec:
     import keras
 
     return TensorSpec(
         name=name,
         dtype=str(keras.backend.standardize_dtype(tensor.dtype)),
         shape=(None, *tuple(tensor.shape)[1:]),
+        positional=positional,
     )
 
 
@@ -239,7 +249,7 @@ def _input_name(_: _Path, tensor: Any) -> str | None:
 
 
 def _output_name(path: _Path, tensor: Any) -> str | None:
-    if any(isinstance(key, str) for key in path):
+    if _has_key(path):
         return None
     return _given_name(tensor._keras_history.operation)  # noqa: SLF001 - Keras offers no other way to the layer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -11,21 +11,29 @@ from typing import Any
 class TensorSpec:
     """One tensor: its flattened name, NumPy's name of its dtype (``string`` for bytes), and its shape.
 
-    ``None`` in the shape stands for any length; axis 0 is the batch and always ``None``.
+    ``None`` in the shape stands for any length; axis 0 is the batch and always ``None``. ``positional`` says that the
+    name stands for the tensor's place, as the user gave none; specs that differ in nothing else are equal.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+    positional: bool = field(default=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        value = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        return {**value, "positional": True} if self.positional else value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TensorSpec:
         """Read what `as_json` returned; raise KeyError or TypeError if it is something else."""
-        return cls(name=str(value["name"]), dtype=str(value["dtype"]), shape=tuple(value["shape"]))
+        return cls(
+            name=str(value["name"]),
+            dtype=str(value["dtype"]),
+            shape=tuple(value["shape"]),
+            positional=bool(value.get("positional", False)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Reads arrays from files and finds the model's inputs and targets among them.
 
 The keys of an ``.npz`` file are the model's own names: of its inputs, and, for scoring, of its outputs. A lone input
-may also go by ``x``, a lone target by ``y`` or ``targets``. ``sample_weight`` holds a weight for each row. The server's
+may also go by ``x``, a lone target by ``y`` or ``targets``; several go by `numpy.savez`'s ``arr_0``, ``arr_1`` and so
+on too, the inputs first, in the model's order. ``sample_weight`` holds a weight for each row. The server's
 ``--eval-data`` takes the same files.
 """
 
@@ -77,7 +78,7 @@ def rows_to_score(file: Path, metadata: ModelMetadata) -> Rows:
     arrays = _read(file)
     rows = Rows(
         inputs=_taken(file, arrays, metadata.inputs, _INPUT_ALIASES, cast=True),
-        targets=_taken(file, arrays, metadata.outputs, _TARGET_ALIASES, cast=False),
+        targets=_taken(file, arrays, metadata.outputs, _TARGET_ALIASES, cast=False, first_place=len(metadata.inputs)),
         sample_weight=arrays.get(_WEIGHT_KEY),
     )
     return _checked(file, rows)
@@ -108,11 +109,17 @@ def _read(file: Path) -> dict[str, Array]:
 
 
 def _taken(
-    file: Path, arrays: Mapping[str, Array], specs: Sequence[TensorSpec], aliases: Sequence[str], *, cast: bool
+    file: Path,
+    arrays: Mapping[str, Array],
+    specs: Sequence[TensorSpec],
+    aliases: Sequence[str],
+    *,
+    cast: bool,
+    first_place: int = 0,
 ) -> dict[str, Array]:
     taken = {}
-    for spec in specs:
-        names = (spec.name, *aliases) if len(specs) == 1 else (spec.name,)
+    for place, spec in enumerate(specs):
+        names = (spec.name, *aliases) if len(specs) == 1 else (spec.name, f"arr_{first_place + place}")
         name = next((name for name in names if name in arrays), None)
         if name is None:
             raise CommandError(

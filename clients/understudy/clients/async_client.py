@@ -54,11 +54,11 @@ class AsyncClient(AsyncModelCalls):
         self, inputs: Tensors, *, version: Version | None = None, timeout_seconds: float | None = None
     ) -> PredictResult:
         """Predict one batch; see `Client.predict`."""
-        request = requests.predict(inputs, version, await self._lone_name(inputs))
+        request = requests.predict(inputs, version, await self._names(unless=isinstance(inputs, Mapping)))
         try:
             response = await self._ask(self._predictions.Predict, request, timeout_seconds)
         except InvalidArgumentError:
-            self._lone_input.forget()
+            self._known_names.forget()
             raise
         return responses.prediction(response)
 
@@ -73,8 +73,8 @@ class AsyncClient(AsyncModelCalls):
         """Predict many batches; see `Client.predict_many`. Items that come synchronously do so on a thread."""
 
         async def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
-            name = await self._lone_name(item)
-            return prediction_pb2.PredictStreamRequest(request=requests.predict(item, version, name))
+            names = await self._names(unless=isinstance(item, Mapping))
+            return prediction_pb2.PredictStreamRequest(request=requests.predict(item, version, names))
 
         call = self._predictions.PredictStream(None, timeout=self._stream_timeout(timeout_seconds))
         async with _ended(call), aclosing(outcomes(call, drawn(items), build, in_flight=in_flight)) as results:
@@ -99,8 +99,8 @@ class AsyncClient(AsyncModelCalls):
         yield requests.evaluate_options(version, metrics)
         async with aclosing(drawn(batches)) as source:
             async for batch in source:
-                inputs, *_ = requests.batch_parts(batch)
-                yield requests.evaluate_batch(batch, await self._lone_name(inputs))
+                names = await self._names(unless=requests.goes_by_name(batch))
+                yield requests.evaluate_batch(batch, names)
 
     async def compare(
         self,
@@ -127,8 +127,8 @@ class AsyncClient(AsyncModelCalls):
         yield options
         async with aclosing(drawn(batches if batches is not None else ())) as source:
             async for batch in source:
-                inputs, *_ = requests.batch_parts(batch)
-                yield requests.compare_batch(batch, await self._lone_name(inputs))
+                names = await self._names(unless=requests.goes_by_name(batch))
+                yield requests.compare_batch(batch, names)
 
     async def evaluate_dataset(
         self,
@@ -182,14 +182,14 @@ class AsyncClient(AsyncModelCalls):
                 await write_all(call, messages)
                 return await call
         except UnderstudyError:
-            self._lone_input.forget()
+            self._known_names.forget()
             raise
 
-    async def _lone_name(self, inputs: Tensors) -> str:
-        """Return the name a lone array goes by; nothing needs one where arrays come by name."""
-        if isinstance(inputs, Mapping):
-            return ""
-        return self._lone_input.name or self._lone_input.learn(await self.metadata())
+    async def _names(self, *, unless: bool) -> requests.Names:
+        """Return the names that arrays without names go by; none where arrays come by name."""
+        if unless:
+            return requests.Names()
+        return self._known_names.names or self._known_names.learn(await self.metadata())
 
     def _stream_timeout(self, timeout_seconds: float | None) -> float:
         return self._stream_timeout_seconds if timeout_seconds is None else timeout_seconds

@@ -46,7 +46,7 @@ class AsyncModelCalls:
     ) -> None:
         self._timeout_seconds = timeout_seconds
         self._stream_timeout_seconds = stream_timeout_seconds
-        self._lone_input = requests.LoneInput()
+        self._known_names = requests.KnownNames()
         self._channel = aio.insecure_channel(channel_target(targets), options=channel_options(max_message_bytes))
         self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
         self._evaluations = evaluation_pb2_grpc.EvaluationServiceStub(self._channel)

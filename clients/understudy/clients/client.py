@@ -47,16 +47,17 @@ class Client(ModelCalls):
         """Predict one batch.
 
         Args:
-            inputs: Every input by name, each ``[rows, ...]``; or the one input of the model, whose name is asked for
-                once. dtypes must be the model's. Text and bytes make string tensors.
+            inputs: Every input by name, each ``[rows, ...]``; or, without names, the one input of the model, or a list
+                of several in the model's order. The names are then asked for once. dtypes must be the model's. Text
+                and bytes make string tensors.
             version: A step that is loaded, or a label; the version on stage by default.
             timeout_seconds: Instead of the client's own.
         """
-        request = requests.predict(inputs, version, self._lone_name(inputs))
+        request = requests.predict(inputs, version, self._names(unless=isinstance(inputs, Mapping)))
         try:
             response = self._ask(self._predictions.Predict, request, timeout_seconds)
         except InvalidArgumentError:
-            self._lone_input.forget()
+            self._known_names.forget()
             raise
         return responses.prediction(response)
 
@@ -81,7 +82,9 @@ class Client(ModelCalls):
         """
 
         def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
-            return prediction_pb2.PredictStreamRequest(request=requests.predict(item, version, self._lone_name(item)))
+            return prediction_pb2.PredictStreamRequest(
+                request=requests.predict(item, version, self._names(unless=isinstance(item, Mapping)))
+            )
 
         pipeline = Pipeline(items, build, in_flight=in_flight)
         call = self._predictions.PredictStream(pipeline.requests(), timeout=self._stream_timeout(timeout_seconds))
@@ -102,7 +105,8 @@ class Client(ModelCalls):
 
         Args:
             batches: Any iterable, a ``tf.data.Dataset`` too, of ``(x, y)`` or ``(x, y, sample_weight)``, each an array
-                ``[rows, ...]`` or arrays by name. Drawn on another thread; what it raises is raised here.
+                ``[rows, ...]``, arrays by name, or, of several inputs or targets, a list in the model's order. Sample
+                weights are one array or arrays by name. Drawn on another thread; what it raises is raised here.
             version: A step or a label; one that is not loaded is loaded for the purpose. The one on stage by default.
             metrics: Keras metrics; the compiled ones by default.
             timeout_seconds: For the whole stream, instead of the client's own.
@@ -115,8 +119,7 @@ class Client(ModelCalls):
     ) -> Iterator[evaluation_pb2.EvaluateRequest]:
         yield requests.evaluate_options(version, metrics)
         for batch in batches:
-            inputs, *_ = requests.batch_parts(batch)
-            yield requests.evaluate_batch(batch, self._lone_name(inputs))
+            yield requests.evaluate_batch(batch, self._names(unless=requests.goes_by_name(batch)))
 
     def compare(
         self,
@@ -153,8 +156,7 @@ class Client(ModelCalls):
     ) -> Iterator[evaluation_pb2.CompareRequest]:
         yield options
         for batch in batches if batches is not None else ():
-            inputs, *_ = requests.batch_parts(batch)
-            yield requests.compare_batch(batch, self._lone_name(inputs))
+            yield requests.compare_batch(batch, self._names(unless=requests.goes_by_name(batch)))
 
     def evaluate_dataset(
         self,
@@ -218,17 +220,17 @@ class Client(ModelCalls):
             with translated():
                 response = method(feed, timeout=self._stream_timeout(timeout_seconds))
         except UnderstudyError:
-            self._lone_input.forget()
+            self._known_names.forget()
             feed.check()
             raise
         feed.check()
         return response
 
-    def _lone_name(self, inputs: Tensors) -> str:
-        """Return the name a lone array goes by; nothing needs one where arrays come by name."""
-        if isinstance(inputs, Mapping):
-            return ""
-        return self._lone_input.name or self._lone_input.learn(self.metadata())
+    def _names(self, *, unless: bool) -> requests.Names:
+        """Return the names that arrays without names go by; none where arrays come by name."""
+        if unless:
+            return requests.Names()
+        return self._known_names.names or self._known_names.learn(self.metadata())
 
     def _stream_timeout(self, timeout_seconds: float | None) -> float:
         return self._stream_timeout_seconds if timeout_seconds is None else timeout_seconds

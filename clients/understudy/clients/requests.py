@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
 
 from understudy.clients.errors import InvalidArgumentError
 from understudy.clients.types import EvaluationOutcome, Metric, ModelMetadata, Tensors, Version
@@ -28,34 +29,45 @@ _OUTCOMES: Final = {
 }
 
 
-class LoneInput:
-    """The name under which a lone array travels: that of the model's one input, asked for once.
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """The names of the model's inputs and outputs, in the model's order."""
 
-    The version on stage is the one that is asked. Its answer serves for other versions too, which have the same inputs
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+class KnownNames:
+    """The names under which arrays without names travel, asked for once.
+
+    The serving version is the one that is asked. Its answer serves for other versions too, which have the same inputs
     unless the architecture changed; where it did, give arrays by name.
     """
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.names: Names | None = None
 
-    def learn(self, metadata: ModelMetadata) -> str:
-        """Remember and return the name of the one input; raise InvalidArgumentError if there are several."""
-        names = [spec.name for spec in metadata.inputs]
-        if len(names) != 1:
-            raise InvalidArgumentError(
-                f"a lone array is for a model with one input; this one takes {', '.join(names)}: give arrays by name"
-            )
-        self.name = names[0]
-        return self.name
+    def learn(self, metadata: ModelMetadata) -> Names:
+        """Remember and return the names."""
+        self.names = Names(
+            inputs=tuple(spec.name for spec in metadata.inputs), outputs=tuple(spec.name for spec in metadata.outputs)
+        )
+        return self.names
 
     def forget(self) -> None:
         """Ask again next time, since the server refused what it got."""
-        self.name = None
+        self.names = None
 
 
-def predict(inputs: Tensors, version: Version | None, input_name: str) -> prediction_pb2.PredictRequest:
-    """Return a Predict request; a lone array goes by ``input_name``."""
-    return prediction_pb2.PredictRequest(inputs=_tensors(inputs, input_name), version=selector(version))
+def predict(inputs: Tensors, version: Version | None, names: Names) -> prediction_pb2.PredictRequest:
+    """Return a Predict request; arrays without names go by the inputs' names."""
+    return prediction_pb2.PredictRequest(inputs=_input_tensors(inputs, names), version=selector(version))
+
+
+def goes_by_name(batch: Any) -> bool:
+    """Return whether a batch to score says all the names that it needs."""
+    inputs, targets, *_ = batch_parts(batch)
+    return isinstance(inputs, Mapping) and not isinstance(targets, tuple | list)
 
 
 def evaluate_options(version: Version | None, metrics: Sequence[str | Metric]) -> evaluation_pb2.EvaluateRequest:
@@ -85,18 +97,18 @@ def compare_options(
     return evaluation_pb2.CompareRequest(options=options)
 
 
-def evaluate_batch(batch: Any, input_name: str) -> evaluation_pb2.EvaluateRequest:
+def evaluate_batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateRequest:
     """Return the message that carries one batch ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Raises:
         InvalidArgumentError: The batch is something else, or an array cannot travel.
     """
-    return evaluation_pb2.EvaluateRequest(batch=_batch(batch, input_name))
+    return evaluation_pb2.EvaluateRequest(batch=_batch(batch, names))
 
 
-def compare_batch(batch: Any, input_name: str) -> evaluation_pb2.CompareRequest:
+def compare_batch(batch: Any, names: Names) -> evaluation_pb2.CompareRequest:
     """Do the same for a Compare stream."""
-    return evaluation_pb2.CompareRequest(batch=_batch(batch, input_name))
+    return evaluation_pb2.CompareRequest(batch=_batch(batch, names))
 
 
 def batch_parts(batch: Any) -> tuple[Any, ...]:
@@ -166,17 +178,42 @@ def _metric_specs(metrics: Sequence[str | Metric]) -> list[evaluation_pb2.Metric
     ]
 
 
-def _batch(batch: Any, input_name: str) -> evaluation_pb2.EvaluateBatch:
+def _batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateBatch:
     inputs, targets, *weights = batch_parts(batch)
     return evaluation_pb2.EvaluateBatch(
-        inputs=_tensors(inputs, input_name),
-        targets=_tensors(targets, _TARGETS),
-        sample_weights=_tensors(weights[0], _SAMPLE_WEIGHTS) if weights else {},
+        inputs=_input_tensors(inputs, names),
+        targets=_target_tensors(targets, names),
+        sample_weights=_tensors(_by_name(weights[0], _SAMPLE_WEIGHTS)) if weights else {},
     )
 
 
-def _tensors(value: Tensors, lone_name: str) -> dict[str, tensor_pb2.Tensor]:
-    arrays = dict(_flattened(value)) if isinstance(value, Mapping) else {lone_name: value}
+def _input_tensors(value: Tensors, names: Names) -> dict[str, tensor_pb2.Tensor]:
+    if isinstance(value, Mapping) or len(names.inputs) == 1:
+        return _tensors(_by_name(value, *names.inputs))
+    if _is_in_order(value, names.inputs):
+        return _tensors(dict(zip(names.inputs, value, strict=True)))
+    came = f"a {type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else "a lone array"
+    listed = ", ".join(names.inputs)
+    raise InvalidArgumentError(
+        f"{came} came; this model takes {listed}: give arrays by name, or a list of {len(names.inputs)} in this order"
+    )
+
+
+def _target_tensors(value: Tensors, names: Names) -> dict[str, tensor_pb2.Tensor]:
+    if len(names.outputs) > 1 and _is_in_order(value, names.outputs):
+        return _tensors(dict(zip(names.outputs, value, strict=True)))
+    return _tensors(_by_name(value, _TARGETS))
+
+
+def _is_in_order(value: Tensors, names: Sequence[str]) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, tuple | list) and len(value) == len(names)
+
+
+def _by_name(value: Tensors, *lone_name: str) -> Mapping[str, Any]:
+    return dict(_flattened(value)) if isinstance(value, Mapping) else dict.fromkeys(lone_name, value)
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, tensor_pb2.Tensor]:
     try:
         return encode_all(arrays)
     except WireError as error:

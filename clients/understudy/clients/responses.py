@@ -176,6 +176,7 @@ def _specs(specs: Iterable[tensor_pb2.TensorSpec]) -> tuple[TensorSpec, ...]:
             name=spec.name,
             dtype=dtype_name(spec.dtype),
             shape=tuple(None if length < 0 else length for length in spec.shape),
+            positional=spec.positional,
         )
         for spec in specs
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -14,8 +14,11 @@ Array = npt.NDArray[Any]
 Version = int | Literal["serving", "latest", "best"]
 """A version of the model: a training step, or a label that the server resolves when the request arrives."""
 
-Tensors = npt.ArrayLike | Mapping[str, Any]
-"""One array, or arrays by name. Mappings may be nested; their keys are joined by ``/``. Axis 0 is the batch."""
+Tensors = npt.ArrayLike | Sequence[Any] | Mapping[str, Any]
+"""One array, several in the model's order, or arrays by name. Axis 0 is the batch.
+
+Mappings may be nested; their keys are joined by ``/``.
+"""
 
 VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused"]
@@ -156,11 +159,15 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """What the model takes or gives under one name; None in the shape stands for any length, axis 0 is the batch."""
+    """What the model takes or gives under one name; None in the shape stands for any length, axis 0 is the batch.
+
+    ``positional`` says that the name stands for the place in the model's order, as Keras made up the tensor's own.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+    positional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

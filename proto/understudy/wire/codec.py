@@ -154,8 +154,8 @@ def strings(values: Sequence[bytes]) -> npt.NDArray[Any]:
 def numbers(values: Sequence[float], dtype: str) -> npt.NDArray[Any]:
     """Return a message's repeated numbers as an array ``[n]``.
 
-    From protobuf 7 on they turn themselves into arrays, in which what does not fit wraps around without an error. Slices of
-    them, which are lists, do not.
+    From protobuf 7 on they turn themselves into arrays, in which what does not fit wraps around without an error.
+    Slices of them, which are lists, do not.
 
     Args:
         values: The numbers.

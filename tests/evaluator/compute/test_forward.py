@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from evaluator.compute import zoo
 
+from understudy.checkpoints.signature import TensorSpec
+from understudy.evaluator.compute.inputs import check_inputs
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.errors import InvalidInputError, LoadError
 
@@ -101,6 +103,7 @@ def test_a_model_whose_output_is_not_batch_major_is_refused(make_slot: Callable[
     ("inputs", "message"),
     [
         ({"image": np.zeros((2, 6, 6, 1), np.float32)}, "'image' came; 'inputs' were expected"),
+        ({"keras_tensor": np.zeros((2, 6, 6, 1), np.float32)}, "one input, here called 'inputs', as Keras made up"),
         ({"inputs": np.zeros((2, 6, 6, 1))}, "dtype float64; float32 was expected"),
         ({"inputs": np.zeros((2, 6, 5, 1), np.float32)}, r"shape \[2, 6, 5, 1\]; \[rows, 6, 6, 1\] was expected"),
         ({"inputs": np.zeros((6,), np.float32)}, r"shape \[6\]; \[rows, 6, 6, 1\] was expected"),
@@ -111,6 +114,20 @@ def test_a_model_whose_output_is_not_batch_major_is_refused(make_slot: Callable[
 def test_inputs_that_do_not_fit_are_refused_by_name(slot: Slot, inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         slot.check_inputs(inputs)
+
+
+def test_names_that_stand_for_places_are_told_from_given_ones() -> None:
+    specs = [
+        TensorSpec(name="left", dtype="float32", shape=(None, 3)),
+        TensorSpec(name="1", dtype="float32", shape=(None, 2), positional=True),
+    ]
+    message = (
+        r"'left', '1' were expected\. Keras made up the names of '1', which say their places in the model's order$"
+    )
+    with pytest.raises(InvalidInputError, match=message):
+        check_inputs({"left": np.zeros((2, 3), np.float32), "right": np.zeros((2, 2), np.float32)}, specs)
+    with pytest.raises(InvalidInputError, match=r"'left' were expected$"):
+        check_inputs({"right": np.zeros((2, 3), np.float32)}, specs[:1])
 
 
 def test_inputs_must_have_equally_many_rows(make_slot: Callable[..., Slot]) -> None:

@@ -126,6 +126,7 @@ def test_a_stream_without_a_batch_is_refused(classifier: Slot) -> None:
     ("changes", "message"),
     [
         ({"targets": {"digit": np.zeros(3)}}, "the targets 'digit' came; 'outputs', 'targets' were expected"),
+        ({"targets": {"digit": np.zeros(3)}}, "one output, here called 'outputs', as Keras made up its name"),
         ({"targets": {"targets": np.zeros(2)}}, "target 'targets' has 2 rows; 3 were expected"),
         ({"targets": {"targets": np.float32(1)}}, "is a scalar"),
         ({"targets": {}}, "targets do not fit the model's loss and metrics"),

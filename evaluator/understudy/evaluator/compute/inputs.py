@@ -30,7 +30,7 @@ def check_inputs(inputs: Arrays, specs: Sequence[TensorSpec]) -> int:
 
 def check_forms(forms: Mapping[str, ArrayForm], specs: Sequence[TensorSpec]) -> int:
     """Return the number of rows of inputs that need not be built yet; raise what `check_inputs` does."""
-    _check_names(forms, [spec.name for spec in specs])
+    _check_names(forms, specs)
     rows = 0
     for spec in specs:
         form = forms[spec.name]
@@ -72,8 +72,9 @@ def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[Te
     """
     rows = check_inputs(batch.inputs, inputs)
     names = [spec.name for spec in outputs]
-    _check_labels("target", batch.targets, [*names, ALL_TARGETS] if len(names) == 1 else names, rows)
-    _check_labels("sample weight", batch.sample_weights, [*names, ALL_WEIGHTS], rows)
+    note = _positional_note("output", outputs)
+    _check_labels("target", batch.targets, [*names, ALL_TARGETS] if len(names) == 1 else names, rows, note)
+    _check_labels("sample weight", batch.sample_weights, [*names, ALL_WEIGHTS], rows, note)
     for name, array in batch.sample_weights.items():
         if array.dtype.kind not in "fiub" and dtype_name(array) != "bfloat16":
             raise InvalidInputError(f"sample weight {name!r} has dtype {dtype_name(array)}; numbers were expected")
@@ -90,9 +91,27 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     return "string" if dtype.kind in "SUO" else str(dtype.name)
 
 
-def _check_names(arrays: Mapping[str, Any], expected: Sequence[str]) -> None:
+def _positional_note(kind: str, specs: Sequence[TensorSpec]) -> str:
+    """Return what to add to an error about names: which of the model's names stand for places; empty if none does.
+
+    Args:
+        kind: ``input`` or ``output``.
+        specs: All of that kind, in the model's order.
+    """
+    made_up = [spec.name for spec in specs if spec.positional]
+    if not made_up:
+        return ""
+    if len(specs) == 1:
+        return f". The model has one {kind}, here called {made_up[0]!r}, as Keras made up its name"
+    return f". Keras made up the names of {_list(made_up)}, which say their places in the model's order"
+
+
+def _check_names(arrays: Mapping[str, Any], specs: Sequence[TensorSpec]) -> None:
+    expected = [spec.name for spec in specs]
     if arrays.keys() != set(expected):
-        raise InvalidInputError(f"the inputs {_list(arrays)} came; {_list(expected)} were expected")
+        raise InvalidInputError(
+            f"the inputs {_list(arrays)} came; {_list(expected)} were expected{_positional_note('input', specs)}"
+        )
 
 
 def _check_dtype(form: ArrayForm, spec: TensorSpec) -> None:
@@ -112,10 +131,10 @@ def _check_shape(form: ArrayForm, spec: TensorSpec) -> None:
         )
 
 
-def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], rows: int) -> None:
+def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], rows: int, note: str) -> None:
     unknown = arrays.keys() - set(allowed)
     if unknown:
-        raise InvalidInputError(f"the {kind}s {_list(sorted(unknown))} came; {_list(allowed)} were expected")
+        raise InvalidInputError(f"the {kind}s {_list(sorted(unknown))} came; {_list(allowed)} were expected{note}")
     if len(arrays) > 1 and allowed[-1] in {ALL_TARGETS, ALL_WEIGHTS} and allowed[-1] in arrays:
         raise InvalidInputError(f"the {kind}s {_list(sorted(arrays))} came; {allowed[-1]!r} must come alone")
     for name, array in arrays.items():

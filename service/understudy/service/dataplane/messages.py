@@ -190,7 +190,7 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
 def tensor_spec(spec: TensorSpec) -> tensor_pb2.TensorSpec:
     """Return what a model takes or gives under one name."""
     shape = [_ANY_LENGTH if length is None else length for length in spec.shape]
-    return tensor_pb2.TensorSpec(name=spec.name, dtype=data_type(spec.dtype), shape=shape)
+    return tensor_pb2.TensorSpec(name=spec.name, dtype=data_type(spec.dtype), shape=shape, positional=spec.positional)
 
 
 def version_status(status: VersionStatus) -> model_pb2.VersionStatus:
