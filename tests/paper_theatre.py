@@ -5,6 +5,7 @@ The publisher, the source, the shelf and the manager are the real ones.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,6 +109,7 @@ class PaperTheatre:
         self.history = LoadHistory(quarantine=self.quarantine, observer=self.observer)
         self.shelf = Shelf(RunSource(self.run), self.run.pinned)
         self.staged: list[int] = []
+        self.starved: queue.Queue[tuple[int, float, bool]] = queue.Queue()
         self.manager = ServableManager(
             shelf=self.shelf,
             slots=self,
@@ -115,6 +117,7 @@ class PaperTheatre:
             history=self.history,
             on_stage=self.staged.append,
             clock=self.clock,
+            on_starved=lambda *came: self.starved.put(came),
         )
         self.is_loading = threading.Event()
         self.may_load = threading.Event()

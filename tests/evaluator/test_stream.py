@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from evaluator.compute import zoo
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.scoring import Scorer, ScoreState
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import CancelledError, InvalidInputError
+from understudy.evaluator.errors import CancelledError, InvalidInputError, StreamIdleError
 from understudy.evaluator.lifecycle.servable import Servable
 from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.open_streams import OpenStreams
 from understudy.evaluator.stream import EvaluationStream
 from understudy.evaluator.types import Batch
 
@@ -115,6 +117,61 @@ def test_closing_gives_the_handle_back(open_stream: OpenStream, servable: Servab
     assert servable.handles == 0
     with pytest.raises(CancelledError, match="closed"):
         stream.add(batch(*rows(0, 2)))
+
+
+def test_a_stream_counts_how_long_its_caller_left_it_without_a_batch(open_stream: OpenStream) -> None:
+    with open_stream() as stream:
+        time.sleep(0.05)
+        stream.add(batch(*rows(0, 2))).result(TIMEOUT)
+        before = stream.silent_seconds
+        assert 0.05 <= before <= stream.age_seconds
+        stream.add(batch(*rows(0, 2))).result(TIMEOUT)
+        assert before <= stream.silent_seconds <= stream.age_seconds
+
+
+def test_a_stream_is_closed_for_a_reason(open_stream: OpenStream, servable: Servable) -> None:
+    stream = open_stream()
+    stream.close(StreamIdleError("its slot was needed"))
+    stream.close()
+    assert servable.handles == 0
+    for use in (lambda: stream.add(batch(*rows(0, 2))), stream.finish):
+        with pytest.raises(StreamIdleError, match="its slot was needed"):
+            use()
+
+
+def test_the_most_silent_stream_gives_its_slot_up(slot: Slot, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("understudy.evaluator.stream.time.monotonic", lambda: now)
+    streams = OpenStreams()
+
+    def opened(step: int, at: float) -> EvaluationStream:
+        nonlocal now
+        now = at
+        stream = EvaluationStream(Servable(step=step, digest="", slot=slot).borrow(), slot.scorer(), engine)
+        streams.add(stream)
+        return stream
+
+    def recall(at: float, *, waiting: float = 0.0, to_serve: bool = True) -> None:
+        nonlocal now
+        now = at
+        streams.recall(40, waiting_seconds=waiting, to_serve=to_serve, serving_step=30)
+
+    serving, silent, silent_too = opened(30, 0.0), opened(20, 1.0), opened(10, 2.0)
+    recall(10.5)
+    assert not any(stream.is_closed for stream in (serving, silent, silent_too))
+    recall(11.5)
+    assert [stream.is_closed for stream in (serving, silent, silent_too)] == [False, True, False]
+    with pytest.raises(StreamIdleError, match="step 40 waited for a slot, and this stream on step 20 gave its own up"):
+        silent.finish()
+    silent_too.close()
+    busy = opened(10, 20.0)
+    recall(21.0, waiting=40.0, to_serve=False)
+    recall(21.0, waiting=20.0)
+    assert [busy.is_closed, serving.is_closed] == [False, False]
+    recall(21.0, waiting=40.0)
+    assert [busy.is_closed, serving.is_closed] == [True, False]
+    streams.close()
+    assert [busy.is_closed, serving.is_closed] == [True, True]
 
 
 class SlowScorer(Scorer):
@@ -238,7 +295,7 @@ def test_closing_stops_a_large_batch_between_two_pieces(
         stream.close()
 
     monkeypatch.setattr(engine, "give_way", give_way)
-    with pytest.raises(CancelledError, match="closed while a batch was scored"):
+    with pytest.raises(CancelledError, match="the stream was closed"):
         stream.add(batch(*rows(0, 160))).result(TIMEOUT)
     assert pieces == ["piece"]
     until_idle = engine.run(lambda: None, rows=1)

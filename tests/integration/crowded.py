@@ -48,16 +48,16 @@ def absent_steps(client: Client) -> list[int]:
 
 def until_taken(service: RunningService, client: Client, step: int) -> None:
     """Wait until a stream holds a version that was not loaded before."""
-    until(lambda: _handles_out() > 0 if service.in_process else step in loaded_steps(client))
+    until(lambda: handles_out() > 0 if service.in_process else step in loaded_steps(client))
 
 
 def until_given_back(service: RunningService) -> None:
     """Wait until no stream holds a version, where that can be seen."""
     if service.in_process:
-        until(lambda: _handles_out() == 0)
+        until(lambda: handles_out() == 0)
 
 
-def _handles_out() -> int:
+def handles_out() -> int:
     """Return the handles that are out, of all servables in this process."""
     servables = [thing for thing in gc.get_objects() if type(thing) is Servable]
     return sum(servable.handles for servable in servables)

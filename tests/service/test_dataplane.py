@@ -19,17 +19,20 @@ from understudy.evaluator.errors import (
 )
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.bell import Bell
+from understudy.service.dataplane.batch_stream import BatchStream, StreamLimits
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.codes import Code
-from understudy.service.dataplane.evaluation import EvaluationPlane
+from understudy.service.dataplane.evaluation import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.predictor import Predictor
 from understudy.service.dataplane.replies import Serializable
+from understudy.service.dataplane.spool import Spools
 from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import encode
 
 CALL = CallContext(deadline=None)
+LIMITS = StreamLimits(idle_seconds=0.2, total_seconds=60.0)
 STREAM_DEPTH = 3
 RECORD = EvaluationRecord(
     sequence=1, step=10, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, metrics={"loss": 0.1}
@@ -67,7 +70,12 @@ async def evaluation(
     evaluator: ToldEvaluator, executor: ThreadPoolExecutor, recorded: Bell, readiness: Readiness
 ) -> EvaluationPlane:
     return EvaluationPlane(
-        evaluator.as_evaluator, recorded=recorded, readiness=readiness, executor=executor, idle_seconds=0.2
+        evaluator.as_evaluator,
+        recorded=recorded,
+        readiness=readiness,
+        executor=executor,
+        limits=LIMITS,
+        spools=Spools(None, max_bytes=1 << 20),
     )
 
 
@@ -325,6 +333,34 @@ async def test_a_silent_stream_is_ended_and_lets_go_of_its_version(
     with pytest.raises(StreamIdleError, match=r"0\.2 s"):
         await evaluation.evaluate(Told(options()), CALL)
     assert stream.closed.is_set()
+
+
+async def test_a_stream_that_is_never_silent_for_long_ends_all_the_same() -> None:
+    limits = StreamLimits(idle_seconds=30.0, total_seconds=0.1)
+    incoming = BatchStream(Told(*[batch()] * 3), limits)
+    assert await incoming.first() is None
+    with pytest.raises(StreamIdleError, match=r"longer than 0\.1 s.*--stream-timeout-seconds"):
+        await _read_on(incoming)
+
+
+async def _read_on(incoming: BatchStream[evaluation_pb2.EvaluateRequest]) -> None:
+    async for _ in incoming.batches():
+        await asyncio.sleep(0)
+
+
+async def test_the_streams_under_way_are_bounded(evaluation: EvaluationPlane) -> None:
+    evaluating = [asyncio.create_task(evaluation.evaluate(Told(options()), CALL)) for _ in range(MAX_EVALUATIONS)]
+    comparing = [asyncio.create_task(evaluation.compare(Told(), CALL)) for _ in range(MAX_COMPARISONS)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="64 Evaluate streams are under way"):
+        await evaluation.evaluate(Told(options()), CALL)
+    with pytest.raises(OverloadedError, match="4 Compare streams are under way"):
+        await evaluation.compare(Told(), CALL)
+    for call in (*evaluating, *comparing):
+        call.cancel()
+    await asyncio.gather(*evaluating, *comparing, return_exceptions=True)
+    with pytest.raises(InvalidInputError, match="without a batch"):
+        await evaluation.compare(Told(end=True), CALL)
 
 
 async def test_a_stream_that_opens_after_its_caller_left_is_closed(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from understudy.evaluator.errors import OverloadedError
-from understudy.service.dataplane.spool import Spool
+from understudy.evaluator.errors import ConfigurationError, OverloadedError
+from understudy.service.dataplane.spool import Spools
 from understudy.v1 import evaluation_pb2
 from understudy.wire import encode_all
 
@@ -19,7 +20,7 @@ def batch(rows: int) -> evaluation_pb2.EvaluateBatch:
 
 def test_batches_come_back_in_order_as_often_as_they_are_read() -> None:
     batches = [batch(rows) for rows in (1, 400, 7)]
-    with closing(Spool()) as spool:
+    with closing(Spools(None, max_bytes=1 << 20).open()) as spool:
         for item in batches:
             spool.write(item)
         assert list(spool.read()) == batches
@@ -27,13 +28,26 @@ def test_batches_come_back_in_order_as_often_as_they_are_read() -> None:
 
 
 def test_an_empty_batch_is_a_batch_too() -> None:
-    with closing(Spool()) as spool:
+    with closing(Spools(None, max_bytes=1 << 20).open()) as spool:
         spool.write(evaluation_pb2.EvaluateBatch())
         assert list(spool.read()) == [evaluation_pb2.EvaluateBatch()]
 
 
-def test_what_is_too_much_is_refused_with_the_remedy() -> None:
-    with closing(Spool(max_bytes=100)) as spool:
-        spool.write(batch(1))
-        with pytest.raises(OverloadedError, match="exceed 100 bytes; compare versions that are loaded"):
-            spool.write(batch(10))
+def test_all_spools_share_one_quota(tmp_path: Path) -> None:
+    spools = Spools(tmp_path, max_bytes=200)
+    with closing(spools.open()) as first, closing(spools.open()) as second:
+        first.write(batch(1))
+        with pytest.raises(OverloadedError, match="exceed 200 bytes; compare versions that are loaded"):
+            second.write(batch(12))
+        second.write(batch(1))
+    with closing(spools.open()) as third:
+        third.write(batch(10))
+        third.close()
+        third.close()
+    with closing(spools.open()) as fourth:
+        fourth.write(batch(10))
+
+
+def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"No such file.*--spool-dir"):
+        Spools(tmp_path / "missing", max_bytes=1).open()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from understudy.evaluator.lifecycle.quarantine import Quarantine
 from understudy.evaluator.lifecycle.scoring import DatasetScorer
 from understudy.evaluator.lifecycle.shelf import Shelf
 from understudy.evaluator.observer import Observer
+from understudy.evaluator.open_streams import OpenStreams
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.results import ResultFiles
@@ -70,7 +70,7 @@ class Parts:
     openings: LoadedWork[EvaluationStream]
     scorings: LoadedWork[EvaluationRecord]
     comparer: Comparer
-    streams: weakref.WeakSet[EvaluationStream]
+    streams: OpenStreams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,13 @@ def start_parts(
     quarantine = _new_quarantine(settings)
     shelf = Shelf(source, settings.state_dir / PINNED_DIR)
     history = LoadHistory(quarantine=quarantine, observer=observer)
+    streams = OpenStreams()
+
+    def recall(step: int, waiting_seconds: float, to_serve: bool) -> None:  # noqa: FBT001 - the manager's callback
+        stage = manager.stage
+        serving_step = None if stage is None else stage.step
+        streams.recall(step, waiting_seconds=waiting_seconds, to_serve=to_serve, serving_step=serving_step)
+
     manager = ServableManager(
         shelf=shelf,
         slots=ReplicaSlots(
@@ -129,12 +136,12 @@ def start_parts(
         limit=settings.slots,
         history=history,
         on_stage=on_stage,
+        on_starved=recall,
     )
     openings: LoadedWork[EvaluationStream] = LoadedWork(
         manager, threads=_OPENING_THREADS, name="understudy-open", discard=EvaluationStream.close
     )
     scorings: LoadedWork[EvaluationRecord] = LoadedWork(manager, threads=_SCORING_THREADS, name="understudy-score")
-    streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
     engine = Engine(
         engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
     )
@@ -144,7 +151,7 @@ def start_parts(
         openings.close,
         scorings.close,
         lambda: manager.close(remaining_seconds()),
-        lambda: _close_all(streams),
+        streams.close,
         lambda: engine.close(remaining_seconds()),
         openings.stop,
         scorings.stop,
@@ -292,8 +299,3 @@ def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> Engi
 
 def _new_quarantine(settings: EvaluatorSettings) -> Quarantine:
     return Quarantine(attempts=settings.load_attempts, retry_seconds=settings.load_retry_seconds, clock=time.monotonic)
-
-
-def _close_all(streams: weakref.WeakSet[EvaluationStream]) -> None:
-    for stream in list(streams):
-        stream.close()

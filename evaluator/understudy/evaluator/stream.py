@@ -11,7 +11,7 @@ from typing import Self
 
 from understudy.evaluator.compute.engine import Engine
 from understudy.evaluator.compute.scoring import Scorer
-from understudy.evaluator.errors import CancelledError
+from understudy.evaluator.errors import CancelledError, EvaluatorError
 from understudy.evaluator.lifecycle.servable import Handle
 from understudy.evaluator.types import Array, Batch, EvaluationResult
 
@@ -38,7 +38,19 @@ class EvaluationStream:
         self._closed = False
         self._waiting_seconds = 0.0
         self._computing_seconds = 0.0
-        self._active = time.monotonic()
+        self._opened = self._active = time.monotonic()
+        self._silent_seconds = 0.0
+        self._reason: EvaluatorError = CancelledError("the stream was closed; open another one")
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago it was opened."""
+        return time.monotonic() - self._opened
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more batches."""
+        return self._closed
 
     @property
     def step(self) -> int:
@@ -50,6 +62,13 @@ class EvaluationStream:
         """Why rows have no losses of their own, once a batch was scored and where they were asked for."""
         with self._lock:
             return self._state.without_row_losses
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long no batch was under way, all such times together."""
+        with self._lock:
+            self._settle()
+            return self._silent_seconds + (0.0 if self._under_way else time.monotonic() - self._active)
 
     @property
     def idle_seconds(self) -> float:
@@ -72,14 +91,17 @@ class EvaluationStream:
             OverloadedError: Too many rows wait. The stream may go on.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is shutting down.
-            CancelledError: The stream was closed.
+            CancelledError: The stream was closed, or what it was closed for.
         """
         rows = self._scorer.check(batch)
         added = time.monotonic()
         with self._lock:
             if self._closed:
-                raise CancelledError("the stream was closed; open another one")
+                raise self._reason
             self._settle()
+            if not self._under_way:
+                self._silent_seconds += added - self._active
+                self._active = added
             prepares = any(other.prepares for other in self._under_way) or not self._scorer.is_prepared(batch)
             future = self._engine.run(
                 lambda: self._score(batch, added),
@@ -96,9 +118,11 @@ class EvaluationStream:
 
         Raises:
             InvalidInputError: There was no batch.
-            EvaluatorError: What failed a batch, which is then missing from the stream.
+            EvaluatorError: What failed a batch, which is then missing from the stream, or what it was closed for.
         """
         with self._lock:
+            if self._closed:
+                raise self._reason
             self._settle()
             if self._under_way:
                 raise RuntimeError(f"{len(self._under_way)} batches are under way; wait for their futures first")
@@ -115,9 +139,15 @@ class EvaluationStream:
             notes=self._handle.slot.notes,
         )
 
-    def close(self) -> None:
-        """Take back the batches that wait, and release the handle once none is under way. Idempotent."""
+    def close(self, reason: EvaluatorError | None = None) -> None:
+        """Take back the batches that wait, and release the handle once none is under way. Idempotent.
+
+        Args:
+            reason: What `add` and `finish` raise from now on.
+        """
         with self._lock:
+            if reason is not None and not self._closed:
+                self._reason = reason
             self._closed = True
             waiting = [batch.future for batch in self._under_way]
         for future in waiting:
@@ -144,7 +174,7 @@ class EvaluationStream:
     def _between_pieces(self) -> None:
         """Let predictions go first, and stop once the stream was closed."""
         if self._closed:
-            raise CancelledError("the stream was closed while a batch was scored")
+            raise self._reason
         self._engine.give_way()
 
     def _done(self, _: Future[Array | None]) -> None:

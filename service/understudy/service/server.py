@@ -23,6 +23,7 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
 from understudy.service.address_file import write_address_file
 from understudy.service.bell import Bell
+from understudy.service.dataplane.batch_stream import StreamLimits
 from understudy.service.dataplane.evaluation import EvaluationPlane
 from understudy.service.dataplane.metrics import MetricsPlane
 from understudy.service.dataplane.model import ModelPlane
@@ -31,6 +32,7 @@ from understudy.service.dataplane.planes import DataPlane
 from understudy.service.dataplane.prediction import PredictionPlane
 from understudy.service.dataplane.predictor import Gathering, Predictor
 from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.dataplane.spool import Spools
 from understudy.service.device_watch import DeviceWatch
 from understudy.service.front_end import FrontEnd, MakeFrontEnd
 from understudy.service.grpcio.server import GrpcServer
@@ -267,7 +269,11 @@ class Service:
                 recorded=self._recorded,
                 readiness=self._readiness,
                 executor=self._executor,
-                idle_seconds=self._evaluator_settings.stream_idle_timeout_seconds,
+                limits=StreamLimits(
+                    idle_seconds=self._evaluator_settings.stream_idle_timeout_seconds,
+                    total_seconds=settings.stream_timeout_seconds,
+                ),
+                spools=Spools(settings.spool_dir, max_bytes=settings.spool_mib * 1024 * 1024),
             ),
             model=ModelPlane(evaluator, model_name=model.name, executor=self._executor),
             metrics=MetricsPlane(self._registry, executor=self._executor),

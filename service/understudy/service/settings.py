@@ -103,6 +103,22 @@ class ServeSettings:
         default=64,
         metadata={"help": "How many requests of one PredictStream may be under way at once.", "metavar": "N"},
     )
+    stream_timeout_seconds: float = field(
+        default=3600.0,
+        metadata={"help": "How long an Evaluate or Compare stream may last.", "metavar": "SECONDS"},
+    )
+    spool_dir: Path | None = field(
+        default=None,
+        metadata={
+            "help": "The folder for batches that comparisons keep for versions that are not loaded; the one for "
+            "temporary files by default.",
+            "metavar": "DIR",
+        },
+    )
+    spool_mib: int = field(
+        default=8192,
+        metadata={"help": "How much all comparisons together may keep there, in MiB.", "metavar": "MIB"},
+    )
     drain_seconds: float = field(
         default=30.0,
         metadata={"help": "How long calls under way may take to finish after SIGTERM.", "metavar": "SECONDS"},
@@ -143,6 +159,9 @@ class ServeSettings:
         self._check_range("max_rest_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("stream_depth", low=1)
         self._check_range("drain_seconds", low=0)
+        self._check_range("spool_mib", low=0)
+        if self.stream_timeout_seconds <= 0:
+            raise SettingsError(f"stream_timeout_seconds is {self.stream_timeout_seconds}; give more than 0 seconds")
         self._check_range("exit_timeout_seconds", low=0)
         if self.exit_when_finished and self.run_dir is None:
             raise SettingsError("exit_when_finished goes with --run-dir, whose training.json says how training ends")

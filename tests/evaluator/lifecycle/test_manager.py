@@ -106,6 +106,22 @@ def test_a_request_in_flight_keeps_what_it_borrowed(theatre: PaperTheatre) -> No
     handle.release()
 
 
+def test_a_checkpoint_that_finds_no_slot_makes_itself_heard(theatre: PaperTheatre) -> None:
+    theatre.publish(1, 2, 3, 4)
+    handles = []
+    for step in (1, 2, 3):
+        theatre.promote(step)
+        handles.append(theatre.manager.borrow())
+    waiting = theatre.manager.promote(4)
+    step, seconds, to_serve = theatre.starved.get(timeout=WAIT_SECONDS)
+    assert (step, to_serve) == (4, True)
+    assert 0 < seconds < WAIT_SECONDS
+    handles[0].release()
+    waiting.result(WAIT_SECONDS).release()
+    for handle in handles:
+        handle.release()
+
+
 def test_a_guest_does_not_take_the_predecessors_slot(theatre: PaperTheatre) -> None:
     theatre.publish(1, 2, 3, 4)
     theatre.promote(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,12 +15,16 @@ from understudy.evaluator.types import CheckpointInfo
 
 @dataclass(eq=False)
 class Request:
-    """Somebody waits for a handle on a checkpoint; ``deadline`` is by the manager's clock."""
+    """Somebody waits for a handle on a checkpoint.
+
+    ``deadline`` is by the manager's clock, ``since`` by `time.monotonic`.
+    """
 
     info: CheckpointInfo
     purpose: Purpose
     deadline: float | None
     future: Future[Handle] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
 
     def refuse(self, error: EvaluatorError) -> None:
         """Resolve the future with an error unless it was cancelled."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from understudy.evaluator.errors import DrainingError, LoadError, OverloadedError
 from understudy.evaluator.lifecycle.line import Line, Request
@@ -20,6 +21,9 @@ from understudy.evaluator.settings import MIN_SLOTS
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)
+
+_STARVED_SECONDS = 0.5
+"""How often to say that a checkpoint waits for a slot."""
 
 _Completion = Callable[[], None]
 """Resolves a future. To be called without the lock, as a future calls back those who wait for it."""
@@ -47,6 +51,8 @@ class ServableManager:
         history: Told of every attempt.
         on_stage: Called with the step after each flip; must be quick and must not raise.
         clock: Gives monotonic seconds, against which deadlines are held.
+        on_starved: Called again and again while a checkpoint waits for a slot and there is none: with its step, for how
+            many seconds it has waited, and whether it is to be served. Must not raise.
     """
 
     def __init__(
@@ -58,7 +64,9 @@ class ServableManager:
         history: LoadHistory,
         on_stage: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
+        on_starved: Callable[[int, float, bool], None] = lambda *_: None,
     ) -> None:
+        self._on_starved = on_starved
         self._shelf = shelf
         self._slots = slots
         self._history = history
@@ -194,8 +202,20 @@ class ServableManager:
                 load = None if self._closing else self._pick()
                 if completions or load or self._closing:
                     return completions, load
-                deadline = self._line.next_deadline()
-                self._changed.wait(None if deadline is None else max(0.0, deadline - self._clock()))
+                if not self._changed.wait(self._seconds_to_wait()) and (starved := next(self._line.heads(), None)):
+                    return [partial(self._tell_starved, starved)], None
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return how long to wait for a change: until the next deadline, and not long while anybody is in line."""
+        if not self._line:
+            return None
+        deadline = self._line.next_deadline()
+        left = _STARVED_SECONDS if deadline is None else deadline - self._clock()
+        return min(max(0.0, left), _STARVED_SECONDS)
+
+    def _tell_starved(self, request: Request) -> None:
+        waiting = time.monotonic() - request.since
+        self._on_starved(request.info.step, waiting, request.purpose is Purpose.STAGE)
 
     def _settle(self) -> list[_Completion]:
         """Take those out of the line who need to wait no longer: served, cancelled, too late, or refused."""

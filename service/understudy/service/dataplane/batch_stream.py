@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from understudy.evaluator.errors import InvalidInputError, StreamIdleError
@@ -12,17 +14,27 @@ from understudy.v1 import evaluation_pb2
 Request = TypeVar("Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.CompareRequest)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """How long a stream may be silent, and how long it may last, in seconds."""
+
+    idle_seconds: float
+    total_seconds: float
+
+
 class BatchStream(Generic[Request]):
     """The messages of one stream, each of which must come in time. Read by one task at a time.
 
     Args:
         requests: What comes: options, or a batch, as the ``oneof`` that is called ``message`` says.
-        idle_seconds: How long the stream may be silent.
+        limits: How long the stream may be silent, and last.
     """
 
-    def __init__(self, requests: AsyncIterator[Request], idle_seconds: float) -> None:
+    def __init__(self, requests: AsyncIterator[Request], limits: StreamLimits) -> None:
         self._requests: AsyncIterator[Request] = requests
-        self._idle_seconds = idle_seconds
+        self._idle_seconds = limits.idle_seconds
+        self._total_seconds = limits.total_seconds
+        self._ends = time.monotonic() + limits.total_seconds
         self._first_batch: evaluation_pb2.EvaluateBatch | None = None
 
     async def first(self) -> Request | None:
@@ -59,10 +71,16 @@ class BatchStream(Generic[Request]):
         return None if message is None else _batch_of(message)
 
     async def _next(self) -> Request | None:
+        left = self._ends - time.monotonic()
         try:
-            async with asyncio.timeout(self._idle_seconds):
+            async with asyncio.timeout(min(self._idle_seconds, left)):
                 return await anext(self._requests, None)
         except TimeoutError:
+            if left <= self._idle_seconds:
+                raise StreamIdleError(
+                    f"the stream lasted longer than {self._total_seconds:g} s, and it held a slot; score fewer batches "
+                    "at once, or raise --stream-timeout-seconds"
+                ) from None
             raise StreamIdleError(
                 f"nothing came on the stream for {self._idle_seconds:g} s, and it held a slot; begin again, and send "
                 "batches without such pauses"

@@ -14,10 +14,10 @@ from understudy.evaluator.errors import CancelledError, InvalidInputError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import Batch, Signature
 from understudy.service.dataplane import messages
-from understudy.service.dataplane.batch_stream import BatchStream
+from understudy.service.dataplane.batch_stream import BatchStream, StreamLimits
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.futures import abandon, begun
-from understudy.service.dataplane.spool import Spool
+from understudy.service.dataplane.spool import Spool, Spools
 from understudy.v1 import evaluation_pb2
 
 Incoming = BatchStream[evaluation_pb2.CompareRequest]
@@ -29,7 +29,8 @@ async def compare_stream(
     call: CallContext,
     *,
     executor: Executor,
-    idle_seconds: float,
+    limits: StreamLimits,
+    spools: Spools,
 ) -> Comparison:
     """Compare versions on the batches of a stream, or on a dataset.
 
@@ -38,20 +39,21 @@ async def compare_stream(
         requests: Options, then batches unless the options name a dataset.
         call: The call that the stream belongs to.
         executor: Runs what blocks.
-        idle_seconds: How long the stream may be silent.
+        limits: How long the stream may be silent, and last.
+        spools: Keep batches for versions that are not loaded.
 
     Raises:
         InvalidInputError: There are no options, or they cannot be met, or batches come beside a dataset or not at all.
-        StreamIdleError: The stream was silent for too long.
+        StreamIdleError: The stream was silent for too long, or lasted too long.
     """
-    incoming: Incoming = BatchStream(requests, idle_seconds)
+    incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
     if first is None:
         raise InvalidInputError("a batch came first; send options first, which say what versions to compare")
     options = first.options
     if options.dataset and await incoming.next_batch() is not None:
         raise InvalidInputError(f"a batch came beside the dataset {options.dataset!r}; send one or the other")
-    batches = StreamedBatches(incoming, asyncio.get_running_loop())
+    batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools)
     compare = partial(
         evaluator.compare,
         [messages.version(version) for version in options.versions],
@@ -77,9 +79,11 @@ class StreamedBatches:
     Args:
         incoming: The stream.
         loop: The event loop it belongs to.
+        spools: Keep batches.
     """
 
-    def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools) -> None:
+        self._spools = spools
         self._incoming = incoming
         self._loop = loop
         self._lock = threading.Lock()
@@ -90,7 +94,7 @@ class StreamedBatches:
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
         del signature
-        self._spool = Spool() if keep else None
+        self._spool = self._spools.open() if keep else None
         while (message := self._ask()) is not None:
             if self._spool is not None:
                 self._spool.write(message)

@@ -12,16 +12,25 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.bell import Bell
 from understudy.service.dataplane import messages, paging
+from understudy.service.dataplane.batch_stream import StreamLimits
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.comparing import compare_stream
 from understudy.service.dataplane.futures import abandon, begun
+from understudy.service.dataplane.places import Places
 from understudy.service.dataplane.scoring import score_stream
+from understudy.service.dataplane.spool import Spools
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.v1 import evaluation_pb2
 
 WATCH_PAGE_SIZE = 256
 WATCH_LOOK_SECONDS = 5.0
 """How often to look into the ledger unasked."""
+
+
+MAX_EVALUATIONS = 64
+"""Evaluate streams at once. Each holds a handle, and two batches at most."""
+MAX_COMPARISONS = 4
+"""Compare streams at once. Each takes a thread while it lasts; another would wait as long as its caller likes."""
 
 
 class EvaluationPlane:
@@ -32,7 +41,8 @@ class EvaluationPlane:
         recorded: Rings when an entry was written to the ledger, and when the service begins to drain.
         readiness: Says when the service drains.
         executor: Runs what blocks.
-        idle_seconds: How long an Evaluate stream may be silent.
+        limits: How long an Evaluate or Compare stream may be silent, and last.
+        spools: Keep the batches of comparisons.
     """
 
     def __init__(
@@ -42,30 +52,34 @@ class EvaluationPlane:
         recorded: Bell,
         readiness: Readiness,
         executor: Executor,
-        idle_seconds: float,
+        limits: StreamLimits,
+        spools: Spools,
     ) -> None:
         self._evaluator = evaluator
         self._recorded = recorded
         self._readiness = readiness
         self._executor = executor
-        self._idle_seconds = idle_seconds
+        self._limits = limits
+        self._spools = spools
+        self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams")
+        self._comparisons = Places(MAX_COMPARISONS, "Compare streams")
 
     async def evaluate(
         self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest], call: CallContext
     ) -> evaluation_pb2.EvaluateResponse:
         """Score one version on the batches of a stream."""
-        result = await score_stream(
-            self._evaluator, requests, call, executor=self._executor, idle_seconds=self._idle_seconds
-        )
+        with self._evaluations.taken():
+            result = await score_stream(self._evaluator, requests, call, executor=self._executor, limits=self._limits)
         return messages.evaluate_response(result)
 
     async def compare(
         self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
     ) -> evaluation_pb2.CompareResponse:
         """Score versions on the same batches, and hold them against the first."""
-        comparison = await compare_stream(
-            self._evaluator, requests, call, executor=self._executor, idle_seconds=self._idle_seconds
-        )
+        with self._comparisons.taken():
+            comparison = await compare_stream(
+                self._evaluator, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
+            )
         return messages.compare_response(comparison)
 
     async def evaluate_dataset(

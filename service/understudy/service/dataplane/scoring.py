@@ -12,7 +12,7 @@ from understudy.evaluator.errors import OverloadedError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import Array, Batch, EvaluationResult
 from understudy.service.dataplane import messages
-from understudy.service.dataplane.batch_stream import BatchStream
+from understudy.service.dataplane.batch_stream import BatchStream, StreamLimits
 from understudy.service.dataplane.call import CallContext
 from understudy.service.dataplane.futures import abandon
 from understudy.v1 import evaluation_pb2
@@ -31,7 +31,7 @@ async def score_stream(
     call: CallContext,
     *,
     executor: Executor,
-    idle_seconds: float,
+    limits: StreamLimits,
 ) -> EvaluationResult:
     """Score one version on the batches of a stream.
 
@@ -40,13 +40,13 @@ async def score_stream(
         requests: Options, which may be left out, then batches.
         call: The call that the stream belongs to.
         executor: Runs what blocks.
-        idle_seconds: How long the stream may be silent.
+        limits: How long the stream may be silent, and last.
 
     Raises:
         InvalidInputError: Options come late or twice, or there is no batch.
-        StreamIdleError: The stream was silent for too long.
+        StreamIdleError: The stream was silent for too long, or lasted too long.
     """
-    incoming: Incoming = BatchStream(requests, idle_seconds)
+    incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
     options = evaluation_pb2.EvaluateOptions() if first is None else first.options
     opening = evaluator.open_stream(

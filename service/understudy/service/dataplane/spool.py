@@ -4,26 +4,72 @@ from __future__ import annotations
 
 import struct
 import tempfile
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 from understudy.evaluator.errors import ConfigurationError, OverloadedError
 from understudy.v1 import evaluation_pb2
 
-MAX_BYTES = 8 * 2**30
-
 _LENGTH = struct.Struct("<q")
+
+
+class Spools:
+    """Makes spools, which share one quota. Thread-safe.
+
+    Args:
+        folder: Where their files are; the folder for temporary files if None.
+        max_bytes: How much they may hold together.
+    """
+
+    def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def open(self) -> Spool:
+        """Return an empty spool, to be closed.
+
+        Raises:
+            ConfigurationError: There is no such folder, or it cannot be written to.
+        """
+        return Spool(self, self._folder)
+
+    def take(self, size: int) -> None:
+        """Count bytes that are written; raise OverloadedError if they would be too many."""
+        with self._lock:
+            if self._bytes + size > self._max_bytes:
+                raise OverloadedError(
+                    f"the batches of all comparisons, kept for versions that are not loaded, exceed {self._max_bytes} "
+                    "bytes; compare versions that are loaded, or on a dataset of the server, or on fewer rows",
+                    retry_after_seconds=60.0,
+                )
+            self._bytes += size
+
+    def give_back(self, size: int) -> None:
+        """Count bytes that are deleted."""
+        with self._lock:
+            self._bytes -= size
 
 
 class Spool:
     """Messages in a temporary file that nobody else sees, and that is gone with the object. For one thread.
 
     Args:
-        max_bytes: How much it may hold.
+        quota: Counts what it holds.
+        folder: See `Spools`.
+
+    Raises:
+        ConfigurationError: The file cannot be made.
     """
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
-        self._file = tempfile.TemporaryFile(prefix="understudy-batches-")  # noqa: SIM115 - it lives as long as this
-        self._max_bytes = max_bytes
+    def __init__(self, quota: Spools, folder: Path | None) -> None:
+        try:
+            self._file = tempfile.TemporaryFile(prefix="understudy-batches-", dir=folder)  # noqa: SIM115 - until close
+        except OSError as error:
+            raise _unkept(error) from error
+        self._quota = quota
         self._bytes = 0
 
     def write(self, batch: evaluation_pb2.EvaluateBatch) -> None:
@@ -34,21 +80,14 @@ class Spool:
             ConfigurationError: The disk is full or broken.
         """
         content = batch.SerializeToString()
-        self._bytes += _LENGTH.size + len(content)
-        if self._bytes > self._max_bytes:
-            raise OverloadedError(
-                f"the batches, kept for versions that are not loaded, exceed {self._max_bytes} bytes; compare versions "
-                "that are loaded, or on a dataset of the server, or on fewer rows",
-                retry_after_seconds=60.0,
-            )
+        size = _LENGTH.size + len(content)
+        self._quota.take(size)
+        self._bytes += size
         try:
             self._file.write(_LENGTH.pack(len(content)))
             self._file.write(content)
         except OSError as error:
-            raise ConfigurationError(
-                f"the batches cannot be kept for versions that are not loaded ({error.strerror}); make room in the "
-                "server's folder for temporary files, or choose another one with TMPDIR"
-            ) from error
+            raise _unkept(error) from error
 
     def read(self) -> Iterator[evaluation_pb2.EvaluateBatch]:
         """Yield the batches from the beginning."""
@@ -57,5 +96,14 @@ class Spool:
             yield evaluation_pb2.EvaluateBatch.FromString(self._file.read(*_LENGTH.unpack(length)))
 
     def close(self) -> None:
-        """Delete the file."""
+        """Delete the file. Idempotent."""
         self._file.close()
+        self._quota.give_back(self._bytes)
+        self._bytes = 0
+
+
+def _unkept(error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"the batches cannot be kept for versions that are not loaded ({error.strerror}); make room in the server's "
+        "folder for them, or choose another one with --spool-dir"
+    )

@@ -1,0 +1,112 @@
+"""What callers have been seen to do to a server: each is refused by name, and the server goes on as before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from integration.checkpoints import OUTPUTS, Chief, ones
+from integration.conftest import Run
+from integration.crowded import handles_out
+from integration.in_process import RunningService, until
+
+from understudy.clients import Client
+from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
+from understudy.wire import encode
+
+SECONDS = 30.0
+
+FUNCTION = '{"fn": {"module": "keras.config", "class_name": "function", "config": "%s", "registered_name": "%s"}}'
+
+
+def batch(rows: int = 4) -> evaluation_pb2.EvaluateRequest:
+    targets = {"targets": encode(np.ones((rows, OUTPUTS), np.float32))}
+    return evaluation_pb2.EvaluateRequest(
+        batch=evaluation_pb2.EvaluateBatch(inputs={"x": encode(ones(rows))}, targets=targets)
+    )
+
+
+def metrics(name: str, config: str = "", times: int = 1) -> evaluation_pb2.EvaluateRequest:
+    request = evaluation_pb2.EvaluateRequest()
+    for _ in range(times):
+        request.options.metrics.add(name=name, config_json=config)
+    return request
+
+
+def empty_batch() -> evaluation_pb2.EvaluateRequest:
+    request = batch()
+    for tensor in (request.batch.inputs["x"], request.batch.targets["targets"]):
+        tensor.content = b""
+        tensor.shape[:] = [2**40, 0]
+    return request
+
+
+@pytest.fixture
+def stub(service: RunningService) -> Iterator[Any]:
+    with grpc.insecure_channel(service.grpc) as channel:
+        yield evaluation_pb2_grpc.EvaluationServiceStub(channel)
+
+
+@pytest.mark.parametrize(
+    ("requests", "words"),
+    [
+        ([metrics("MeanMetricWrapper", FUNCTION % ("set_epsilon", "set_epsilon"))], "MeanMetricWrapper"),
+        ([metrics("function")], "function"),
+        ([metrics("5")], "'5'"),
+        ([metrics("AUC", '{"num_thresholds": 60000000}')], "num_thresholds"),
+        ([metrics("AUC", "[" * 60_000)], "no JSON"),
+        ([metrics("mae", times=40)], "40 metrics"),
+        ([empty_batch()], "every axis of a batch"),
+    ],
+)
+def test_what_would_write_falsify_or_exhaust_is_the_callers_error(
+    client: Client, stub: Any, requests: list[Any], words: str
+) -> None:
+    before = client.evaluate([(ones(4), np.ones((4, OUTPUTS), np.float32))]).metrics
+    with pytest.raises(grpc.RpcError, match=words) as raised:
+        stub.Evaluate(iter([*requests, batch()]), timeout=SECONDS)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert client.evaluate([(ones(4), np.ones((4, OUTPUTS), np.float32))]).metrics == before
+
+
+def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
+    for token in ("__________8AAAAA", "gAAAAAAAAAAAAAAA"):
+        with pytest.raises(grpc.RpcError, match="page_token") as raised:
+            stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(page_token=token), timeout=SECONDS)
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_streams_that_say_little_do_not_keep_a_new_checkpoint_from_being_served(
+    chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.evaluator.open_streams.RECALL_SILENT_SECONDS", 0.1)
+    chief.publish(10)
+    service = run_service()
+    service.wait_ready()
+    over = threading.Event()
+
+    def quiet() -> Iterator[evaluation_pb2.EvaluateRequest]:
+        yield batch()
+        over.wait(SECONDS)
+        yield batch()
+
+    def until_served(step: int) -> None:
+        until(lambda: service.client().status().serving_step == step)
+
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = evaluation_pb2_grpc.EvaluationServiceStub(channel)
+        calls = []
+        for held, step in enumerate((10, 20), start=1):
+            calls.append(stub.Evaluate.future(quiet(), timeout=SECONDS))
+            until(lambda held=held: handles_out() == held)  # type: ignore[misc]  # bound now
+            chief.publish(step + 10)
+            until_served(step + 10)
+        chief.publish(40)
+        until_served(40)
+        over.set()
+        codes = [str(call.code()) for call in calls]
+    assert "StatusCode.ABORTED" in codes
