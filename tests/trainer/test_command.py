@@ -24,7 +24,9 @@ def test_logical_cpus_train_with_the_default_reduction(tmp_path: Path, one_devic
     mirrored = ("--strategy", "mirrored", "--logical-cpus", "2", "--progress", "json")
     task = start_training("Dense", tmp_path, *OPTIONS, *mirrored)
     assert task.end() == 0, task.errors
-    assert json.loads(task.lines[0])["replicas"] == 2
+    started = json.loads(task.lines[0])
+    assert started["replicas"] == 2
+    assert [device.split()[0] for device in started["devices"]] == ["device=CPU:0", "device=CPU:1"]
     for one, many in zip(weights_of(one_device[0], 10), weights_of(tmp_path, 10), strict=True):
         np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
 

@@ -20,6 +20,7 @@ PLAN = TrainingPlan(
     steps=100,
     steps_per_epoch=5,
     global_batch_size=32,
+    devices=("device=GPU:1 kind=GPU memory_mib=81559",),
 )
 
 
@@ -63,6 +64,7 @@ def test_people_get_plain_lines() -> None:
     tell_everything(LineReporter(stream))
     assert stream.getvalue().splitlines() == [
         "training digits as worker 1: 100 steps of 32 examples, mirrored, 2 replicas, resuming after step 10",
+        "  device=GPU:1 kind=GPU memory_mib=81559",
         "step 20/100  epoch 4.0  loss 0.5000  1234 examples/s  1:15 left",
         "published step 20  loss 0.5000",
         "finished at step 100",
@@ -91,6 +93,7 @@ def test_programs_get_json_lines() -> None:
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["started", "advanced", "published", "finished"]
     assert events[0]["replicas"] == 2
+    assert events[0]["devices"] == ["device=GPU:1 kind=GPU memory_mib=81559"]
     assert events[1]["metrics"] == {"loss": 0.5}
 
 

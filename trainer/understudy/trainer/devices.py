@@ -36,10 +36,15 @@ def configure(settings: TrainSettings) -> tuple[str, ...]:
         _log.warning("%s", error)
     except DeviceLayoutError as error:
         raise StrategyError(str(error)) from error
-    else:
-        for facts in layout.describe(planned):
-            _log.info("device %s", " ".join(f"{key}={value}" for key, value in facts.items()))
     return planned.selection.names
+
+
+def describe(settings: TrainSettings) -> tuple[str, ...]:
+    """Return what is known of each device that `configure` chose: name and memory; of a GPU, the driver too."""
+    if settings.strategy == "tpu":
+        return ()
+    described = layout.describe(layout.plan(settings.devices, settings.logical_cpus))
+    return tuple(" ".join(f"{key}={value}" for key, value in facts.items()) for facts in described)
 
 
 def _check_usable(settings: TrainSettings, planned: layout.Layout) -> None:

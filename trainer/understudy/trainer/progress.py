@@ -23,6 +23,7 @@ class TrainingPlan:
         steps: Steps when done.
         steps_per_epoch: Steps that one pass over the data takes.
         global_batch_size: Examples per step.
+        devices: What is known of each device of this task, as ``key=value`` pairs.
     """
 
     experiment: str
@@ -33,6 +34,7 @@ class TrainingPlan:
     steps: int
     steps_per_epoch: int
     global_batch_size: int
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,8 @@ class LineReporter:
             f"training {plan.experiment}{task}: {plan.steps} steps of {plan.global_batch_size} examples, "
             f"{plan.strategy}, {_count(plan.replicas, 'replica')}{resumed}",
         )
+        for device in plan.devices:
+            self._write(f"  {device}")
 
     def advanced(self, update: ProgressUpdate) -> None:
         """Write how far it is, unless the last such line is too young."""

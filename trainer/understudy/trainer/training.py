@@ -16,6 +16,7 @@ from understudy.checkpoints.manifest import verify_files
 from understudy.experiments import Experiment
 from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
+from understudy.trainer.devices import describe
 from understudy.trainer.early_stop import EarlyStop
 from understudy.trainer.errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
 from understudy.trainer.input_watch import InputWatch
@@ -110,6 +111,7 @@ def train(
                 steps=settings.steps,
                 steps_per_epoch=job.plan.steps_per_epoch,
                 global_batch_size=job.plan.global_batch_size,
+                devices=describe(settings),
             ),
         )
         served = TrainingMetrics(
