@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
 from benchmarks.soak.fuzz_messages import WORDS, fuzzed
+from benchmarks.soak.hostile import hostile_body, hostile_requests
 from understudy.oip import inference_pb2
 from understudy.service.dataplane.oip import plane as oip
 from understudy.service.dataplane.oip.codec import datatype_of
@@ -38,6 +39,9 @@ ENDLESS: Final = frozenset({"WatchEvaluations", "Watch", "ServerReflectionInfo"}
 SERVICES: Final = (*LIGHT_SERVICES, *tf_serving_services())
 UNTOLD: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE})
 """Statuses that a fuzzed request must not get: a defect, a crash."""
+
+HOSTILE_SHARE: Final = 0.03
+"""Of the bodies of REST requests."""
 
 _SERVER_ERROR: Final = 500
 _HTTP_ALLOWED: Final = frozenset({501, 503, 504})
@@ -141,6 +145,8 @@ class RestDoor:
         return "".join(character if character.isalnum() or character in "/-_" else "%25" for character in path)
 
     def _body(self, chance: random.Random) -> tuple[bytes, dict[str, str]]:
+        if chance.random() < HOSTILE_SHARE:
+            return hostile_body(self._inputs, chance)
         request, binary = self._right(chance)
         for _ in range(chance.choice((0, 0, 1, 1, 2))):
             _change_a_value(request, chance)
@@ -181,7 +187,7 @@ def doors_of(channel: grpc.Channel, http: str, model: str, inputs: Arrays) -> It
         model: The name of its model.
         inputs: What the model would answer, by input name.
     """
-    right = list(right_requests(model, inputs))
+    right = [*right_requests(model, inputs), *hostile_requests(model, inputs)]
     for service in SERVICES:
         for method in service.methods:
             yield RpcDoor(channel, service, method, right)

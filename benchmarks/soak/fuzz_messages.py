@@ -15,6 +15,7 @@ WORDS: Final = (
     *("0", "1", "3", "7", "99", "-1", "1e3", "9" * 30, "ü", "\0", "x" * 3000, "{}", '{"k": 3}', "["),
     *("FP32", "FP16", "BF16", "BYTES", "BOOL", "INT8", "UINT64", "FP31"),
     *("timeout", "priority", "sequence_id", "classification", "shared_memory_region", "binary_data_size"),
+    *("function", "MeanMetricWrapper", "AUC", '{"num_thresholds": 60000000}', '{"fn": "mse"}'),
     *("serving_default", "signature_def", "loss", "mae", "accuracy", "mean_squared_error", "test"),
 )
 NUMBERS: Final = (0, 1, 2, 3, 4, 7, 9, 12, -1, -2, 64, 255, 256, 2**15, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1)
