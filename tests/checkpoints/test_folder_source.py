@@ -18,6 +18,7 @@ from understudy.checkpoints import (
     UnsupportedFormatError,
     open_taken,
 )
+from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
 
 from .conftest import WriteKeras
 
@@ -196,7 +197,7 @@ def test_only_a_few_copies_are_kept_and_the_others_made_again(
 ) -> None:
     for step in range(1, 11):
         _set_modified(write_keras(folder / f"{step}.keras", weight=step, iterations=step), step)
-    found = source.poll()
+    found = poll_all(source)
     assert len(_staged(tmp_path)) == 4
     assert [checkpoint.take(tmp_path / "pinned" / str(checkpoint.step)).step for checkpoint in found] == [*range(1, 11)]
 
@@ -304,3 +305,53 @@ def test_variables_without_their_model_are_refused_until_somebody_builds_it(
         source.check()
     with pytest.raises(UnsupportedFormatError):
         source.poll()
+
+
+def poll_all(source: FolderSource) -> list[Checkpoint]:
+    found = list(source.poll())
+    while not source.is_complete:
+        found = list(source.poll())
+    return found
+
+
+def many(folder: Path, write_keras: WriteKeras, count: int) -> None:
+    """Write as many files, the later the higher their number, which is also their optimizer's count."""
+    folder.mkdir()
+    for step in range(1, count + 1):
+        path = write_keras(folder / f"model-{step:03d}.keras", weight=step, iterations=step)
+        os.utime(path, (1000 + step, 1000 + step))
+
+
+def test_of_many_files_the_newest_are_read_first_and_few_of_them(
+    tmp_path: Path, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many(tmp_path / "theirs", write_keras, 40)
+    copies: list[str] = []
+    copy = ForeignFiles.copy_into
+
+    def counting(self: ForeignFiles, folder: Path) -> WholeCopy:
+        copies.append(self.path.name)
+        return copy(self, folder)
+
+    monkeypatch.setattr(ForeignFiles, "copy_into", counting)
+    source = FolderSource(tmp_path / "theirs", tmp_path / "staging")
+    assert [checkpoint.step for checkpoint in source.poll({7})] == [7, 38, 39, 40]
+    assert len(copies) == 4
+    assert not source.is_complete
+    assert [checkpoint.step for checkpoint in poll_all(source)] == [*range(1, 41)]
+    assert len(copies) == len(set(copies)) == 40
+    staged = [path for path in (tmp_path / "staging").iterdir() if path.is_dir()]
+    assert len(staged) <= 4
+
+
+def test_a_file_that_is_deleted_while_it_waits_to_be_read_is_reported_once(
+    tmp_path: Path, write_keras: WriteKeras
+) -> None:
+    many(tmp_path / "theirs", write_keras, 10)
+    source = FolderSource(tmp_path / "theirs", tmp_path / "staging")
+    source.poll()
+    (tmp_path / "theirs" / "model-002.keras").unlink()
+    gone = next(checkpoint for checkpoint in source.poll() if checkpoint.step == 2)
+    with pytest.raises(CheckpointGoneError, match=r"model-002\.keras was deleted before it could be read"):
+        gone.take(tmp_path / "pinned")
+    assert [checkpoint.step for checkpoint in poll_all(source)] == [1, *range(3, 11)]

@@ -48,7 +48,9 @@ def test_every_digest_has_one_step_of_its_own_over_restarts(
     path = tmp_path_factory.mktemp("book") / "steps.json"
     steps: dict[str, int] = {}
     for digest, iterations, name in calls:
-        step = StepBook(path).assign(digest, iterations=iterations, name=name)
+        book = StepBook(path)
+        step = book.assign(digest, iterations=iterations, name=name)
+        book.save()
         assert steps.setdefault(digest, step) == step
     assert len(set(steps.values())) == len(steps)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -214,8 +214,8 @@ class DeletingSource(RunSource):
         super().__init__(run_dir)
         self._directory = run_dir.checkpoint(step)
 
-    def poll(self) -> Sequence[Checkpoint]:
-        found = super().poll()
+    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+        found = super().poll(wanted)
         if self._directory.exists():
             shutil.rmtree(self._directory)
         return found
@@ -228,11 +228,11 @@ class FailingSource(RunSource):
         super().__init__(run_dir)
         self.failures = failures
 
-    def poll(self) -> Sequence[Checkpoint]:
+    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
         if self.failures:
             self.failures -= 1
             raise OSError("stale file handle")
-        return super().poll()
+        return super().poll(wanted)
 
 
 class FlakyDataset(ArrayDataset):

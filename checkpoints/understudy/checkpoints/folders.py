@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -55,13 +56,22 @@ def link_or_copy(source: Path, target: Path) -> None:
         FileNotFoundError: There is no ``source``.
         OSError: Copying failed.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        target.hardlink_to(source)
+        _link(source, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         shutil.copyfile(source, target)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        if target.parent.is_dir():
+            raise
+        target.parent.mkdir(parents=True)
+        os.link(source, target)
 
 
 def _temporary_name(target: Path) -> Path:

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +75,21 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         """Return the folder of one checkpoint, whether or not it exists."""
         return self.checkpoints / step_name(step)
+
+    def listed_steps(self) -> dict[int, tuple[int, int]]:
+        """Return the steps that have a folder, committed or not, with its inode and the time of its last change.
+
+        Nothing is opened but the folder around them.
+        """
+        found = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.checkpoints) as entries:
+            for entry in entries:
+                step = parse_step(entry.name)
+                if step is not None:
+                    with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
+                        stat = entry.stat()
+                        found[step] = (stat.st_ino, stat.st_mtime_ns)
+        return found
 
     def committed_steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, ascending; none if there is no such folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,10 +42,16 @@ class RemoteFolderSource:
         sweep(mirror)
         self._list()
 
-    def poll(self) -> Sequence[Checkpoint]:
+    @property
+    def is_complete(self) -> bool:
         """See `CheckpointSource`."""
-        self.fetch()
-        return self._local.poll()
+        return self._local.is_complete
+
+    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`."""
+        if self.is_complete:
+            self.fetch()
+        return self._local.poll(wanted)
 
     def glance(self) -> object:
         """See `CheckpointSource`. Nothing tells that costs less than looking."""

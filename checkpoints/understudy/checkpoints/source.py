@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from understudy.checkpoints.errors import (
     CheckpointError,
@@ -16,11 +17,24 @@ from understudy.checkpoints.errors import (
 )
 from understudy.checkpoints.folders import link_or_copy
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
-from understudy.checkpoints.manifest import Manifest, decode_manifest, verify_files
+from understudy.checkpoints.manifest import Manifest, decode_manifest, read_manifest, verify_files, verify_sizes
 from understudy.checkpoints.taken import TakenCheckpoint, take_once
 
 _Stamp = tuple[int, int, int]
 """Inode, size in bytes and time of last change in nanoseconds: what changes when a file is replaced."""
+
+_FolderStamp = tuple[int, int]
+"""Inode and time of last change in nanoseconds."""
+
+_READ_AT_FIRST = 16
+_READ_AT_ONCE = 512
+"""How many manifests a poll reads; the first reads few, so that the newest checkpoint is known at once."""
+
+_COARSE_NS = 2_000_000_000
+"""The clocks of file systems are no coarser than that: a folder changed longer ago has no later change in that tick."""
+
+_LISTING_SECONDS = 10.0
+"""How long a folder that looks unchanged is not listed again."""
 
 
 class Checkpoint(Protocol):
@@ -46,11 +60,20 @@ class Checkpoint(Protocol):
     def manifest(self) -> Manifest | None:
         """What its writer said about it; None if it said nothing or what it said cannot be read."""
 
-    def take(self, into: Path) -> TakenCheckpoint:
-        """Pin the checkpoint: link or copy its files into a private folder and verify them.
+    @property
+    def copies(self) -> bool:
+        """Whether `take` copies files, which is dear, rather than linking them."""
 
-        A folder that holds this checkpoint already is verified and returned; one that holds something else is replaced.
-        After an error there is no part of it.
+    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
+        """Pin the checkpoint: link or copy its files into a private folder.
+
+        A folder that holds this checkpoint already is returned; one that holds something else is replaced. After an
+        error there is no part of it.
+
+        Args:
+            into: The private folder.
+            verify: Whether to read linked files and check their hashes. Else only their sizes are checked, and
+                `TakenCheckpoint.verify` is to be called before they are used.
 
         Raises:
             DamagedCheckpointError: It is not whole.
@@ -63,8 +86,18 @@ class Checkpoint(Protocol):
 class CheckpointSource(Protocol):
     """A place where checkpoints appear. `poll` is for one thread at a time."""
 
-    def poll(self) -> Sequence[Checkpoint]:
-        """Return everything that is committed now, in step order; damaged ones too, whose `take` says what is wrong.
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last `poll` returned everything. If not, the next one returns more."""
+
+    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+        """Return what is committed now, in step order; damaged ones too, whose `take` says what is wrong.
+
+        Of many that are new, it returns the newest first, and the others when it is called again. What was seen to be
+        there, and was deleted before it could be read, is returned once.
+
+        Args:
+            wanted: The steps to return before all others.
 
         Raises:
             UnsupportedFormatError: The place holds only what is not read here.
@@ -83,44 +116,58 @@ class PublishedCheckpoint:
     """A checkpoint that a `CheckpointPublisher` committed."""
 
     directory: Path
-    manifest: Manifest
+    step: int
+    digest: str
+    created_at: float
+    final: bool
+    copies: bool = False
+
+    @classmethod
+    def of(cls, directory: Path, manifest: Manifest) -> Self:
+        """Return the checkpoint of a folder with this manifest."""
+        return cls(
+            directory=directory,
+            step=manifest.step,
+            digest=manifest.digest,
+            created_at=manifest.created_at,
+            final=manifest.final,
+        )
 
     @property
-    def step(self) -> int:
-        """See `Checkpoint`."""
-        return self.manifest.step
+    def manifest(self) -> Manifest | None:
+        """See `Checkpoint`. Read from disk."""
+        try:
+            return read_manifest(self.directory)
+        except (FileNotFoundError, CheckpointError):
+            return None
 
-    @property
-    def digest(self) -> str:
+    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
         """See `Checkpoint`."""
-        return self.manifest.digest
+        fill = self._link_verified if verify else self._link
+        return take_once(into, digest=self.digest, fill=fill, verify=verify)
 
-    @property
-    def created_at(self) -> float:
-        """See `Checkpoint`."""
-        return self.manifest.created_at
-
-    @property
-    def final(self) -> bool:
-        """See `Checkpoint`."""
-        return self.manifest.final
-
-    def take(self, into: Path) -> TakenCheckpoint:
-        """See `Checkpoint`."""
-        return take_once(into, digest=self.digest, fill=self._fill)
-
-    def _fill(self, folder: Path) -> Manifest:
-        for entry in self.manifest.files:
+    def _link(self, folder: Path) -> Manifest:
+        gone = f"{self.directory} was deleted before it could be taken"
+        try:
+            manifest = read_manifest(self.directory)
+        except FileNotFoundError as error:
+            raise CheckpointGoneError(gone) from error
+        if manifest.digest != self.digest:
+            raise CheckpointGoneError(f"{self.directory} was replaced before it could be taken")
+        for path in (*(entry.path for entry in manifest.files), MANIFEST_FILE):
             try:
-                link_or_copy(self.directory / entry.path, folder / entry.path)
+                link_or_copy(self.directory / path, folder / path)
             except FileNotFoundError as error:
                 if not (self.directory / MANIFEST_FILE).exists():
-                    raise CheckpointGoneError(f"{self.directory} was deleted before it could be taken") from error
-                raise DamagedCheckpointError(
-                    f"{self.directory / entry.path} is missing, its manifest lists it",
-                ) from error
-        verify_files(folder, self.manifest)
-        return self.manifest
+                    raise CheckpointGoneError(gone) from error
+                raise DamagedCheckpointError(f"{self.directory / path} is missing, its manifest lists it") from error
+        verify_sizes(folder, manifest)
+        return manifest
+
+    def _link_verified(self, folder: Path) -> Manifest:
+        manifest = self._link(folder)
+        verify_files(folder, manifest)
+        return manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,31 +180,40 @@ class UnreadableCheckpoint:
     error: CheckpointError
     final: bool = False
     manifest: Manifest | None = None
+    copies: bool = False
 
-    def take(self, into: Path) -> TakenCheckpoint:
+    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
         """Raise what was wrong with it. See `Checkpoint`."""
-        del into
+        del into, verify
         raise type(self.error)(str(self.error)) from self.error
 
 
 class RunSource:
-    """The checkpoints of a run folder, which need not exist yet."""
+    """The checkpoints of a run folder, which need not exist yet.
+
+    A poll lists the folder once and opens the manifests of new names alone. Where nothing has changed, it does not even
+    list.
+    """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run = run_dir
-        self._known: dict[int, tuple[_Stamp, PublishedCheckpoint]] = {}
+        self._known: dict[int, tuple[_FolderStamp, Checkpoint]] = {}
+        self._unreadable: dict[int, tuple[_Stamp, Checkpoint]] = {}
+        self._uncommitted: set[int] = set()
+        self._unread: Sequence[int] = ()
+        self._listing: _Listing | None = None
+        self._found: list[Checkpoint] = []
 
-    def poll(self) -> Sequence[Checkpoint]:
-        """See `CheckpointSource`. Manifests that have not changed since the last call are not read again."""
-        steps = self._run.committed_steps()
-        self._known = {step: known for step, known in self._known.items() if step in steps}
-        found = []
-        for step in steps:
-            try:
-                found.append(self._find(step))
-            except FileNotFoundError:
-                continue  # Deleted since it was listed.
-        return found
+    @property
+    def is_complete(self) -> bool:
+        """See `CheckpointSource`."""
+        return not self._unread
+
+    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`."""
+        if self._listing is None or not self._listing.is_still_true(self.glance()) or self._unread:
+            self._refresh(wanted)
+        return self._found
 
     def glance(self) -> object:
         """See `CheckpointSource`. Committing a checkpoint puts a folder into place, which changes the one around it."""
@@ -166,23 +222,74 @@ class RunSource:
         except OSError:
             return None
 
-    def _find(self, step: int) -> Checkpoint:
+    def _refresh(self, wanted: Collection[int]) -> None:
+        limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
+        glance = self.glance()
+        folders = self._run.listed_steps()
+        gone = [_gone(self._run, step) for step in self._unread if step not in folders]
+        self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
+        self._unreadable = {step: known for step, known in self._unreadable.items() if step in folders}
+        self._uncommitted &= folders.keys()
+        tried = self._known.keys() | self._unreadable.keys() | self._uncommitted
+        unread = sorted(folders.keys() - tried, key=lambda step: (step not in wanted, -step))
+        limit += len(wanted)
+        self._unread = unread[limit:]
+        for step in (*unread[:limit], *self._unreadable, *self._uncommitted):
+            self._uncommitted.discard(step)
+            try:
+                self._read(step, folders[step])
+            except FileNotFoundError:
+                if self._run.checkpoint(step).exists():
+                    self._uncommitted.add(step)
+                else:
+                    gone.append(_gone(self._run, step))
+        found = [checkpoint for _, checkpoint in (*self._known.values(), *self._unreadable.values())]
+        self._found = sorted((*found, *gone), key=lambda checkpoint: checkpoint.step)
+        self._listing = _Listing.of(glance, settled=not (gone or self._uncommitted or self._unreadable))
+
+    def _read(self, step: int, folder: _FolderStamp) -> None:
+        """Read the manifest of a step, unless it is known to be unreadable and has not changed."""
         directory = self._run.checkpoint(step)
         path = directory / MANIFEST_FILE
         stat = path.stat()
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        known = self._known.get(step)
-        if known is not None and known[0] == stamp:
-            return known[1]
+        if step in self._unreadable and self._unreadable[step][0] == stamp:
+            return
+        self._unreadable.pop(step, None)
         content = path.read_bytes()
         try:
             manifest = _decode(content, path, step)
         except (DamagedCheckpointError, UnsupportedFormatError) as error:
             digest = hashlib.sha256(content).hexdigest()
-            return UnreadableCheckpoint(step=step, digest=digest, created_at=stat.st_mtime, error=error)
-        checkpoint = PublishedCheckpoint(directory=directory, manifest=manifest)
-        self._known[step] = (stamp, checkpoint)
-        return checkpoint
+            checkpoint = UnreadableCheckpoint(step=step, digest=digest, created_at=stat.st_mtime, error=error)
+            self._unreadable[step] = (stamp, checkpoint)
+            return
+        self._known[step] = (folder, PublishedCheckpoint.of(directory, manifest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listing:
+    """When a folder was listed, and what it looked like then."""
+
+    glance: object
+    expires_at: float
+
+    @classmethod
+    def of(cls, glance: object, *, settled: bool) -> _Listing:
+        """Return a listing that was begun after a glance, good for some time unless something may still change."""
+        is_old = isinstance(glance, int) and time.time_ns() - glance > _COARSE_NS
+        return cls(glance=glance, expires_at=time.monotonic() + (_LISTING_SECONDS if settled and is_old else 0.0))
+
+    def is_still_true(self, glance: object) -> bool:
+        return glance == self.glance and time.monotonic() < self.expires_at
+
+
+def _gone(run: RunDir, step: int) -> UnreadableCheckpoint:
+    """Return what stands for a checkpoint that was listed and then deleted."""
+    now = time.time()
+    text = f"{run.checkpoint(step)} was deleted before it could be read"
+    digest = hashlib.sha256(f"{text} {now}".encode()).hexdigest()
+    return UnreadableCheckpoint(step=step, digest=digest, created_at=now, error=CheckpointGoneError(text))
 
 
 def _decode(content: bytes, path: Path, step: int) -> Manifest:

@@ -50,6 +50,11 @@ class Staging:
             remove_folder(copy)
             return True
 
+    def drop(self, digest: str) -> None:
+        """Delete the copy with a digest, if there is one."""
+        with self._lock:
+            remove_folder(self._folder / digest)
+
     def keep(self, digests: Collection[str]) -> None:
         """Delete every copy but those with these digests."""
         with self._lock:
@@ -69,10 +74,11 @@ class ForeignCheckpoint:
     staging: Staging
     final: bool = False
     manifest: Manifest | None = None
+    copies: bool = True
 
-    def take(self, into: Path) -> TakenCheckpoint:
+    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
         """See `Checkpoint`."""
-        return take_once(into, digest=self.digest, fill=self._fill)
+        return take_once(into, digest=self.digest, fill=self._fill, verify=verify)
 
     def _fill(self, folder: Path) -> Manifest:
         if not self.staging.hand_over(self.digest, folder):

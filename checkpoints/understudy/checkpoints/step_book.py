@@ -23,6 +23,8 @@ class StepBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._steps = _read(path)
+        self._given = set(self._steps.values())
+        self._is_saved = True
 
     def assign(self, digest: str, *, iterations: int | None, name: str) -> int:
         """Return the step of a digest, chosen when it is first seen.
@@ -33,16 +35,26 @@ class StepBook:
         """
         if digest not in self._steps:
             step = self._choose(iterations, name)
-            write_json(self._path, {**self._steps, digest: step})
             self._steps[digest] = step
+            self._given.add(step)
+            self._is_saved = False
         return self._steps[digest]
 
+    def save(self) -> None:
+        """Write down what was assigned; to be called before anybody is shown it.
+
+        Raises:
+            OSError: The file could not be written; it is tried again the next time.
+        """
+        if not self._is_saved:
+            write_json(self._path, self._steps)
+            self._is_saved = True
+
     def _choose(self, iterations: int | None, name: str) -> int:
-        taken = set(self._steps.values())
         for step in (iterations, last_integer(name)):
-            if step is not None and step not in taken:
+            if step is not None and step not in self._given:
                 return step
-        return max(taken, default=0) + 1
+        return max(self._given, default=0) + 1
 
 
 def last_integer(name: str) -> int | None:

@@ -11,12 +11,12 @@ from understudy.checkpoints.errors import CheckpointError
 from understudy.checkpoints.folders import remove_folder, temporary_folder
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
-from understudy.checkpoints.manifest import Manifest, encode_manifest, read_manifest, verify_files
+from understudy.checkpoints.manifest import Manifest, encode_manifest, read_manifest, verify_files, verify_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenCheckpoint:
-    """A whole and verified checkpoint in a private folder, with a manifest even if its writer wrote none."""
+    """A checkpoint in a private folder, with a manifest even if its writer wrote none."""
 
     directory: Path
     manifest: Manifest
@@ -51,13 +51,27 @@ class TakenCheckpoint:
         """The model: a file, a folder or the common beginning of several files, as its kind has it."""
         return self.directory / self.kind.file_name
 
+    def verify(self) -> None:
+        """Read all of it, and check that it is what its manifest says.
+
+        Its files may be hard links, which their writer can still overwrite in place: so do this before each load.
+
+        Raises:
+            DamagedCheckpointError: It is not.
+        """
+        verify_files(self.directory, self.manifest)
+
     def release(self) -> None:
         """Delete the private folder; doing so again does nothing."""
         remove_folder(self.directory)
 
 
-def open_taken(directory: Path) -> TakenCheckpoint:
+def open_taken(directory: Path, *, verify: bool = True) -> TakenCheckpoint:
     """Open a private folder that an earlier `Checkpoint.take`, perhaps of an earlier process, left.
+
+    Args:
+        directory: The private folder.
+        verify: Whether to read its files. Else only their sizes are checked.
 
     Raises:
         FileNotFoundError: There is none.
@@ -65,11 +79,11 @@ def open_taken(directory: Path) -> TakenCheckpoint:
         UnsupportedFormatError: Another version of this package made it.
     """
     manifest = read_manifest(directory)
-    verify_files(directory, manifest)
+    (verify_files if verify else verify_sizes)(directory, manifest)
     return TakenCheckpoint(directory=directory, manifest=manifest)
 
 
-def take_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest]) -> TakenCheckpoint:
+def take_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest], verify: bool = True) -> TakenCheckpoint:
     """Make a private folder appear as a whole, unless it is there already.
 
     It need not survive a power cut: one that is not whole is found by its hashes and made again.
@@ -77,13 +91,14 @@ def take_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest]) -> T
     Args:
         into: The private folder; its parent is made if it is missing.
         digest: Which model it is to hold. A folder that holds another, or a damaged one, is replaced.
-        fill: Puts the files into the folder it is given and returns a manifest of them.
+        fill: Puts the files into the folder it is given and returns a manifest of them, which it may put there as well.
+        verify: Whether to read the files of a folder that is there already. Else only their sizes are checked.
 
     Raises:
         Exception: What ``fill`` raises; then nothing is left.
     """
     try:
-        existing = open_taken(into)
+        existing = open_taken(into, verify=verify)
     except (FileNotFoundError, CheckpointError):
         pass
     else:
@@ -91,7 +106,8 @@ def take_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest]) -> T
             return existing
     with temporary_folder(into) as folder:
         manifest = fill(folder)
-        write_bytes(folder / MANIFEST_FILE, encode_manifest(manifest))
+        if not (folder / MANIFEST_FILE).exists():
+            write_bytes(folder / MANIFEST_FILE, encode_manifest(manifest))
         remove_folder(into)
         folder.rename(into)
     return TakenCheckpoint(directory=into, manifest=manifest)

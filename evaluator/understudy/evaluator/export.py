@@ -114,7 +114,7 @@ class CheckpointStore:
         """Give a verified copy of a checkpoint, which nobody deletes meanwhile."""
         for origin in self._origins(step):
             try:
-                checkpoint = PublishedCheckpoint(directory=origin, manifest=read_manifest(origin))
+                checkpoint = PublishedCheckpoint.of(origin, read_manifest(origin))
                 taken = checkpoint.take(folder / "taken")
             except FileNotFoundError:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
@@ -147,7 +148,7 @@ class CheckpointInfo:
     digest: str
     final: bool
 
-    @property
+    @cached_property
     def key(self) -> tuple[int, str]:
         """What tells it from every other checkpoint."""
         return self.step, self.digest

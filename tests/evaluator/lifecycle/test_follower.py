@@ -6,12 +6,15 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from paper_theatre import WAIT_SECONDS, PaperTheatre
 
+from understudy.checkpoints import manifest, source
 from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset
 from understudy.evaluator.lifecycle.backlog import Backlog
 from understudy.evaluator.lifecycle.best_file import BestFile
@@ -43,7 +46,7 @@ class Stage:
         *,
         policy: EvaluationPolicy | int = "every",
         datasets: tuple[EvaluationDataset, ...] = (DATASET,),
-        serve: ServingPolicy = "latest",
+        serve: ServingPolicy | int = "latest",
         **gate: float,
     ) -> None:
         self.theatre = theatre = PaperTheatre(folder)
@@ -205,6 +208,143 @@ def test_the_latest_policy_passes_over_what_waits_but_not_what_is_being_evaluate
     assert stage.evaluate_next(loss=1.0) == 3
 
 
+class Reading:
+    """Counts what is read of checkpoints."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.manifests, self.hashes = 0, 0
+        decode, describe = manifest.decode_manifest, manifest.describe_file
+
+        def decoding(*args: Any, **options: Any) -> Any:
+            self.manifests += 1
+            return decode(*args, **options)
+
+        def describing(*args: Any) -> Any:
+            self.hashes += 1
+            return describe(*args)
+
+        patch.setattr(manifest, "decode_manifest", decoding)
+        patch.setattr(source, "decode_manifest", decoding)
+        patch.setattr(manifest, "describe_file", describing)
+
+
+def publish_many(stage: Stage, count: int) -> None:
+    """Put as many checkpoints into the run folder: copies of one, under other steps."""
+    stage.theatre.write(0)
+    original = stage.theatre.run.checkpoint(0)
+    whole = manifest.read_manifest(original)
+    for step in range(1, count):
+        folder = stage.theatre.run.checkpoint(step)
+        folder.mkdir()
+        (folder / "model.keras").hardlink_to(original / "model.keras")
+        (folder / "manifest.json").write_bytes(manifest.encode_manifest(replace(whole, step=step)))
+
+
+def test_of_thousands_of_checkpoints_few_are_read_before_the_newest_is_served(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_many(stage, 2000)
+    reading = Reading(monkeypatch)
+    stage.look()
+
+    assert stage.on_stage() == 1999
+    assert reading.hashes == 1
+    assert reading.manifests < 30
+    while not stage.follower._is_done:
+        stage.look()
+    assert stage.held() == [*range(2000)]
+    assert reading.hashes == 1
+    assert reading.manifests < 3 * 2000
+    assert stage.evaluate_next(loss=1.0) == 0
+
+    before = reading.manifests
+    stage.look()
+    stage.theatre.write(2000)
+    stage.look()
+    assert stage.on_stage() == 2000
+    assert reading.manifests - before < 5, "known manifests are not read again"
+    assert stage.evaluate_next(loss=1.0) == 1
+
+
+def test_restarted_over_thousands_of_checkpoints_it_goes_on_where_it_was(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = make_stage()
+    publish_many(stage, 700)
+    while not (stage.follower._is_done and stage.on_stage() == 699):
+        stage.look()
+    assert [stage.evaluate_next(loss=1.0 + step) for step in range(3)] == [0, 1, 2]
+    stage.close()
+
+    again = make_stage()
+    for step in range(300, 690):
+        shutil.rmtree(again.theatre.run.checkpoint(step))
+    reading = Reading(monkeypatch)
+    again.look()
+    assert again.on_stage() == 699
+    assert reading.manifests < 40
+    while not again.follower._is_done:
+        again.look()
+    assert again.held() == [0, *range(3, 700)], "what is unsettled, and the best"
+    assert [again.evaluate_next(loss=1.0) for _ in range(10)] == [*range(3, 13)]
+
+
+def test_the_next_newest_is_served_where_the_newest_are_damaged(stage: Stage) -> None:
+    stage.theatre.publish(*range(1, 51))
+    for step in range(20, 51):
+        (stage.theatre.run.checkpoint(step) / "model.keras").write_text("torn!")
+    for _ in range(40):
+        stage.look()
+    assert stage.on_stage() == 19
+
+
+@pytest.mark.parametrize("wanted", ["pinned", "best", "configured"])
+def test_an_old_step_that_belongs_on_stage_is_found_first(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    stage = make_stage()
+    publish_many(stage, 600)
+    while not (stage.follower._is_done and stage.on_stage() == 599):
+        stage.look()
+    for step in range(6):
+        assert stage.evaluate_next(loss=0.1 if step == 5 else 1.0) == step
+    if wanted == "pinned":
+        stage.director.pin(5).result(WAIT_SECONDS)
+    stage.close()
+
+    serve: dict[str, Any] = {"pinned": {}, "best": {"serve": "best"}, "configured": {"serve": 5}}
+    again = make_stage(**serve[wanted])
+    reading = Reading(monkeypatch)
+    again.look()
+    assert again.on_stage() == 5
+    assert reading.manifests < 40
+
+
+def test_the_latest_policy_holds_and_hashes_only_the_newest_that_is_whole(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = make_stage(policy="latest")
+    publish_many(stage, 100)
+    (stage.theatre.run.checkpoint(99) / "model.keras").unlink()
+    reading = Reading(monkeypatch)
+    while not stage.follower._is_done or stage.on_stage() != 98:
+        stage.look()
+    assert stage.evaluate_next(loss=1.0) == 98
+    assert stage.held() == [98]
+    assert reading.hashes < 5
+    assert stage.entries() == [*((step, SKIPPED) for step in range(98)), (98, SCORED)]
+
+
+def test_a_checkpoint_that_is_deleted_before_its_manifest_is_read_is_recorded(stage: Stage) -> None:
+    publish_many(stage, 100)
+    stage.look()
+    shutil.rmtree(stage.theatre.run.checkpoint(7))
+    while not stage.follower._is_done:
+        stage.look()
+    assert stage.entries() == [(7, FAILED)]
+    assert "deleted before it could be" in stage.ledger.page()[0].reason
+
+
 def test_a_damaged_checkpoint_is_tried_again_later_and_then_given_up(stage: Stage) -> None:
     stage.theatre.publish(1)
     stage.look()
@@ -212,7 +352,7 @@ def test_a_damaged_checkpoint_is_tried_again_later_and_then_given_up(stage: Stag
     stage.theatre.publish(2)
     file = stage.theatre.run.checkpoint(2) / "model.keras"
     file.write_text("torn ")
-    for pause in (0, 0, 1.0, 2.0):
+    for pause in (0, 0, 1.0, 2.0, 0):
         stage.theatre.clock.now += pause
         stage.look()
 
@@ -238,7 +378,7 @@ def test_a_checkpoint_that_mends_while_in_quarantine_is_evaluated(stage: Stage) 
 
 def test_a_checkpoint_that_goes_while_in_quarantine_is_recorded_with_both_reasons(stage: Stage) -> None:
     stage.theatre.publish(1)
-    (stage.theatre.run.checkpoint(1) / "model.keras").write_text("torn ")
+    (stage.theatre.run.checkpoint(1) / "model.keras").write_text("too short")
     stage.look()
     shutil.rmtree(stage.theatre.run.checkpoint(1))
     stage.look()
@@ -246,6 +386,19 @@ def test_a_checkpoint_that_goes_while_in_quarantine_is_recorded_with_both_reason
     assert stage.entries() == [(1, FAILED)]
     reason = stage.ledger.page()[0].reason
     assert "was deleted before it could be evaluated; before that: " in reason
+
+
+def test_a_damaged_checkpoint_that_is_held_is_given_up_with_the_reason_also_after_its_deletion(stage: Stage) -> None:
+    stage.theatre.publish(1)
+    (stage.theatre.run.checkpoint(1) / "model.keras").write_text("torn ")
+    stage.look()
+    shutil.rmtree(stage.theatre.run.checkpoint(1))
+    for pause in (1.0, 2.0, 0):
+        stage.theatre.clock.now += pause
+        stage.look()
+
+    assert stage.entries() == [(1, FAILED)]
+    assert "SHA-256" in stage.ledger.page()[0].reason
 
 
 def test_without_a_dataset_a_bad_checkpoint_is_recorded_all_the_same(make_stage: Callable[..., Stage]) -> None:

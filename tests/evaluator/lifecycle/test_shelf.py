@@ -94,15 +94,35 @@ def test_a_checkpoint_deleted_before_it_is_held_is_gone(run: RunDir, shelf: Shel
     assert steps(shelf) == []
 
 
-def test_a_flipped_bit_is_found_when_it_is_held(run: RunDir, shelf: Shelf) -> None:
+def test_a_flipped_bit_is_found_when_it_is_verified(run: RunDir, shelf: Shelf) -> None:
     publish(run, 1)
     file = run.checkpoint(1) / "model.keras"
     file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
     shelf.refresh()
 
-    with pytest.raises(DamagedCheckpointError, match="SHA-256"):
-        shelf.hold(shelf.info(1))
+    with shelf.hold(shelf.info(1)) as hold, pytest.raises(DamagedCheckpointError, match="SHA-256"):
+        hold.verify()
     assert pinned(run) == []
+
+
+def test_a_file_that_is_written_over_in_place_is_not_loaded_under_its_old_digest(run: RunDir, shelf: Shelf) -> None:
+    publish(run, 1)
+    shelf.refresh()
+    with shelf.hold(shelf.info(1)) as hold:
+        hold.verify()
+        (run.checkpoint(1) / "model.keras").write_text("other 1")
+        with pytest.raises(DamagedCheckpointError, match="SHA-256"):
+            hold.verify()
+
+
+def test_a_damaged_private_copy_is_made_again_where_the_original_is_whole(run: RunDir, shelf: Shelf) -> None:
+    publish(run, 1)
+    shelf.refresh()
+    with shelf.hold(shelf.info(1)) as hold:
+        hold.taken.model_file.unlink()
+        hold.taken.model_file.write_text("other 1")
+        hold.verify()
+        assert hold.taken.model_file.read_text() == "model 1"
 
 
 def test_what_an_earlier_process_held_is_on_the_shelf_again(run: RunDir, shelf: Shelf) -> None:
@@ -130,7 +150,9 @@ def test_a_damaged_leftover_is_deleted(run: RunDir, shelf: Shelf, caplog: pytest
     shelf.hold(shelf.info(1))
     (run.pinned / "000000000001" / "manifest.json").write_text("torn")
 
+    shutil.rmtree(run.checkpoint(1))
     restarted = Shelf(RunSource(run), run.pinned)
+    restarted.refresh()
 
     assert pinned(run) == []
     assert steps(restarted) == []

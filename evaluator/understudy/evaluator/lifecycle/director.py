@@ -74,19 +74,28 @@ class StageDirector:
             loadable = self._admitted(loadable, self._gatekeeper)
         return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)
 
-    def reconsider(self) -> None:
+    def wanted(self) -> set[int]:
+        """Return the steps that may belong on stage although they are not the newest."""
+        steps = {self.pinned_step, self._ranking.best(), self._policy if isinstance(self._policy, int) else None}
+        return {step for step in steps if step is not None}
+
+    def reconsider(self, *, all_known: bool = True) -> None:
         """Put on stage what belongs there, unless a change is under way. For one thread at a time. Does not block.
+
+        Args:
+            all_known: Whether the shelf has every checkpoint. If not, nothing happens where one that is still unknown
+                could belong on stage, or be what the gate compares with.
 
         Raises:
             LedgerError: The gate's decisions cannot be written down.
         """
-        if self._gatekeeper is not None:
+        if self._gatekeeper is not None and all_known:
             self._gatekeeper.catch_up(self.target)
         with self._lock:
             if self._under_way is not None and not self._under_way.done():
                 return
         step = self.target()
-        if step is None or self._is_on_stage(step):
+        if step is None or self._is_on_stage(step) or not (all_known or self._is_certain(step)):
             return
         self._promote(step, None).add_done_callback(self._settled)
 
@@ -193,6 +202,10 @@ class StageDirector:
     def _admitted(self, steps: Collection[int], gatekeeper: Gatekeeper) -> set[int]:
         infos = filter(None, map(self._shelf.find, steps))
         return {info.step for info in infos if gatekeeper.admits(info.key)}
+
+    def _is_certain(self, step: int) -> bool:
+        """Whether a step belongs on stage whatever older checkpoints there are."""
+        return self._policy != "best" or step in (self.pinned_step, self._ranking.best())
 
     def _is_on_stage(self, step: int) -> bool:
         stage, info = self._manager.stage, self._shelf.find(step)

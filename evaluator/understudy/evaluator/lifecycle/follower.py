@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 
 from understudy.checkpoints.errors import CheckpointError
 from understudy.evaluator.errors import DrainingError, VersionNotFoundError
@@ -28,6 +30,14 @@ _log = logging.getLogger(__name__)
 _NOT_THE_CHECKPOINTS_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _LONGEST_PAUSE_SECONDS = 30.0
 _GLANCE_SECONDS = 0.05
+
+_LOOK_SECONDS = 0.5
+"""How long a look may take to hold checkpoints, or to pass over some, before it looks for newer ones."""
+
+_NEXT_COPIES = 4
+_MOST_COPIES = 64
+"""How many checkpoints are held where that takes copies, besides the next ones to evaluate."""
+
 _OVERTAKEN = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
 
 _Key = tuple[int, str]
@@ -36,9 +46,13 @@ _Key = tuple[int, str]
 class Follower:
     """Discovers checkpoints, holds those that are needed, and keeps the stage and the backlog up to date.
 
-    A checkpoint is held from the moment it is seen until it is settled (scored on every dataset, or a reason is
-    recorded why not), and while it is on stage, the one before that, pinned or best. The ledger alone says what is
+    What belongs on stage is found, held and loaded first; then the others are found, held, and given to the backlog in
+    step order. A checkpoint is held from then until it is settled (scored on every dataset, or a reason is recorded why
+    not), and while it is on stage, the one before that, pinned or best. If holding takes a copy, those that wait long
+    are held when their turn comes; what is deleted before is recorded with that reason. The ledger alone says what is
     settled, so a restart goes on where the last process was.
+
+    Files are hashed when they are loaded, or, where only the latest is evaluated, before it overtakes the others.
 
     Args:
         shelf: The checkpoints.
@@ -84,6 +98,9 @@ class Follower:
         self._settled: set[_Key] = set()
         self._failed: set[_Key] = set()
         self._holds: dict[_Key, Hold] = {}
+        self._new: list[CheckpointInfo] = []
+        self._verified: set[_Key] = set()
+        self._is_done = False
         self._caught_up_at = -math.inf
         self._poked = threading.Event()
         self._closing = False
@@ -117,10 +134,11 @@ class Follower:
     def _run(self) -> None:
         failures = 0
         while not self._closing:
+            poked = self._poked.is_set()
             self._poked.clear()
             seen = self._shelf.glance()
             try:
-                self._look()
+                self._look(only_if_changed=failures == 0 and self._is_done and not poked)
                 failures = 0
             except DrainingError:
                 return
@@ -139,56 +157,77 @@ class Follower:
     def _pause_seconds(self, failures: int) -> float:
         if failures:
             return min(self._poll_interval_seconds * 2.0 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
+        if not self._is_done:
+            return 0.0
         retry = self._quarantine.seconds_to_next_retry()
         return self._poll_interval_seconds if retry is None else min(self._poll_interval_seconds, retry)
 
-    def _look(self) -> None:
+    def _look(self, *, only_if_changed: bool = False) -> None:
         began = time.monotonic()
-        self._shelf.refresh()
+        changed = self._shelf.refresh(self._director.wanted())
+        if only_if_changed and not changed and self._quarantine.seconds_to_next_retry() is None:
+            self._caught_up_at = -math.inf if self._unsettled else began
+            return
         on_shelf = self._shelf.checkpoints()
+        all_known = self._shelf.is_complete
         self._sort_out(on_shelf)
-        self._hold(self._needed(on_shelf))
+        self._hold(self._to_serve(on_shelf))
+        self._director.reconsider(all_known=all_known)
+        self._is_done = False
+        if not all_known:
+            return
+        if not self._leave_out():
+            return
+        if self._policy == "latest":
+            self._verify_latest()
+        self._is_done = self._hold(self._in_turn())
         self._record_failures(on_shelf)
         self._director.reconsider()
-        ready = [info for info in self._unsettled.values() if info.key in self._holds]
-        for info in self._backlog.offer(info for info in ready if self._quarantine.admits(info.key)):
-            self._pass_over(info, _OVERTAKEN)
-        self._let_go(self._needed(on_shelf))
+        self._is_done &= self._pass_over(self._backlog.offer(self._evaluable()), _OVERTAKEN)
+        self._let_go({info.key for info in self._to_serve(on_shelf)} | self._unsettled.keys())
         self._publish_best()
-        self._shelf.discard_leftovers()
+        if self._is_done:
+            self._shelf.discard_leftovers()
         self._caught_up_at = -math.inf if self._unsettled else began
 
     def _sort_out(self, on_shelf: Iterable[CheckpointInfo]) -> None:
-        """Find out what is unsettled, and what of it is not to be evaluated at all."""
-        new: list[CheckpointInfo] = []
+        """Find out what is unsettled."""
         for info in on_shelf:
-            if info.key in self._settled:
+            key = info.key
+            if key in self._settled:
                 continue
-            if info.key not in self._unsettled:
+            if key not in self._unsettled:
                 self._history.discovered(info.step)
-                self._ranking.replaced(*info.key)
-                new.append(info)
-            self._unsettled[info.key] = info
+                self._ranking.replaced(*key)
+                self._new.append(info)
+                self._unsettled[key] = info
         for info in list(self._unsettled.values()):
             if not self._recorder.remaining(info.step, info.digest):
                 self._settle(info)
-        self._leave_out(info for info in new if info.key in self._unsettled)
 
-    def _leave_out(self, new: Iterable[CheckpointInfo]) -> None:
-        """Pass over new checkpoints that the policy leaves out; restarted, it leaves out the same ones."""
+    def _leave_out(self) -> bool:
+        """Pass over new checkpoints that the policy leaves out; restarted, it leaves out the same ones.
+
+        Returns False if the time was up before the last.
+        """
+        new, self._new = self._new, []
         if not isinstance(self._policy, int):
-            return
-        known = sorted({*self._recorder.steps(), *(info.step for info in self._unsettled.values())})
-        for info in list(new):
-            if known.index(info.step) % self._policy and not info.final:
-                self._pass_over(info, f"the policy is to evaluate one checkpoint in {self._policy}")
+            return True
+        steps = sorted({*self._recorder.steps(), *(info.step for info in self._unsettled.values())})
+        places = {step: place for place, step in enumerate(steps)}
+        new = [info for info in new if info.key in self._unsettled]
+        left_out = [info for info in new if places[info.step] % self._policy and not info.final]
+        if self._pass_over(left_out, f"the policy is to evaluate one checkpoint in {self._policy}"):
+            return True
+        self._new = [info for info in new if info.key in self._unsettled]
+        return False
 
     def _settle(self, info: CheckpointInfo) -> None:
         self._unsettled.pop(info.key, None)
         self._settled.add(info.key)
 
-    def _needed(self, on_shelf: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Return what must not be deleted, in step order."""
+    def _to_serve(self, on_shelf: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+        """Return what must not be deleted even when it is settled, in step order."""
         stage = self._manager.stage
         steps = {
             None if stage is None else stage.step,
@@ -197,21 +236,76 @@ class Follower:
             self._director.target(),
             self._ranking.best(among={info.step for info in on_shelf}),
         }
-        return [info for info in on_shelf if info.key in self._unsettled or info.step in steps]
+        return [info for info in on_shelf if info.step in steps]
 
-    def _hold(self, needed: Iterable[CheckpointInfo]) -> None:
+    def _waiting(self) -> list[CheckpointInfo]:
+        """Return what is unsettled and may be tried now, in step order."""
+        admitted = (info for info in self._unsettled.values() if self._quarantine.admits(info.key))
+        return sorted(admitted, key=attrgetter("step"))
+
+    def _in_turn(self) -> list[CheckpointInfo]:
+        """Return what of the unsettled to hold, in this order.
+
+        Where that costs a link, it is all. Where it costs a copy, it is the next ones to evaluate, and the newest as
+        long as few are held.
+        """
+        waiting = self._waiting()
+        if self._policy == "latest":
+            return waiting[-1:]
+        dear = [info for info in waiting if info.key not in self._holds and self._shelf.is_dear(info)]
+        if not dear:
+            return waiting
+        later = dear[_NEXT_COPIES:]
+        postponed = {info.key for info in later[: max(0, len(later) - max(0, _MOST_COPIES - len(self._holds)))]}
+        return [info for info in waiting if info.key not in postponed]
+
+    def _evaluable(self) -> list[CheckpointInfo]:
+        """Return what the backlog may give out: all that is held and not preceded by what has still to be."""
+        waiting = self._waiting()
+        if self._policy == "latest":
+            return waiting if waiting and waiting[-1].key in self._verified else []
+        return list(itertools.takewhile(lambda info: info.key in self._holds, waiting))
+
+    def _hold(self, needed: Iterable[CheckpointInfo]) -> bool:
+        """Hold checkpoints, in this order; return False if the time was up before the last."""
+        until = time.monotonic() + _LOOK_SECONDS
         for info in needed:
             if info.key in self._holds or not self._quarantine.admits(info.key):
                 continue
+            if time.monotonic() > until:
+                return False
             try:
                 self._holds[info.key] = self._shelf.hold(info)
             except (CheckpointError, VersionNotFoundError, OSError) as error:
-                if isinstance(error, OSError) and error.errno in _NOT_THE_CHECKPOINTS_FAULT:
-                    raise
-                self._history.failed(info, error, seconds=0.0)
+                self._failed_to_hold(info, error)
+        return True
 
-    def _let_go(self, needed: Iterable[CheckpointInfo]) -> None:
-        for key in self._holds.keys() - {info.key for info in needed}:
+    def _verify_latest(self) -> None:
+        """Find the newest checkpoint that is whole: only such a one overtakes others."""
+        while waiting := self._waiting():
+            newest = waiting[-1]
+            self._hold([newest])
+            hold = self._holds.get(newest.key)
+            if hold is None:
+                continue  # it is in quarantine now
+            if newest.key in self._verified:
+                return
+            try:
+                hold.verify()
+            except (CheckpointError, OSError) as error:
+                self._holds.pop(newest.key).release()
+                self._failed_to_hold(newest, error)
+            else:
+                self._verified = {newest.key}
+                return
+
+    def _failed_to_hold(self, info: CheckpointInfo, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno in _NOT_THE_CHECKPOINTS_FAULT:
+            raise error
+        self._history.failed(info, error, seconds=0.0)
+
+    def _let_go(self, needed: Collection[_Key]) -> None:
+        for key in self._holds.keys() - needed:
             self._holds.pop(key).release()
 
     def _record_failures(self, on_shelf: Iterable[CheckpointInfo]) -> None:
@@ -236,9 +330,15 @@ class Follower:
         self._failed.add(info.key)
         self._settle(info)
 
-    def _pass_over(self, info: CheckpointInfo, reason: str) -> None:
-        self._recorder.record_reason(info.step, info.digest, EvaluationOutcome.SKIPPED, reason)
-        self._settle(info)
+    def _pass_over(self, infos: Iterable[CheckpointInfo], reason: str) -> bool:
+        """Record why checkpoints are not evaluated; return False if the time was up before the last."""
+        until = time.monotonic() + _LOOK_SECONDS
+        for info in infos:
+            if time.monotonic() > until:
+                return False
+            self._recorder.record_reason(info.step, info.digest, EvaluationOutcome.SKIPPED, reason)
+            self._settle(info)
+        return True
 
     def _publish_best(self) -> None:
         best = self._ranking.best(among={step for step, _ in self._holds})

@@ -261,6 +261,7 @@ class ServableManager:
         self._history.loading(load.info.step)
         try:
             with self._shelf.hold(load.info) as hold:
+                hold.verify()
                 slot = load_into(load.room, hold.taken, slots=self._slots, stage=stage.slot if stage else None)
         except MemoryError:
             self._out_of_memory(load, seconds=self._clock() - began)

@@ -61,13 +61,11 @@ class Quarantine:
 
     def failure(self, key: Hashable) -> Failure | None:
         """Return what is known about it, or None if it never failed."""
-        with self._lock:
-            return self._failures.get(key)
+        return self._failures.get(key)  # without the lock, as this is asked of every checkpoint at every look
 
     def admits(self, key: Hashable) -> bool:
         """Return whether it may be tried now."""
-        with self._lock:
-            failure = self._failures.get(key)
+        failure = self.failure(key)
         return failure is None or (failure.retry_at is not None and failure.retry_at <= self._clock())
 
     def seconds_to_next_retry(self) -> float | None:

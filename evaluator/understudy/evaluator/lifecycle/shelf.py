@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from understudy.checkpoints.errors import CheckpointError, CheckpointGoneError
+from understudy.checkpoints.errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
 from understudy.checkpoints.folders import remove_folder, sweep
 from understudy.checkpoints.layout import parse_step, step_name
 from understudy.checkpoints.manifest import read_manifest
@@ -19,6 +20,8 @@ from understudy.evaluator.errors import VersionNotFoundError
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)
+
+_ADOPTED_AT_ONCE = 512
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Shelf:
     """The checkpoints that can be loaded: those the source offers, and those held in private folders. Thread-safe.
 
     A checkpoint is held while any `Hold` on it is out; then its private folder goes. Folders left by an earlier process
-    count as checkpoints until `discard_leftovers`.
+    count as checkpoints until `discard_leftovers`. Nothing is hashed but by `Hold.verify`.
 
     Args:
         source: Where checkpoints come from. Polled only by `refresh`.
@@ -50,17 +53,39 @@ class Shelf:
         self._items: dict[int, _Item] = {}
         directory.mkdir(parents=True, exist_ok=True)
         sweep(directory)
-        self._leftovers = self._adopt_leftovers()
+        steps = {parse_step(folder.name) for folder in directory.iterdir()}
+        self._leftovers = {step for step in steps if step is not None}
+        self._strange_leftovers = set(self._leftovers)
+        self._polled: Sequence[Checkpoint] | None = None
 
-    def refresh(self) -> None:
-        """Ask the source what there is now. For one thread at a time.
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last `refresh` found everything. If not, the next one finds more."""
+        return self._source.is_complete and not self._strange_leftovers
+
+    def refresh(self, wanted: Collection[int] = ()) -> bool:
+        """Ask the source what there is now: of much that is new, the newest first. For one thread at a time.
+
+        Returns whether anything may have changed since the last time.
+
+        Args:
+            wanted: The steps to find before all others.
 
         Raises:
             understudy.checkpoints.errors.UnsupportedFormatError: The source holds only what is not read.
             OSError: The source could not be read.
         """
-        offered = {checkpoint.step: checkpoint for checkpoint in self._source.poll()}
+        polled = self._source.poll(wanted)
+        changed = polled is not self._polled or bool(self._strange_leftovers)
+        if polled is not self._polled:
+            self._take_in({checkpoint.step: checkpoint for checkpoint in polled})
+            self._polled = polled
+        self._adopt_leftovers(wanted)
+        return changed
+
+    def _take_in(self, offered: Mapping[int, Checkpoint]) -> None:
         with self._lock:
+            self._strange_leftovers -= offered.keys()
             for step, checkpoint in offered.items():
                 item = self._items.get(step)
                 if item is None or item.info.digest != checkpoint.digest:
@@ -97,7 +122,7 @@ class Shelf:
         return self._item(step).info
 
     def hold(self, info: CheckpointInfo) -> Hold:
-        """Pin a checkpoint in its private folder and verify it, unless it is held already. Reads the whole checkpoint.
+        """Pin a checkpoint in its private folder, unless it is held already. `Hold.verify` it before it is used.
 
         Raises:
             VersionNotFoundError: There is none of this step.
@@ -115,15 +140,41 @@ class Shelf:
                 self._items.setdefault(info.step, item)  # A refresh may have dropped it while it was being taken.
         return Hold(self, item, item.taken)
 
+    def is_dear(self, info: CheckpointInfo) -> bool:
+        """Return whether holding a checkpoint would copy it, rather than link it or open its private folder."""
+        with self._lock:
+            item = self._items.get(info.step)
+            may_be_there = info.step in self._leftovers
+        return (
+            item is not None and item.taken is None and not may_be_there and bool(item.offered and item.offered.copies)
+        )
+
     def discard_leftovers(self) -> None:
         """Delete the folders of an earlier process that nobody holds."""
         with self._lock:
             leftovers, self._leftovers = self._leftovers, set()
-            items = [self._items[step] for step in leftovers]
+            items = [self._items[step] for step in leftovers if step in self._items]
         for item in items:
             with item.lock:
                 if item.holds == 0 and self._is_current(item):
                     remove_folder(self._folder(item.info.step))
+
+    def _verify(self, item: _Item) -> TakenCheckpoint:
+        """Verify a held checkpoint; one that is damaged is taken again if the source still has it."""
+        with item.lock:
+            if item.taken is not None:
+                try:
+                    item.taken.verify()
+                except DamagedCheckpointError:
+                    if item.offered is None:
+                        raise
+                    item.taken.release()
+                    item.taken = None
+                else:
+                    return item.taken
+            item.taken = self._take(item)
+            item.taken.verify()
+            return item.taken
 
     def _release(self, item: _Item) -> None:
         with item.lock:
@@ -155,35 +206,41 @@ class Shelf:
     def _take(self, item: _Item) -> TakenCheckpoint:
         folder = self._folder(item.info.step)
         if item.offered is not None:
-            return item.offered.take(folder)
+            return item.offered.take(folder, verify=False)
         try:
-            return open_taken(folder)
+            return open_taken(folder, verify=False)
         except FileNotFoundError as error:
             raise CheckpointGoneError(f"step {item.info.step} was deleted before it could be taken") from error
 
     def _folder(self, step: int) -> Path:
         return self._directory / step_name(step)
 
-    def _adopt_leftovers(self) -> set[int]:
-        steps: set[int] = set()
-        for folder in sorted(self._directory.iterdir()):
-            step = parse_step(folder.name)
-            if step is None:
-                continue
-            try:
-                manifest = read_manifest(folder)
-            except (FileNotFoundError, CheckpointError) as error:
-                _log.warning(
-                    "leftover of an earlier process deleted", extra={"folder": str(folder), "error": str(error)}
-                )
-                remove_folder(folder)
-                continue
-            info = CheckpointInfo(
-                step=step, created_at=manifest.created_at, digest=manifest.digest, final=manifest.final
-            )
-            self._items[step] = _Item(info=info, offered=None)
-            steps.add(step)
-        return steps
+    def _adopt_leftovers(self, wanted: Collection[int]) -> None:
+        """Find out what some of the folders of an earlier process are, newest first, once the source has no more."""
+        if not self._strange_leftovers or not (self._source.is_complete or self._newest_is_left_over()):
+            return
+        newest_first = sorted(self._strange_leftovers, key=lambda step: (step not in wanted, -step))
+        for step in newest_first[:_ADOPTED_AT_ONCE]:
+            self._strange_leftovers.discard(step)
+            self._adopt(step)
+
+    def _newest_is_left_over(self) -> bool:
+        with self._lock:
+            return max(self._strange_leftovers) > max(self._items, default=-1)
+
+    def _adopt(self, step: int) -> None:
+        folder = self._folder(step)
+        try:
+            manifest = read_manifest(folder)
+        except (FileNotFoundError, CheckpointError) as error:
+            _log.warning("leftover of an earlier process deleted", extra={"folder": str(folder), "error": str(error)})
+            remove_folder(folder)
+            with self._lock:
+                self._leftovers.discard(step)
+            return
+        info = CheckpointInfo(step=step, created_at=manifest.created_at, digest=manifest.digest, final=manifest.final)
+        with self._lock:
+            self._items.setdefault(step, _Item(info=info, offered=None))
 
 
 class Hold:
@@ -195,6 +252,17 @@ class Hold:
         self._lock = threading.Lock()
         self._released = False
         self.taken = taken
+
+    def verify(self) -> None:
+        """Read all of the checkpoint, and check that it is whole and still the one that was held.
+
+        One that is damaged is first taken from the source again, where that still has it.
+
+        Raises:
+            understudy.checkpoints.errors.CheckpointError: It is damaged, deleted or replaced.
+            OSError: It could not be read, or the private folder not be written.
+        """
+        self.taken = self._shelf._verify(self._item)  # noqa: SLF001 - as below
 
     def release(self) -> None:
         """Let the checkpoint go. Doing so again does nothing."""

@@ -173,6 +173,14 @@ class Ledger:
                 "dataset = ? AND outcome = ? ORDER BY sequence", (dataset, EvaluationOutcome.SCORED.value)
             )
 
+    def identities(self) -> set[tuple[int, str, str, str]]:
+        """Return step, checkpoint's digest, dataset and dataset's digest of everything that has an entry."""
+        with self._changed, self._reporting():
+            rows = self._connection.execute(
+                "SELECT DISTINCT step, checkpoint_digest, dataset, dataset_digest FROM evaluations"
+            )
+            return {(int(step), digest, dataset, content) for step, digest, dataset, content in rows}
+
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""
         with self._changed, self._reporting():

@@ -50,21 +50,14 @@ class Recorder:
         self._observer = observer
         self._listener = listener
         self._lock = threading.Lock()
+        self._recorded = ledger.identities()
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
-        """Return the datasets on which nothing final is recorded for a checkpoint, in the order of scoring.
-
-        Raises:
-            LedgerError: The ledger cannot be read.
-        """
-        if self._ledger.find(step=step, checkpoint_digest=digest, dataset=WHOLE_CHECKPOINT):
+        """Return the datasets on which nothing final is recorded for a checkpoint, in the order of scoring."""
+        if (step, digest, WHOLE_CHECKPOINT, "") in self._recorded:
             return []
         return [
-            dataset
-            for dataset in self.datasets
-            if not self._ledger.find(
-                step=step, checkpoint_digest=digest, dataset=dataset.name, dataset_digest=dataset.digest
-            )
+            dataset for dataset in self.datasets if (step, digest, dataset.name, dataset.digest) not in self._recorded
         ]
 
     def score(self, step: int, digest: str, dataset: EvaluationDataset) -> EvaluationRecord | None:
@@ -98,6 +91,7 @@ class Recorder:
                 duration_seconds=duration_seconds,
                 notes=result.notes,
             )
+            self._recorded.add((record.step, digest, dataset.name, dataset.digest))
             self._tell(record, new=record.sequence > before)
         return record
 
@@ -127,6 +121,7 @@ class Recorder:
                 reason=reason,
                 metrics=metrics,
             )
+            self._recorded.add((step, digest, record.dataset, dataset.digest if dataset else ""))
             self._tell(record, new=record.sequence > before)
         return record
 
