@@ -26,3 +26,11 @@ def test_what_a_newer_server_may_say_is_an_error_with_a_type() -> None:
         responses.status(state)
     with pytest.raises(InternalError, match="data type number 99 is unknown"):
         responses.metadata(dtype)
+
+
+def test_step_0_is_a_step_and_none_is_none() -> None:
+    first = model_pb2.PromoteResponse(serving_step=5)
+    second = model_pb2.PromoteResponse(serving_step=5, previous_step=0, pinned_step=0)
+
+    assert (responses.promotion(first).previous_step, responses.promotion(first).pinned_step) == (None, None)
+    assert (responses.promotion(second).previous_step, responses.promotion(second).pinned_step) == (0, 0)

@@ -29,6 +29,7 @@ from understudy.evaluator.datasets import ArrayDataset
 from understudy.evaluator.errors import (
     CancelledError,
     ConfigurationError,
+    DatasetNotFoundError,
     DrainingError,
     InvalidInputError,
     LedgerError,
@@ -103,7 +104,7 @@ def test_unknown_versions_are_refused_by_the_known_ones(run: RealRun) -> None:
             evaluator.open_stream(version=9)
         with pytest.raises(VersionNotFoundError, match="no version is best yet"):
             evaluator.predict(rows(), version="best")
-        with pytest.raises(VersionNotFoundError, match=r"no dataset 'other'; there are \[\]"):
+        with pytest.raises(DatasetNotFoundError, match=r"no dataset 'other'; there are \[\]"):
             evaluator.score_dataset("other")
 
 

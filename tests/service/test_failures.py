@@ -13,6 +13,7 @@ EXPECTED = [
     (errors.InvalidInputError("text"), Code.INVALID_ARGUMENT),
     (WireError("text"), Code.INVALID_ARGUMENT),
     (errors.VersionNotFoundError("text"), Code.NOT_FOUND),
+    (errors.DatasetNotFoundError("text"), Code.NOT_FOUND),
     (errors.NotReadyError("text"), Code.UNAVAILABLE),
     (errors.DrainingError("text"), Code.UNAVAILABLE),
     (errors.OverloadedError("text"), Code.RESOURCE_EXHAUSTED),
@@ -24,6 +25,7 @@ EXPECTED = [
     (errors.DeviceError("text"), Code.FAILED_PRECONDITION),
     (errors.LoadError("text"), Code.FAILED_PRECONDITION),
     (errors.LedgerError("text"), Code.FAILED_PRECONDITION),
+    (errors.StorageError("text"), Code.FAILED_PRECONDITION),
 ]
 
 

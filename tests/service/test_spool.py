@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy.evaluator.errors import ConfigurationError, OverloadedError
+from understudy.evaluator.errors import OverloadedError, StorageError
 from understudy.service.dataplane.spool import Spools
 from understudy.v1 import evaluation_pb2
 from understudy.wire import encode_all
@@ -49,5 +49,14 @@ def test_all_spools_share_one_quota(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"No such file.*--spool-dir"):
+    with pytest.raises(StorageError, match=r"No such file.*--spool-dir"):
         Spools(tmp_path / "missing", max_bytes=1).open()
+
+
+def test_a_full_disk_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spools(tmp_path, max_bytes=1000).open()
+    spool.close()
+    with Path("/dev/full").open("r+b", buffering=0) as full:
+        monkeypatch.setattr(spool, "_file", full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            spool.write(batch(1))

@@ -158,7 +158,7 @@ def promotion(response: model_pb2.PromoteResponse) -> Promotion:
     """Read a Promote response."""
     return Promotion(
         serving_step=response.serving_step,
-        previous_step=response.previous_step or None,
+        previous_step=response.previous_step if response.HasField("previous_step") else None,
         pinned_step=response.pinned_step if response.HasField("pinned_step") else None,
     )
 

@@ -3,6 +3,7 @@
 EvaluatorError
 ├── InvalidInputError             the caller's data does not fit the model
 ├── VersionNotFoundError          there is no such version, or it is not loaded
+├── DatasetNotFoundError          the evaluator has no such dataset
 ├── NotReadyError                 no servable is on stage yet
 ├── DrainingError                 the evaluator is shutting down
 ├── OverloadedError               a queue or every slot is taken
@@ -14,7 +15,8 @@ EvaluatorError
 ├── DeviceError                   the devices asked for cannot be had
 ├── LoadError                     a checkpoint could not be loaded
 │   └── ArchitectureMismatchError its model is not the one the slot was built for
-└── LedgerError                   the ledger cannot be read or written
+├── LedgerError                   the ledger cannot be read or written
+└── StorageError                  another file of the evaluator's own cannot be written
 
 The service maps each to one gRPC status; anything else is a defect and becomes INTERNAL.
 """
@@ -32,6 +34,10 @@ class InvalidInputError(EvaluatorError):
 
 class VersionNotFoundError(EvaluatorError):
     """There is no such version, or it is not loaded. The text names the versions there are."""
+
+
+class DatasetNotFoundError(EvaluatorError):
+    """The evaluator has no such dataset. The text names the datasets there are."""
 
 
 class NotReadyError(EvaluatorError):
@@ -89,3 +95,7 @@ class ArchitectureMismatchError(LoadError):
 
 class LedgerError(EvaluatorError):
     """The ledger cannot be read or written. The text names the file and the remedy."""
+
+
+class StorageError(EvaluatorError):
+    """A file of the evaluator's own cannot be written, as on a full disk. The text names it and the remedy."""

@@ -15,6 +15,7 @@ from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.device_state import DeviceListener, DeviceState
 from understudy.evaluator.errors import (
+    DatasetNotFoundError,
     DrainingError,
     InvalidInputError,
     NotReadyError,
@@ -250,7 +251,8 @@ class Evaluator:
         future's exceptions are those of `open_stream`, and DeadlineExceededError.
 
         Raises:
-            VersionNotFoundError: There is no such dataset or checkpoint.
+            VersionNotFoundError: There is no such checkpoint.
+            DatasetNotFoundError: There is no such dataset.
         """
         parts = self._open_parts()
         data = self._dataset(dataset)
@@ -294,7 +296,8 @@ class Evaluator:
         Raises:
             InvalidInputError: There are too few or too many versions.
             NotReadyError: Nothing is on stage yet, and a version is ``serving``.
-            VersionNotFoundError: There is no such dataset or checkpoint.
+            VersionNotFoundError: There is no such checkpoint.
+            DatasetNotFoundError: There is no such dataset.
             DrainingError: The evaluator is being closed.
         """
         from understudy.evaluator.comparison.bootstrap import BootstrapOptions
@@ -467,7 +470,7 @@ class Evaluator:
 
     def _dataset(self, name: str) -> EvaluationDataset:
         if name not in self._datasets:
-            raise VersionNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
+            raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
         return self._datasets[name]
 
     def _batches_of(self, dataset: str) -> ReplayableBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from understudy.checkpoints.source import CheckpointSource, RunSource
 from understudy.evaluator.compute.devices import build_strategy
 from understudy.evaluator.dataset_files import open_dataset
 from understudy.evaluator.datasets import EvaluationDataset
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.errors import ConfigurationError, StorageError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.experiment_datasets import datasets_of
 from understudy.evaluator.observer import Observer
@@ -46,6 +47,7 @@ def open_evaluator(origin: Origin, settings: EvaluatorSettings, observer: Observ
         DeviceError: The devices cannot be had.
         ExperimentError: The experiment cannot be loaded.
         ConfigurationError: A dataset or the folder of checkpoints cannot be used.
+        StorageError: The disk of the state folder is full.
         CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
     """
     _check_state_dir(settings.state_dir)
@@ -66,6 +68,8 @@ def _check_state_dir(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(f"state_dir {folder}: {error.strerror}; make room there") from error
         raise ConfigurationError(
             f"state_dir {folder} cannot be written to ({error.strerror}); give a folder that can with --state-dir"
         ) from error

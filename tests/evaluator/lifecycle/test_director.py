@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from paper_theatre import WAIT_SECONDS, PaperTheatre
 
-from understudy.evaluator.errors import CancelledError, LedgerError, LoadError, NotReadyError, VersionNotFoundError
+from understudy.evaluator.errors import CancelledError, LoadError, NotReadyError, StorageError, VersionNotFoundError
 from understudy.evaluator.lifecycle.director import StageDirector
 from understudy.evaluator.lifecycle.pin import PIN_FILE, PinFile
 from understudy.evaluator.lifecycle.promotion import Ranking
@@ -140,7 +140,7 @@ def test_a_pin_that_cannot_be_written_down_is_reported(
     theatre.publish(1)
     (tmp_path / PIN_FILE).mkdir()
 
-    with pytest.raises(LedgerError, match=r"pin\.json cannot be written"):
+    with pytest.raises(StorageError, match=r"pin\.json cannot be written"):
         director.pin(1).result(WAIT_SECONDS)
     assert director.pinned_step is None
 

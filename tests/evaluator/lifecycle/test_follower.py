@@ -135,6 +135,7 @@ class Stage:
         self.theatre.may_load.set()
         self.theatre.manager.close(WAIT_SECONDS)
         self.recorder.close()
+        self.ledger.close()
 
 
 @pytest.fixture

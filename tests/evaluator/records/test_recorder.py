@@ -148,3 +148,9 @@ def test_a_result_file_that_cannot_be_written_does_not_undo_the_entry(
 
     assert room.ledger.page() == [record]
     assert "result file not written" in caplog.text
+
+
+def test_a_closed_recorder_leaves_the_ledger_to_its_owner(room: Room) -> None:
+    room.score(1, DATASETS[0], loss=0.5)
+    room.recorder.close()
+    assert [record.step for record in room.ledger.page()] == [1]

@@ -121,7 +121,7 @@ class StageDirector:
 
         Raises:
             NotReadyError: Nothing is on stage; the pin is taken back all the same.
-            LedgerError: That cannot be written down.
+            StorageError: That cannot be written down.
         """
         with self._lock:
             self._pinned = None

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from understudy.checkpoints.atomic import write_json
-from understudy.evaluator.errors import ConfigurationError, LedgerError
+from understudy.evaluator.errors import ConfigurationError, StorageError
 
 PIN_FILE = "pin.json"
 
@@ -39,9 +39,9 @@ class PinFile:
         """Replace the pin durably.
 
         Raises:
-            LedgerError: That is not possible, as on a full disk. The old pin stays.
+            StorageError: That is not possible, as on a full disk. The old pin stays.
         """
         try:
             write_json(self._path, {"step": step})
         except OSError as error:
-            raise LedgerError(f"the pin {self._path} cannot be written: {error}; check the disk's space") from error
+            raise StorageError(f"the pin {self._path} cannot be written: {error}; check the disk's space") from error

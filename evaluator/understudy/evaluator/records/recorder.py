@@ -156,10 +156,9 @@ class Recorder:
             after = page[-1].sequence
 
     def close(self) -> None:
-        """Close the summaries and the ledger. Idempotent."""
+        """Close the summaries; the ledger is its owner's to close. Idempotent."""
         with self._lock:
             self._summaries.close()
-            self._ledger.close()
 
     def _tell(self, record: EvaluationRecord, *, new: bool) -> None:
         if not new:

@@ -22,6 +22,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     UnknownServiceError: Code.NOT_FOUND,
     UnsupportedError: Code.UNIMPLEMENTED,
     errors.VersionNotFoundError: Code.NOT_FOUND,
+    errors.DatasetNotFoundError: Code.NOT_FOUND,
     errors.NotReadyError: Code.UNAVAILABLE,
     errors.DrainingError: Code.UNAVAILABLE,
     errors.OverloadedError: Code.RESOURCE_EXHAUSTED,
@@ -33,6 +34,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     errors.DeviceError: Code.FAILED_PRECONDITION,
     errors.LoadError: Code.FAILED_PRECONDITION,
     errors.LedgerError: Code.FAILED_PRECONDITION,
+    errors.StorageError: Code.FAILED_PRECONDITION,
 }
 """Exceptions whose text is meant for the caller. A subclass goes with its nearest ancestor here."""
 

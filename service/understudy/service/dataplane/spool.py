@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from understudy.evaluator.errors import ConfigurationError, OverloadedError
+from understudy.evaluator.errors import OverloadedError, StorageError
 from understudy.v1 import evaluation_pb2
 
 _LENGTH = struct.Struct("<q")
@@ -32,7 +32,7 @@ class Spools:
         """Return an empty spool, to be closed.
 
         Raises:
-            ConfigurationError: There is no such folder, or it cannot be written to.
+            StorageError: There is no such folder, or it cannot be written to.
         """
         return Spool(self, self._folder)
 
@@ -61,7 +61,7 @@ class Spool:
         folder: See `Spools`.
 
     Raises:
-        ConfigurationError: The file cannot be made.
+        StorageError: The file cannot be made.
     """
 
     def __init__(self, quota: Spools, folder: Path | None) -> None:
@@ -77,7 +77,7 @@ class Spool:
 
         Raises:
             OverloadedError: It would be too much.
-            ConfigurationError: The disk is full or broken.
+            StorageError: The disk is full or broken.
         """
         content = batch.SerializeToString()
         size = _LENGTH.size + len(content)
@@ -86,6 +86,7 @@ class Spool:
         try:
             self._file.write(_LENGTH.pack(len(content)))
             self._file.write(content)
+            self._file.flush()
         except OSError as error:
             raise _unkept(error) from error
 
@@ -102,8 +103,8 @@ class Spool:
         self._bytes = 0
 
 
-def _unkept(error: OSError) -> ConfigurationError:
-    return ConfigurationError(
+def _unkept(error: OSError) -> StorageError:
+    return StorageError(
         f"the batches cannot be kept for versions that are not loaded ({error.strerror}); make room in the server's "
         "folder for them, or choose another one with --spool-dir"
     )
