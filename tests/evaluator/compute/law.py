@@ -116,7 +116,7 @@ def _apart(model: Any, slot: Slot, rows: Rows) -> float:
 def _step_arguments(slot: Slot, rows: Rows) -> tuple[Any, ...]:
     inputs, targets, *weights = keras.tree.lists_to_tuples(rows)
     outputs, masks = slot._pass(as_batch(slot, *rows).inputs)
-    numpy_outputs, numpy_masks = ({name: t.numpy() for name, t in part.items()} for part in (outputs, masks))
+    numpy_outputs, numpy_masks = ({name: np.asarray(t) for name, t in part.items()} for part in (outputs, masks))
     return inputs, targets, weights[0] if weights else None, numpy_outputs, numpy_masks
 
 

@@ -25,7 +25,7 @@ from understudy.evaluator.compute.slot import Slot
 ROOT = Path(__file__).parents[3]
 SIZES = (31, 1, 2, 3, 32, 1)
 REPLICAS = 3
-MAX_ROWS = 16
+MAX_ROWS = 6
 SOAKED = 8
 
 Compiled = Callable[[str, int], tuple[Any, Slot]]

@@ -76,6 +76,11 @@ def user_name(device: str) -> str:
     return _user_names.get(name, name)
 
 
+def has_gpu(strategy: Any) -> bool:
+    """Whether any replica of a strategy is on a GPU."""
+    return any("GPU" in device.upper() for device in strategy.extended.worker_devices)
+
+
 def device_memory() -> dict[tuple[str, MemoryKind], int]:
     """Return the bytes in use, by device and kind. ``CPU`` is the memory of the whole process."""
     current, peak = _process_memory()

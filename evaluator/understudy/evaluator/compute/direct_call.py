@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class DirectCall:
     def __init__(self, function: Any, devices: Sequence[str]) -> None:
         self.function = function
         self._dtypes = [tensor.dtype for tensor in function.outputs]
+        self._has_gpu = any("GPU" in device.upper() for device in devices)
         self._is_direct = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
 
     def __call__(self, *arguments: Any) -> list[Any]:
@@ -36,7 +38,8 @@ class DirectCall:
         """
         captured = self.function.captured_inputs
         if not self._is_direct:
-            tensors = [tf.convert_to_tensor(argument) for argument in arguments]
+            with tf.device("CPU:0") if self._has_gpu else contextlib.nullcontext():  # not all to the first GPU
+                tensors = [tf.convert_to_tensor(argument) for argument in arguments]
             return list(self.function.inference_fn.call_flat(*tensors, *captured))
         return tf.raw_ops.StatefulPartitionedCall(  # type: ignore[no-any-return]
             args=[*arguments, *captured], Tout=self._dtypes, f=self.function

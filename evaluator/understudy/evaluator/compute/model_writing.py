@@ -11,8 +11,8 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.taken import TakenCheckpoint
-from understudy.evaluator.compute.forward import tensor_spec
 from understudy.evaluator.compute.loaders import BuildModel, BuiltModel, loader_for
+from understudy.evaluator.compute.model_call import tensor_spec
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
 

@@ -46,9 +46,9 @@ class Probe:
         self._ranges = ranges
         self._length, self._kinds = self._find_kinds()
 
-    def run(self, rows: int) -> None:
-        """Run the model on a batch of so many rows."""
-        self._run_one(rows, self._length, self._kinds)
+    def run(self, rows: int, *, by: Run | None = None) -> None:
+        """Run the model on a batch of so many rows, by another function if one is given."""
+        self._run_one(rows, self._length, self._kinds, by or self._run)
 
     def example(self, rows: int) -> dict[str, Array]:
         """Return a batch of so many rows on which the model ran."""
@@ -69,31 +69,31 @@ class Probe:
         """
         lengths = _LENGTHS if any(None in spec.shape[1:] for spec in self._specs) else _LENGTHS[:1]
         for length in lengths:
-            failures = {kind: self._failure(kind, 1, length) for kind in kinds_of(self._specs)}
+            failures = {kind: self._failure(kind, 1, length, self._run) for kind in kinds_of(self._specs)}
             working = tuple(kind for kind, failure in failures.items() if failure is None)
             if working:
                 _log_failures(failures)
                 return length, working
-            if self._failure("zeros", 1, length) is None:
+            if self._failure("zeros", 1, length, self._run) is None:
                 _log_failures(failures)
                 return length, ("zeros",)
-        self._run_one(1, lengths[-1], kinds_of(self._specs))
+        self._run_one(1, lengths[-1], kinds_of(self._specs), self._run)
         return lengths[-1], kinds_of(self._specs)
 
-    def _run_one(self, rows: int, length: int, kinds: Sequence[ExampleKind]) -> None:
+    def _run_one(self, rows: int, length: int, kinds: Sequence[ExampleKind], run: Run) -> None:
         """Run the first of some kinds on which the model runs, or raise why the first does not."""
         failures: dict[ExampleKind, Exception | None] = {}
         for kind in kinds:
-            failures[kind] = self._failure(kind, rows, length)
+            failures[kind] = self._failure(kind, rows, length, run)
             if failures[kind] is None:
                 _log_failures(failures)
                 return
         raise next(failure for failure in failures.values() if failure is not None)
 
-    def _failure(self, kind: ExampleKind, rows: int, length: int) -> Exception | None:
+    def _failure(self, kind: ExampleKind, rows: int, length: int, run: Run) -> Exception | None:
         """Run the model on one kind; return why it does not, if the kind may be the reason."""
         try:
-            self._run(self._inputs(kind, rows, length))
+            run(self._inputs(kind, rows, length))
         except tf.errors.ResourceExhaustedError:
             raise
         except (InvalidInputError, tf.errors.OpError) as error:

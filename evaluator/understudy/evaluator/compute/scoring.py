@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.evaluator.compute.forward import tensor_spec
 from understudy.evaluator.compute.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, dtype_name
+from understudy.evaluator.compute.model_call import tensor_spec
 from understudy.evaluator.compute.program import ProgramState, ScoringData, ScoringProgram, alone
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.compute.value_ranges import ValueRange, check_values
@@ -147,7 +147,8 @@ class Scorer:
         program = state.program or self._programs.get(structure) or self.prepare(batch)
         check_values("input", batch.inputs, self._input_ranges)
         check_values("target", labels.targets, self._target_ranges(program, labels))
-        inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
+        with tf.device("CPU:0"):  # from where each device gets what it needs
+            inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
         outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
         data = self._data(inputs, labels, outputs, masks)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.compute.compilation import Compilation, check_metrics
-from understudy.evaluator.compute.forward import ForwardPass, Tensors
+from understudy.evaluator.compute.devices import has_gpu
+from understudy.evaluator.compute.forward import ForwardPass
 from understudy.evaluator.compute.frozen import FrozenState
 from understudy.evaluator.compute.inputs import InputCheck
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.metric_catalog import comparisons
+from understudy.evaluator.compute.model_call import Tensors
 from understudy.evaluator.compute.precision import precision_note
 from understudy.evaluator.compute.probe import Probe
 from understudy.evaluator.compute.program import ScoringData, ScoringProgram
+from understudy.evaluator.compute.replica_forward import ReplicaForward
 from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLosses
 from understudy.evaluator.compute.scoring import Scorer
 from understudy.evaluator.compute.text import first_line
@@ -43,9 +46,11 @@ class Slot:
     Args:
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
         model_file: The checkpoint whose model is built and whose weights are loaded.
-        max_rows: The most rows of one pass; larger batches go forward in pieces.
+        max_rows: The most rows of one pass on one replica; larger batches go forward in pieces.
         loader: Knows how such checkpoints are stored; ``.keras`` files by default.
         on_trace: Called each time one of its functions is traced.
+        per_replica: Whether each replica has a function of its own (`ReplicaForward`) or one function splits batches
+            (`ForwardPass`); None for the former on GPUs.
 
     Attributes:
         traces: How many times any of its functions was traced.
@@ -63,7 +68,9 @@ class Slot:
         max_rows: int,
         loader: ModelLoader | None = None,
         on_trace: Callable[[], None] = lambda: None,
+        per_replica: bool | None = None,
     ) -> None:
+        self._per_replica = has_gpu(strategy) if per_replica is None else per_replica
         self._loader = loader or KerasLoader()
         self.architecture = self._loader.architecture_of(model_file)
         self._strategy = strategy
@@ -72,7 +79,7 @@ class Slot:
         self.traces = 0
         self._device: str = strategy.extended.worker_devices[0]
         self._scorers: OrderedDict[str, Scorer] = OrderedDict()
-        self._warm: ForwardPass | None = None
+        self._warm: ForwardPass | ReplicaForward | None = None
         self._building = threading.Lock()
         with strategy.scope():
             built = self._loader.build(model_file)
@@ -151,7 +158,10 @@ class Slot:
             self._frozen = FrozenState(self._model)
 
     def warm_up(self) -> None:
-        """Run 1, N-1, N, N+1 and the largest number of rows, so that no request is the first of its kind.
+        """Run every kind of batch, so that no request is the first of its kind.
+
+        Where one function splits batches, these are 1, N-1, N, N+1 and the largest number of rows. Where each replica
+        has a function, they are all the sizes of its calls, the largest first, which fixes what memory is needed.
 
         A function that has run so before is only tried with one row: other weights are nothing new to it, and requests
         would have to share the cores.
@@ -159,11 +169,16 @@ class Slot:
         Raises:
             LoadError: The model fails to run.
         """
-        replicas = self.replicas
-        kinds = {1} if self._warm is self._pass else {1, replicas - 1, replicas, replicas + 1, self._max_rows} - {0}
-        for rows in sorted(kinds):
+        if self._warm is self._pass:
+            sizes: Iterable[int] = (1,)
+        elif isinstance(self._pass, ReplicaForward):
+            sizes = reversed(self._pass.plan.sizes)
+        else:
+            replicas = self.replicas
+            sizes = sorted({1, replicas - 1, replicas, replicas + 1, self._max_rows * replicas} - {0})
+        for rows in sizes:
             with _load_errors("the model"):
-                self._probe.run(rows)
+                self._probe.run(rows, by=self._warm_up_outputs if self._warm is not self._pass else None)
         self._warm = self._pass
 
     def try_out(self) -> None:
@@ -186,7 +201,16 @@ class Slot:
         Raises:
             InvalidInputError: There is no such id in the model's tables, or the model refuses a value itself.
         """
-        return {name: tensor.numpy() for name, tensor in self._outputs(inputs).items()}
+        return _on_host(self._outputs(inputs))
+
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Start to run the model; return what waits for the outputs. Both take, return and raise what `forward` does.
+
+        On GPUs, the next batch can be launched meanwhile.
+        """
+        check_values("input", inputs, self._pass.input_ranges)
+        fetch = self._pass.launch(inputs)
+        return lambda: _on_host(fetch()[0])
 
     def scorer(self, metrics: Sequence[MetricSpec] = (), *, row_losses: bool = False) -> Scorer:
         """Return what scores batches with these metrics, or with the compiled ones if there are none.
@@ -210,8 +234,13 @@ class Slot:
         self.traces += 1
         self._on_trace()
 
-    def _trace(self) -> ForwardPass:
-        return ForwardPass(self._model, self._interface, self._strategy, max_rows=self._max_rows, on_trace=self._traced)
+    def _trace(self) -> ForwardPass | ReplicaForward:
+        if self._per_replica:
+            return ReplicaForward(
+                self._model, self._interface, self._strategy, max_rows=self._max_rows, on_trace=self._traced
+            )
+        rows = self._max_rows * self.replicas
+        return ForwardPass(self._model, self._interface, self._strategy, max_rows=rows, on_trace=self._traced)
 
     def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, row_losses: bool) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
@@ -262,6 +291,14 @@ class Slot:
     def _outputs(self, inputs: Arrays) -> Tensors:
         check_values("input", inputs, self._pass.input_ranges)
         return self._pass(inputs)[0]
+
+    def _warm_up_outputs(self, inputs: Arrays) -> Tensors:
+        """Run a batch on every replica, if each has a function of its own."""
+        return self._pass.warm_up(inputs)[0] if isinstance(self._pass, ReplicaForward) else self._outputs(inputs)
+
+
+def _on_host(outputs: Tensors) -> dict[str, Array]:
+    return {name: output if isinstance(output, np.ndarray) else output.numpy() for name, output in outputs.items()}
 
 
 @contextlib.contextmanager

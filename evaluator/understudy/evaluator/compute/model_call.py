@@ -1,0 +1,66 @@
+"""A model's call on flat tensors, to be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.checkpoints.signature import TensorSpec
+from understudy.evaluator.compute.masks import mask_of
+
+Tensors = dict[str, Any]
+
+
+class ModelCall:
+    """Calls a model for inference, with its inputs in the order of their names, and gives outputs and masks in a row.
+
+    Args:
+        model: The model.
+        interface: Its structures.
+
+    Attributes:
+        adds_losses: Whether the model added losses when it was called, beside the regularizers of its weights.
+    """
+
+    def __init__(self, model: Any, interface: ModelInterface) -> None:
+        self.adds_losses = False
+        self._model = model
+        self._interface = interface
+        self._outputs: tuple[str, ...] = ()
+        self._masks: tuple[str, ...] = ()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs, then the masks of those that have one, ``[rows, ...]`` each."""
+        leaves = dict(zip(self._interface.inputs.names, inputs, strict=True))
+        results = self._interface.outputs.flatten(self._model(self._interface.inputs.unflatten(leaves), training=False))
+        regularized = sum(variable.regularizer is not None for variable in self._model.trainable_variables)
+        self.adds_losses |= len(self._model.losses) > regularized
+        masks = {name: mask for name, tensor in results.items() if (mask := mask_of(tensor)) is not None}
+        self._outputs, self._masks = tuple(results), tuple(masks)
+        return [*(tf.identity(tensor) for tensor in results.values()), *masks.values()]
+
+    def by_name(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """Return the outputs and the masks by name."""
+        outputs = len(self._outputs)
+        return (
+            dict(zip(self._outputs, leaves[:outputs], strict=True)),
+            dict(zip(self._masks, leaves[outputs:], strict=True)),
+        )
+
+    def specs(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """Return the `tf.TensorSpec`s of outputs and masks, for any number of rows."""
+        outputs, masks = self.by_name([tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves])
+        return outputs, masks
+
+
+def tensor_spec(spec: TensorSpec) -> Any:
+    """Return TensorFlow's form of a specification."""
+    return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype), name=None)
+
+
+def tensor_specs(interface: ModelInterface) -> list[Any]:
+    """Return TensorFlow's form of what a model takes."""
+    return [tensor_spec(spec) for spec in interface.inputs.specs]

@@ -1,0 +1,195 @@
+"""The forward pass on GPUs: a function for each replica, and everything between them on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.compute.model_call import ModelCall, Tensors, tensor_specs
+from understudy.evaluator.compute.random_numbers import draws_random_numbers
+from understudy.evaluator.compute.replica_plan import ReplicaPlan, Share
+from understudy.evaluator.compute.text import first_line
+from understudy.evaluator.compute.value_ranges import find_value_ranges
+from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.types import Array
+
+Named = tuple[dict[str, Array], dict[str, Array]]
+"""The outputs and the masks by name, each ``[rows, ...]``."""
+Fetch = Callable[[], Named]
+
+_HOST = "CPU:0"
+
+
+class ReplicaForward:
+    """A model's forward pass on replicas whose devices compute while the host goes on. Thread-safe.
+
+    Each replica has a function of its own, with the variables of its device. A batch is cut on the host, each share
+    copied to its device and computed there, and the outputs are copied back and joined on the host; nothing goes from
+    one device to another. Shares are padded to one of a few sizes, because a GPU's libraries tune themselves anew for
+    each; padding repeats the last row, and is cut off again.
+
+    Args:
+        model: The model, with variables mirrored by the strategy.
+        interface: Its structures.
+        strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
+        max_rows: The most rows of one call on one replica; larger batches run in pieces.
+        on_trace: Called each time a function is traced: once for each replica, unless something is wrong.
+
+    Attributes:
+        adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
+        draws_random_numbers: Whether the model draws random numbers at inference.
+        input_ranges: The ids that inputs may hold, by name, where the model looks them up as they come.
+        plan: Shares the batches out.
+    """
+
+    def __init__(
+        self, model: Any, interface: ModelInterface, strategy: Any, *, max_rows: int, on_trace: Callable[[], None]
+    ) -> None:
+        self._names = interface.inputs.names
+        self._call = ModelCall(model, interface)
+        self._specs = tensor_specs(interface)
+        self._on_trace = on_trace
+        devices = strategy.extended.worker_devices
+        with strategy.scope():
+            self._replicas = [self._trace(strategy, index, device) for index, device in enumerate(devices)]
+        self.plan = ReplicaPlan(len(devices), max_rows)
+        function = self._replicas[0].function
+        self.adds_losses = self._call.adds_losses
+        self.draws_random_numbers = draws_random_numbers(function)
+        ranges = find_value_ranges(function)
+        self.input_ranges = {name: ranges[place] for place, name in enumerate(self._names) if place in ranges}
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """The concrete function of each replica."""
+        return tuple(replica.function for replica in self._replicas)
+
+    @property
+    def output_specs(self) -> tuple[Tensors, Tensors]:
+        """The `tf.TensorSpec`s of what a call returns."""
+        return self._call.specs(self._replicas[0].function.structured_outputs)
+
+    def __call__(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Named:
+        """Run the model; see `launch`.
+
+        Args:
+            inputs: NumPy arrays, or tensors on the host, by name, each ``[rows, ...]`` with at least one row.
+            between_pieces: Called between the pieces of a batch that is too large for one call of all replicas.
+        """
+        return self.launch(inputs, between_pieces)()
+
+    def launch(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Fetch:
+        """Copy a batch to the devices and start computing; return what waits for the outputs and the masks.
+
+        Both raise InvalidInputError if the model refuses a value. Of a batch in pieces, two are under way at most.
+        """
+        leaves = [np.asarray(inputs[name]) for name in self._names]
+        rows = len(leaves[0])
+        pieces = [
+            [leaf[start : start + self.plan.max_rows] for leaf in leaves]
+            for start in range(0, rows, self.plan.max_rows)
+        ]
+        first = self._launch(pieces[0])
+        return lambda: self._call.by_name(self._fetch_all(first, pieces[1:], between_pieces))
+
+    def warm_up(self, inputs: Mapping[str, Any]) -> Named:
+        """Run a batch of one of the plan's sizes on each replica, and have the plan learn how long it takes."""
+        leaves = [np.asarray(inputs[name]) for name in self._names]
+        size = len(leaves[0])
+        for replica in self._replicas:
+            outputs = _to_host(replica(leaves), size)
+        began = time.perf_counter()
+        launched = self._replicas[0](leaves)
+        launch_seconds = time.perf_counter() - began
+        _to_host(launched, size)
+        self.plan.observe(size, launch_seconds=launch_seconds, seconds=time.perf_counter() - began)
+        return self._call.by_name(outputs)
+
+    def _trace(self, strategy: Any, index: int, device: str) -> _Replica:
+        def on_replica(*inputs: Any) -> list[Any]:
+            self._on_trace()
+            with tf.device(device), tf.distribute.ReplicaContext(strategy, index):
+                return self._call(inputs)
+
+        return _Replica(device, tf.function(on_replica, autograph=False).get_concrete_function(*self._specs))
+
+    def _launch(self, leaves: Sequence[Array]) -> list[tuple[Share, list[Any]]]:
+        """Start one piece, of no more rows than the replicas take."""
+        with _refusals():
+            return [
+                (share, self._replicas[share.replica]([_cut(leaf, share) for leaf in leaves]))
+                for share in self.plan.shares(len(leaves[0]))
+            ]
+
+    def _fetch_all(
+        self,
+        launched: list[tuple[Share, list[Any]]],
+        pieces: Sequence[Sequence[Array]],
+        between_pieces: Callable[[], None],
+    ) -> list[Array]:
+        """Fetch a piece, and the others, each of which is started before the one ahead is fetched."""
+        done = []
+        for piece in pieces:
+            between_pieces()
+            following = self._launch(piece)
+            done.append(_join(launched))
+            launched = following
+        done.append(_join(launched))
+        return done[0] if len(done) == 1 else [np.concatenate(parts) for parts in zip(*done, strict=True)]
+
+
+class _Replica:
+    """The traced function of one replica, which takes arrays on the host and gives tensors on its device."""
+
+    def __init__(self, device: str, function: Any) -> None:
+        self.function = function
+        self._device = device
+
+    def __call__(self, leaves: Sequence[Array]) -> list[Any]:
+        inputs = [self._copy(leaf) for leaf in leaves]
+        return list(self.function.inference_fn.call_flat(*inputs, *self.function.captured_inputs))
+
+    def _copy(self, leaf: Array) -> Any:
+        """Return a tensor on the device; text stays on the host.
+
+        Unlike `tf.constant`, an operation takes an array that is aligned as it is, without a copy on the host.
+        """
+        with tf.device(_HOST if leaf.dtype.kind in "SUO" else self._device):
+            return tf.raw_ops.Identity(input=leaf)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn TensorFlow's refusal of a value into the caller's error."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
+
+
+def _cut(leaf: Array, share: Share) -> Array:
+    """Return the rows of a share, followed by its last row until it has its size."""
+    rows = leaf[share.start : share.stop]
+    if len(rows) == share.size:
+        return rows
+    padded = np.empty((share.size, *leaf.shape[1:]), leaf.dtype)
+    padded[: len(rows)] = rows
+    padded[len(rows) :] = rows[-1:]
+    return padded
+
+
+def _to_host(tensors: Sequence[Any], rows: int) -> list[Array]:
+    return [tensor.numpy()[:rows] for tensor in tensors]
+
+
+def _join(launched: Sequence[tuple[Share, Sequence[Any]]]) -> list[Array]:
+    """Wait for the outputs of the replicas, and join them on the host."""
+    with _refusals():
+        parts = [_to_host(tensors, share.stop - share.start) for share, tensors in launched]
+    return parts[0] if len(parts) == 1 else [np.concatenate(leaves) for leaves in zip(*parts, strict=True)]
