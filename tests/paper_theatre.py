@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ class PaperSlot:
 
     def try_out(self) -> None:
         pass
+
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        result = self.forward(inputs)
+        return lambda: result
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         return {"y": np.full_like(inputs["x"], self.number)}

@@ -289,11 +289,12 @@ def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> Engi
     """Return what the settings say about batches on devices, named as `tf.distribute` does."""
     cpus_only = all(tf.DeviceSpec.from_string(name).device_type == "CPU" for name in devices)
     return EngineSettings(
-        max_batch_rows=settings.max_batch_rows,
+        max_batch_rows=settings.max_batch_rows * len(devices),
         max_queue_rows=settings.max_queue_rows,
         max_batch_delay_seconds=settings.max_batch_delay_ms / _MILLISECONDS,
         max_device_failures=settings.max_device_failures,
         inline_batches=settings.inline_batches and cpus_only,
+        overlap_batches=not cpus_only,
     )
 
 

@@ -113,7 +113,8 @@ class EvaluatorSettings:
         },
     )
     max_batch_rows: int = field(
-        default=256, metadata={"help": "Rows that one call of the model takes at most.", "metavar": "ROWS"}
+        default=256,
+        metadata={"help": "Rows that one call of the model takes at most on each replica.", "metavar": "ROWS"},
     )
     max_queue_rows: int = field(default=4096, metadata={"help": "Rows that may wait for a device.", "metavar": "ROWS"})
     max_batch_delay_ms: float = field(

@@ -38,6 +38,7 @@ class PuppetSlot:
         self.go = threading.Event()
         self.began = threading.Semaphore(0)
         self.batches: list[int] = []
+        self.launched: list[int] = []
         self.threads: list[int] = []
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
@@ -48,6 +49,11 @@ class PuppetSlot:
         if np.any(inputs["x"] < 0):
             raise InvalidInputError("the model refused the values")
         return {"y": inputs["x"] * 2}
+
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Begin at once; be done when told to."""
+        self.launched.append(len(inputs["x"]))
+        return lambda: self.forward(inputs)
 
     def wait_until_busy(self) -> None:
         assert self.began.acquire(timeout=TIMEOUT)
@@ -532,3 +538,48 @@ def test_every_request_gets_its_own_rows_whatever_it_shared_a_batch_with(sizes: 
         assert answer() == expected
     assert max(stand.slot.batches) <= 16
     stand.close()
+
+
+@pytest.fixture
+def overlapping() -> Iterator[Stand]:
+    built = Stand(max_batch_rows=8, max_queue_rows=64, overlap_batches=True, inline_batches=False)
+    yield built
+    built.close()
+
+
+def test_the_next_batch_is_launched_before_one_is_fetched_but_no_third(overlapping: Stand) -> None:
+    under_way: list[int] = []
+    slot = overlapping.slot
+    forward = slot.forward
+
+    def counted(inputs: Arrays) -> dict[str, Array]:
+        under_way.append(len(slot.launched) - len(slot.batches))
+        return forward(inputs)
+
+    slot.forward = counted  # type: ignore[method-assign]
+    first = overlapping.occupy()
+    waiting = [overlapping.predict(float(key), key=key) for key in range(6)]
+    overlapping.go()
+    assert outputs(first) == [0.0]
+    assert [outputs(future) for future in waiting] == [[2.0 * key] for key in range(6)]
+    assert max(under_way) == 2
+    overlapping.close()
+    assert [handle.released for handle in overlapping.handles] == [1] * 7
+
+
+def test_where_batches_overlap_one_callers_bad_values_do_not_fail_anothers(overlapping: Stand) -> None:
+    overlapping.occupy()
+    good, bad, better = overlapping.predict(1.0), overlapping.predict(-1.0), overlapping.predict(2.0)
+    overlapping.go()
+    assert (outputs(good), outputs(better)) == ([2.0], [4.0])
+    with pytest.raises(InvalidInputError):
+        bad.result(TIMEOUT)
+
+
+def test_an_evaluation_waits_for_what_was_launched_before_it(overlapping: Stand) -> None:
+    order: list[str] = []
+    overlapping.occupy().add_done_callback(lambda _: order.append("predict"))
+    evaluation = overlapping.engine.run(lambda: order.append("evaluate"), rows=1)
+    overlapping.go()
+    evaluation.result(TIMEOUT)
+    assert order == ["predict", "evaluate"]

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,10 @@ def test_gpus_and_the_switch_keep_batches_off_the_loop(
     chosen: bool,  # noqa: FBT001 - a parameter of the test
     inline: bool,  # noqa: FBT001 - likewise
 ) -> None:
-    settings = EvaluatorSettings(state_dir=tmp_path, inline_batches=chosen)
-    assert engine_settings(settings, devices).inline_batches is inline
+    settings = engine_settings(EvaluatorSettings(state_dir=tmp_path, inline_batches=chosen, max_batch_rows=7), devices)
+    assert settings.inline_batches is inline
+    assert settings.overlap_batches is any("GPU" in device for device in devices)
+    assert settings.max_batch_rows == 7 * len(devices), "it is for each replica"
 
 
 class Sequences:
@@ -120,6 +122,10 @@ class Sequences:
     @property
     def slot(self) -> Sequences:
         return self
+
+    def launch(self, inputs: Any) -> Callable[[], dict[str, Any]]:
+        result = self.forward(inputs)
+        return lambda: result
 
     def forward(self, inputs: Any) -> dict[str, Any]:
         until = time.thread_time() + 1e-5 * inputs["x"].shape[1]

@@ -13,9 +13,11 @@ import pytest
 import tensorflow as tf
 from evaluator.compute import law, zoo
 
+from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.replica_forward import ReplicaForward
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.observer import SilentObserver
 
 SIZES = (31, 1, 2, 3, 32, 1)
 EXACT_KINDS = (
@@ -199,3 +201,21 @@ def test_threads_that_share_a_slot_get_their_own_rows(slot: Slot, model: Any) ->
     for thread in threads:
         thread.join(60)
     assert right == [True] * 40
+
+
+def test_an_engine_that_overlaps_batches_answers_each_request_with_its_own_rows(slot: Slot, model: Any) -> None:
+    class Borrowed:
+        step = 1
+
+        def __init__(self) -> None:
+            self.slot = slot
+
+        def release(self) -> None: ...
+
+    images = np.random.default_rng(0).normal(size=(40, 3, 6, 6, 1)).astype(np.float32)
+    expected = model(images.reshape(-1, 6, 6, 1), training=False).numpy().reshape(40, 3, -1)
+    engine = Engine(EngineSettings(max_batch_rows=24, overlap_batches=True, inline_batches=False), SilentObserver())
+    futures = [engine.predict({"inputs": image}, borrow=Borrowed, key=1) for image in images]
+    for future, wanted in zip(futures, expected, strict=True):
+        np.testing.assert_allclose(future.result(30).outputs["outputs"], wanted, rtol=0, atol=1e-5)
+    engine.close(10)

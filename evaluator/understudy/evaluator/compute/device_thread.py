@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 _Turn = TypeVar("_Turn")
-Job = Callable[[], None]
+Job = Callable[[], Callable[[], None] | None]
+"""Does its work, or launches it and returns what is left to be done once the device has computed."""
 
 _log = logging.getLogger(__name__)
 
@@ -17,11 +18,12 @@ class DeviceThread(Generic[_Turn]):
     """A thread that does one job after another; another thread may do one while it has none. Thread-safe.
 
     Args:
-        wait: Called on the thread; waits for work and returns a turn, or None when there will be no more.
+        wait: Called on the thread, with whether to wait for work; returns a turn, or None when there will be no more,
+            or when there is none to be taken before a job that was launched is done.
         take: Called when the device is free; returns the job of a turn.
     """
 
-    def __init__(self, *, wait: Callable[[], _Turn | None], take: Callable[[_Turn], Job]) -> None:
+    def __init__(self, *, wait: Callable[[bool], _Turn | None], take: Callable[[_Turn], Job]) -> None:
         self._wait = wait
         self._take = take
         self._device = threading.Lock()
@@ -38,7 +40,7 @@ class DeviceThread(Generic[_Turn]):
         try:
             job = take()
             if job is not None:
-                _do(job)
+                do(job)
         finally:
             self._device.release()
 
@@ -47,13 +49,25 @@ class DeviceThread(Generic[_Turn]):
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        while (turn := self._wait()) is not None:
+        launched: Callable[[], None] | None = None
+        while (turn := self._wait(launched is None)) is not None or launched is not None:
             with self._device:
-                _do(self._take(turn))
+                following = None if turn is None else _begin(self._take(turn))
+                if launched is not None:
+                    _begin(launched)
+                launched = following
 
 
-def _do(job: Job) -> None:
+def do(job: Job) -> None:
+    """Do a job, and wait for the device if it was launched. What goes wrong is logged."""
+    launched = _begin(job)
+    if launched is not None:
+        _begin(launched)
+
+
+def _begin(job: Job) -> Callable[[], None] | None:
     try:
-        job()
+        return job()
     except Exception:  # noqa: BLE001 - its thread serves everybody and outlives a faulty observer
         _log.exception("an observer or a callback failed on the device's thread")
+        return None

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from understudy.evaluator.compute.admission import Admission
 from understudy.evaluator.compute.device_health import DeviceHealth
-from understudy.evaluator.compute.device_thread import DeviceThread, Job
+from understudy.evaluator.compute.device_thread import DeviceThread, Job, do
 from understudy.evaluator.compute.inline import InlineJudge
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import Borrow, EvaluateRequest, PredictRequest, is_dead
@@ -42,6 +42,8 @@ class EngineSettings:
         max_batch_delay_seconds: How long the oldest request may be held back for more to fill its batch.
         inline_batches: Whether a brief batch may run on the thread that calls `Engine.wake`.
         max_device_failures: As many runs that fail in a row by the devices' fault make them count as failing.
+        overlap_batches: Whether the next batch is launched before the results of the one that computes are fetched, as
+            it should be where the devices compute on their own. Not where batches are held back for more.
     """
 
     max_batch_rows: int = 256
@@ -49,6 +51,7 @@ class EngineSettings:
     max_batch_delay_seconds: float = 0.0
     inline_batches: bool = True
     max_device_failures: int = 5
+    overlap_batches: bool = False
 
 
 class Engine:
@@ -58,8 +61,8 @@ class Engine:
     goes before Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. What was cancelled, or has
     passed its deadline, is dropped before it reaches a device.
 
-    Batches run one at a time, on the engine's thread; but one that would be done before that thread has woken up runs
-    on the thread that calls `wake`, if the settings allow it. `InlineJudge` says which.
+    Batches run on the engine's thread, one at a time, or two where they overlap; but one that would be done before that
+    thread has woken up runs on the thread that calls `wake`, if the settings allow it. `InlineJudge` says which.
 
     Deadlines are on `time.monotonic`'s clock, in seconds; None means none.
 
@@ -210,7 +213,7 @@ class Engine:
         for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
             if not self._turns.predicts:
                 return
-            self._take_extra_predicts()()
+            do(self._take_extra_predicts())
 
     def close(self, timeout_seconds: float) -> None:
         """Take no more work, finish what waits, and end the threads. Idempotent.
@@ -302,9 +305,18 @@ class Engine:
         held_back = self._settings.max_batch_delay_seconds > 0
         return self._settings.inline_batches and not held_back and not self._turns.evaluates
 
-    def _wait(self) -> float | None:
-        """Wait for work, and then for more of it; return the seconds of the latter, None when there will be no more."""
+    def _may_overlap(self) -> bool:
+        """Whether a batch of Predict is next and can be taken at once."""
+        return bool(self._turns.predicts) and not self._turns.is_evaluates()
+
+    def _wait(self, patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
+        """Wait for work, and then for more of it; return the seconds of the latter, None when there will be no more.
+
+        If not patient, return None as well unless there is a batch that may overlap another.
+        """
         with self._changed:
+            if not patient and not self._may_overlap():
+                return None
             while not self._turns:
                 if self._closing:
                     return None
@@ -334,6 +346,8 @@ class Engine:
 
     def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0, *, inline: bool = False) -> Job:
         self._observer.queue_changed(self._turns.predicts.rows)
+        if self._settings.overlap_batches and not self._settings.max_batch_delay_seconds:
+            return functools.partial(self._runner.launch, batch, fill_seconds)
         return functools.partial(self._runner.predict, batch, fill_seconds, inline=inline)
 
     def _wait_for_more(self, oldest: PredictRequest) -> None:

@@ -21,6 +21,9 @@ class RunnableSlot(Protocol):
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Return the outputs, ``[rows, ...]``, for inputs of any number of rows."""
 
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Start to compute; return what waits for the outputs."""
+
 
 class BorrowedHandle(Protocol):
     """A counted borrow of a checkpoint that is loaded."""

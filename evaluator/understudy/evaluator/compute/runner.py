@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import Outbox, Outcome
-from understudy.evaluator.types import Arrays, Prediction
+from understudy.evaluator.types import Array, Arrays, Prediction
 
 
 class Runner:
@@ -32,6 +33,7 @@ class Runner:
         self._pace = pace
         self._judge = judge
         self._health = health
+        self._finished_at = 0.0
 
     def begin(self, request: Request) -> bool:
         """Mark a request as running; return False, having dropped it, if nobody wants it any more."""
@@ -53,17 +55,11 @@ class Runner:
             inline: Whether it runs on the thread that woke the device.
         """
         batch = [request for request in requests if self.begin(request)]
-        if not batch:
-            return
         watch = Stopwatch()
-        outcomes = _Outcomes()
-        try:
-            handle = batch[0].borrow()
-        except Exception as error:  # noqa: BLE001 - it is everybody's outcome
-            for request in batch:
-                outcomes.add(request, error)
-            outcomes.deliver()
+        handle = self._borrow(batch)
+        if handle is None:
             return
+        outcomes = _Outcomes()
         try:
             self._compute(handle, batch, fill_seconds, outcomes)
         finally:
@@ -73,12 +69,75 @@ class Runner:
             self._pace.observe(rows, cost.wall_seconds)
             self._judge.observe(batch[0].group, rows, cost, inline=inline)
 
+    def launch(self, requests: Sequence[PredictRequest], fill_seconds: float) -> Callable[[], None] | None:
+        """Borrow a handle and launch the requests as one batch.
+
+        Returns:
+            What fetches the outputs and tells everybody the outcome; None if there is nothing to fetch.
+        """
+        batch = [request for request in requests if self.begin(request)]
+        began = time.monotonic()
+        handle = self._borrow(batch)
+        if handle is None:
+            return None
+        try:
+            fetch = handle.slot.launch(_merge(batch))
+        except Exception as error:  # noqa: BLE001 - it is recorded as the outcome
+            fetch = functools.partial(_raise, error)
+        return functools.partial(self._finish, handle, batch, fill_seconds, began, fetch)
+
+    def _finish(
+        self,
+        handle: BorrowedHandle,
+        batch: Sequence[PredictRequest],
+        fill_seconds: float,
+        began: float,
+        fetch: Callable[[], dict[str, Array]],
+    ) -> None:
+        """Wait for the outputs of a batch that was launched. It counts from when the one before it was done."""
+        outcomes = _Outcomes()
+        try:
+            self._answer(handle, batch, fill_seconds, outcomes, began=began, fetch=fetch)
+        finally:
+            handle.release()
+            outcomes.deliver()
+            done = time.monotonic()
+            self._pace.observe(sum(request.rows for request in batch), done - max(began, self._finished_at))
+            self._finished_at = done
+
+    def _borrow(self, batch: Sequence[PredictRequest]) -> BorrowedHandle | None:
+        """Borrow a handle for a batch; return None, having told everybody why, if there is none."""
+        if not batch:
+            return None
+        try:
+            return batch[0].borrow()
+        except Exception as error:  # noqa: BLE001 - it is everybody's outcome
+            outcomes = _Outcomes()
+            for request in batch:
+                outcomes.add(request, error)
+            outcomes.deliver()
+            return None
+
     def _compute(
         self, handle: BorrowedHandle, batch: Sequence[PredictRequest], fill_seconds: float, outcomes: _Outcomes
     ) -> None:
         began = time.monotonic()
+        self._answer(
+            handle, batch, fill_seconds, outcomes, began=began, fetch=lambda: handle.slot.forward(_merge(batch))
+        )
+
+    def _answer(
+        self,
+        handle: BorrowedHandle,
+        batch: Sequence[PredictRequest],
+        fill_seconds: float,
+        outcomes: _Outcomes,
+        *,
+        began: float,
+        fetch: Callable[[], dict[str, Array]],
+    ) -> None:
         try:
-            outputs = handle.slot.forward(_merge(batch))
+            outputs = fetch()
         except Exception as error:  # noqa: BLE001 - it is recorded as the outcome
             self._health.raised(error)
             self._fail(handle, batch, error, outcomes)
@@ -145,6 +204,10 @@ class _Outcomes:
     def deliver(self) -> None:
         for outbox, outcomes in self._outboxes.items():
             outbox.deliver(outcomes)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _merge(batch: Sequence[PredictRequest]) -> Arrays:

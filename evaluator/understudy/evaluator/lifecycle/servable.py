@@ -43,6 +43,9 @@ class ModelSlot(Protocol):
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model on ``[rows, ...]`` inputs and return its outputs, ``[rows, ...]`` each."""
 
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Start to run the model; return what waits for the outputs."""
+
     def scorer(self, metrics: Sequence[MetricSpec], *, row_losses: bool = False) -> Any:
         """Return what scores batches with these metrics, or with the compiled ones if there are none.
 
