@@ -219,3 +219,12 @@ def test_an_engine_that_overlaps_batches_answers_each_request_with_its_own_rows(
     for future, wanted in zip(futures, expected, strict=True):
         np.testing.assert_allclose(future.result(30).outputs["outputs"], wanted, rtol=0, atol=1e-5)
     engine.close(10)
+
+
+def test_trying_a_slot_out_runs_every_replica(make: MakeSlot, model: Any) -> None:
+    slot = make(model)
+    seen: list[list[int]] = [[] for _ in range(3)]
+    for replica, noted in zip(passes(slot)._replicas, seen, strict=True):
+        replica.function = Counted(replica.function, noted)
+    slot.try_out()
+    assert seen == [[1]] * 3

@@ -100,16 +100,22 @@ class ReplicaForward:
 
     def warm_up(self, inputs: Mapping[str, Any]) -> Named:
         """Run a batch of one of the plan's sizes on each replica, and have the plan learn how long it takes."""
+        outputs = self.run_on_each(inputs)
         leaves = [np.asarray(inputs[name]) for name in self._names]
         size = len(leaves[0])
-        for replica in self._replicas:
-            outputs = _to_host(replica(leaves), size)
         began = time.perf_counter()
         launched = self._replicas[0](leaves)
         launch_seconds = time.perf_counter() - began
         _to_host(launched, size)
         self.plan.observe(size, launch_seconds=launch_seconds, seconds=time.perf_counter() - began)
-        return self._call.by_name(outputs)
+        return outputs
+
+    def run_on_each(self, inputs: Mapping[str, Any]) -> Named:
+        """Run a batch of one of the plan's sizes on each replica; return what the last one gives."""
+        leaves = [np.asarray(inputs[name]) for name in self._names]
+        launched = [replica(leaves) for replica in self._replicas]
+        fetched = [_to_host(tensors, len(leaves[0])) for tensors in launched]
+        return self._call.by_name(fetched[-1])
 
     def _trace(self, strategy: Any, index: int, device: str) -> _Replica:
         def on_replica(*inputs: Any) -> list[Any]:

@@ -183,7 +183,10 @@ class Slot:
 
     def try_out(self) -> None:
         """Run one made-up row on every replica; raise what the runtime raises."""
-        self.forward(self._probe.example(self.replicas))
+        if isinstance(self._pass, ReplicaForward):
+            self._pass.run_on_each(self._probe.example(1))
+        else:
+            self.forward(self._probe.example(self.replicas))
 
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
