@@ -16,7 +16,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 .PHONY: help
 help: ## Show what can be made
 	@echo "Understudy: make TARGET [NAME=VALUE ...]"
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 21
 	@echo
 	@echo "  make demo KEEP=1     leave the service running afterwards"
 	@echo "  make demo SCRIPT=1   serve and score what a plain Keras script writes"
@@ -71,6 +71,10 @@ $(VENV)/.cuda: $(VENV)/.installed
 .PHONY: test-gpu
 test-gpu: $(VENV)/.cuda ## Run the tests that need GPUs, on all GPUs of this machine (docs/gpu.md)
 	UNDERSTUDY_TEST_GPUS=1 $(BIN)/pytest -v -rs -s tests/gpu $(T)
+
+.PHONY: test-dependencies
+test-dependencies: $(VENV)/.installed ## Test with the newest and the lowest dependencies that pyproject.toml admits; WHICH=newest|lowest for one
+	for which in $(or $(WHICH),newest lowest); do tools/test_dependencies.sh $$which $(T); done
 
 .PHONY: soak
 soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Tests the package with other versions of its dependencies than constraints.txt names: the newest that pyproject.toml admits and
+# the registry has today, as `pip install` takes them, or the lowest that pyproject.toml admits.
+#
+#     tools/test_dependencies.sh newest|lowest [PYTEST-ARGUMENT...]
+#
+# Needs .venv, whose uv resolves and installs. The environment stays under .tools/dependencies until other versions are resolved.
+# The wheel is built and installed each time, as a user gets it. Without arguments for pytest it runs what depends most on others'
+# code: starting, every protocol over both front ends, every format, training, the clients and the commands.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+which=${1:-}
+case $which in
+  newest) resolution=highest ;;
+  lowest) resolution=lowest-direct ;;
+  *) echo "there are no $which versions; give newest or lowest" >&2; exit 2 ;;
+esac
+shift
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || tests=(
+  tests/wire
+  tests/checkpoints/test_formats.py
+  tests/checkpoints/test_keras_signature.py
+  tests/cli/test_client_commands.py
+  tests/cli/test_serve.py
+  tests/clients/test_client.py
+  tests/clients/test_async_client.py
+  tests/integration/test_calls.py
+  tests/integration/test_foreign_checkpoints.py
+  tests/protocols/test_services.py
+  tests/service/test_around_calls.py
+  tests/service/test_grown_descriptors.py
+  tests/service/test_health.py
+  tests/service/test_http.py
+  tests/service/test_metrics.py
+  tests/service/test_oip_tensors.py
+  tests/service/test_tf_tensors.py
+  tests/trainer/test_training.py::test_one_device_gives_what_fit_gives
+  tests/trainer/test_training.py::test_replicas_give_the_weights_of_one_device
+  tests/trainer/test_training.py::test_tensorboard_reads_the_scalars
+)
+
+python=$PWD/.venv/bin/python
+uv=$PWD/.venv/bin/uv
+# An index that pip is set up with holds for uv too.
+index=$("$python" -m pip config get global.index-url 2>/dev/null || true)
+[ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+export UV_PYTHON_DOWNLOADS=never
+
+folder=.tools/dependencies/$which
+mkdir -p .tools/dependencies
+"$uv" pip compile --quiet --upgrade --no-header --no-annotate --resolution "$resolution" --prerelease disallow --python "$python" \
+  --extra server --extra fast --extra examples --extra gpu --extra dev pyproject.toml --output-file "$folder.txt"
+if ! cmp -s "$folder.txt" "$folder/resolved.txt"; then
+  echo "Installing the $which versions into $folder"
+  "$uv" venv --quiet --clear --python "$python" "$folder"
+  "$uv" pip install --quiet --python "$folder" --requirement "$folder.txt"
+  cp "$folder.txt" "$folder/resolved.txt"
+fi
+"$uv" pip install --quiet --python "$folder" --no-deps --reinstall-package understudy .
+"$uv" pip check --quiet --python "$folder"
+exec "$folder/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "${tests[@]}"
