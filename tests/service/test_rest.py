@@ -368,3 +368,23 @@ async def test_the_event_loop_turns_while_a_large_body_is_parsed(
     turning.cancel()
     assert turns > 10
     assert evaluator.asked["inputs"]["x"].shape == (1, 200_000)
+
+
+@pytest.mark.parametrize("limit", ["IDLE_SECONDS", "TOTAL_SECONDS"])
+async def test_a_body_that_does_not_come_to_an_end_is_not_waited_for(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(f"understudy.service.rest.body.{limit}", 0.1)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{"
+        while limit == "TOTAL_SECONDS":
+            yield b""
+            await asyncio.sleep(0.01)
+        await asyncio.Event().wait()
+
+    answer = await client.post(INFER, content=pieces())
+
+    assert answer.status_code == 408
+    assert answer.headers["connection"] == "close"
+    assert "unfinished after 1 bytes" in answer.json()["error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 from starlette.requests import Request
@@ -13,6 +14,16 @@ _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _CODINGS = frozenset({"gzip", "deflate"})
 
 
+IDLE_SECONDS = 10.0
+"""How long the next piece of a body may take to come."""
+TOTAL_SECONDS = 120.0
+"""How long a whole body may take to come."""
+
+
+class BodyTooSlowError(Exception):
+    """The body did not come in time."""
+
+
 class BodyTooLargeError(Exception):
     """The body is larger than the server takes."""
 
@@ -22,11 +33,22 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
 
     Raises:
         BodyTooLargeError: It is too large.
+        BodyTooSlowError: It, or the next piece of it, does not come in time.
     """
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        _check_size(len(body), max_bytes)
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + TOTAL_SECONDS
+    try:
+        async with asyncio.timeout(IDLE_SECONDS) as patience:
+            async for chunk in request.stream():
+                body += chunk
+                _check_size(len(body), max_bytes)
+                patience.reschedule(min(loop.time() + IDLE_SECONDS, ends))
+    except TimeoutError:
+        raise BodyTooSlowError(
+            f"the body is unfinished after {len(body)} bytes; each piece may take {IDLE_SECONDS:g} s and the whole "
+            f"{TOTAL_SECONDS:g} s"
+        ) from None
     return bytes(body)
 
 

@@ -20,11 +20,12 @@ from understudy.service.dataplane.errors import UnsupportedError
 from understudy.service.dataplane.failures import failure_of
 from understudy.service.dataplane.oip.plane import UNSUPPORTED, InferencePlane
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.rest.body import BodyTooLargeError, coding_of, decoded, read_body
+from understudy.service.rest.body import BodyTooLargeError, BodyTooSlowError, coding_of, decoded, read_body
 from understudy.service.rest.codec import parse_infer, parse_json, render
 from understudy.service.rest.replies import CLIENT_CLOSED_REQUEST, as_json, failure_response
 
 HEADER_LENGTH = "inference-header-content-length"
+TOO_SLOW = 408
 TOO_LARGE = 413
 NOT_READY = 400
 """What the protocol answers for a server or a model that is not ready."""
@@ -200,6 +201,8 @@ async def _answer(endpoint: _Endpoint, request: Request) -> Response:
         return await endpoint(request)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BodyTooSlowError as error:
+        return JSONResponse({"error": str(error)}, status_code=TOO_SLOW, headers={"connection": "close"})
     except BodyTooLargeError as error:
         return JSONResponse({"error": str(error)}, status_code=TOO_LARGE)
     except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
