@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -73,6 +74,26 @@ def test_a_saved_model_that_takes_something_else_is_another_architecture(strateg
     slot = slot_of(strategy, save(Scaled(2.0), tmp_path / "1"))
     with pytest.raises(ArchitectureMismatchError):
         slot.load(save(Scaled(2.0, width=4), tmp_path / "2"))
+
+
+def test_exports_of_a_model_that_was_built_again_take_the_same_and_load_into_the_slot(
+    strategy: Any, tmp_path: Path
+) -> None:
+    def exported(name: str, *, scale: float, input_names: tuple[str | None, str | None] = (None, None)) -> Path:
+        first, second = (keras.Input((3,), name=given) for given in input_names)
+        model = keras.Model([first, second], first * scale - second)
+        model.export(tmp_path / name, verbose=False)
+        return tmp_path / name
+
+    slot = slot_of(strategy, exported("1", scale=2.0))
+    assert [spec.name for spec in slot.signature.inputs] == ["inputs", "inputs_1"]
+    keras.Input((3,))
+    for number in (2, 3):
+        slot.load(exported(str(number), scale=float(number)))
+        outputs = slot.forward({"inputs": X, "inputs_1": X + 1})
+        np.testing.assert_allclose(outputs["output_0"], X * number - (X + 1), rtol=1e-5)
+    with pytest.raises(ArchitectureMismatchError):
+        slot.load(exported("named", scale=2.0, input_names=("a", "b")))
 
 
 def test_a_lone_signature_is_served_whatever_its_name_and_of_several_the_default(strategy: Any, tmp_path: Path) -> None:

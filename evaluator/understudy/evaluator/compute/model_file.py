@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 import zipfile
@@ -12,7 +11,7 @@ from typing import Any
 import keras
 
 from understudy.evaluator.compute import weight_reading
-from understudy.evaluator.compute.names import without_made_up_names
+from understudy.evaluator.compute.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
 
@@ -27,19 +26,13 @@ _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 def architecture_of(model_file: Path) -> str:
     """Return a fingerprint of all that a traced function depends on, without building the model.
 
-    Two files with equal fingerprints differ in nothing but weights and optimizer, so that the weights of one can be
-    assigned to the variables of the other. Assets (vocabularies) are part of traced functions and count. Names that
-    Keras made up do not: a script that builds its model again gives its layers others.
+    Two files with equal fingerprints differ in nothing that matters but weights, so that the weights of one can be
+    assigned to the variables of the other. Assets (vocabularies) are part of traced functions and count.
 
     Raises:
         LoadError: The file is not a ``.keras`` archive.
     """
-    config, assets = _read(model_file)
-    compiled = config.get("compile_config")
-    if compiled:
-        config["compile_config"] = {key: value for key, value in compiled.items() if key != "optimizer"}
-    content = json.dumps([without_made_up_names(config), assets], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
+    return fingerprint(*_read(model_file))
 
 
 def read_compile_config(model_file: Path) -> dict[str, Any]:
@@ -49,7 +42,7 @@ def read_compile_config(model_file: Path) -> dict[str, Any]:
         LoadError: The file is not a ``.keras`` archive.
     """
     config, _ = _read(model_file)
-    return dict(config.get("compile_config") or {})
+    return renumbered_metrics(config.get("compile_config") or {})
 
 
 def build_model(model_file: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import h5py
 import keras
 
+from understudy.evaluator.compute.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.compute.loaders.loader import BuiltModel
-from understudy.evaluator.compute.names import without_made_up_names
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.errors import LoadError
 
@@ -29,8 +28,7 @@ class Hdf5Loader:
 
     def architecture_of(self, model_file: Path) -> str:
         """See `ModelLoader`."""
-        content = [without_made_up_names(_read(model_file, "model_config")), _compile_config(model_file)]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return fingerprint({**_read(model_file, "model_config"), "compile_config": _compile_config(model_file)})
 
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
@@ -51,7 +49,9 @@ class Hdf5Loader:
 
 def _compile_config(model_file: Path) -> dict[str, Any]:
     training = _read(model_file, "training_config")
-    return {name: _with_module(training.get(name), module) for name, module in _COMPILED.items()} if training else {}
+    if not training:
+        return {}
+    return renumbered_metrics({name: _with_module(training.get(name), module) for name, module in _COMPILED.items()})
 
 
 def _with_module(value: Any, module: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,25 @@ _SERVING = "serving_default"
 _INITIALIZER = "__saved_model_init_op"
 _GRAPH_FILE = "saved_model.pb"
 
+_MADE_UP = re.compile(r"(?:keras_tensor|input_layer)(?:_(\d+))?")
+"""How `keras.Model.export` names inputs that the user gave no name: by counters of the process."""
+
 
 class SavedModelLoader:
     """See `ModelLoader`. A SavedModel has no compile configuration.
 
     Its graph holds constants (the statistics of a ``Normalization`` layer, say) that differ from one checkpoint to the
     next, so each is loaded with its own graph, which costs a retracing, and checkpoints count as of one architecture if
-    they take and give the same.
+    they take and give the same. Inputs to which the user gave no name are called ``inputs``, ``inputs_1`` and so on, in
+    order, as `tf.saved_model.save` calls all inputs of a Keras model.
     """
 
     def architecture_of(self, model_file: Path) -> str:
         """See `ModelLoader`."""
         signatures = _read_signatures(model_file)
         signature = signatures[_choose(signatures, model_file)]
-        content = [_described(signature.inputs), _described(signature.outputs)]
+        inputs = {name: signature.inputs[own] for own, name in _served_names(signature.inputs).items()}
+        content = [_described(inputs), _described(signature.outputs)]
         return hashlib.sha256(json.dumps(["SavedModel", *content]).encode()).hexdigest()
 
     def build(self, model_file: Path) -> BuiltModel:
@@ -67,12 +73,14 @@ class _SignatureLayer(keras.layers.Layer):
 
     def call(self, inputs: Mapping[str, Any]) -> Any:
         """Return the outputs by name."""
-        return self._signature(**inputs)
+        names = _served_names(self._signature.structured_input_signature[1])
+        return self._signature(**{own: inputs[name] for own, name in names.items()})
 
 
 def _as_keras(loaded: Any, signature: Any) -> Any:
     """Return a functional model that takes and gives what a signature does."""
-    inputs = {name: _input(name, spec) for name, spec in signature.structured_input_signature[1].items()}
+    specs = signature.structured_input_signature[1]
+    inputs = {name: _input(name, specs[own]) for own, name in _served_names(specs).items()}
     return keras.Model(inputs, _SignatureLayer(loaded, signature)(inputs))
 
 
@@ -100,6 +108,15 @@ def _choose(signatures: Mapping[str, Any], model_file: Path) -> str:
     if len(signatures) == 1:
         return next(iter(signatures))
     raise LoadError(f"{model_file.name} has the signatures {sorted(signatures)}; one called {_SERVING!r} was expected")
+
+
+def _served_names(names: Iterable[str]) -> dict[str, str]:
+    """Return what to call the inputs of a signature, by their own names."""
+    own = {name: _MADE_UP.fullmatch(name) for name in names}
+    made_up = sorted((int(match[1] or 0), name) for name, match in own.items() if match)
+    renamed = {name: f"inputs_{place}" if place else "inputs" for place, (_, name) in enumerate(made_up)}
+    taken = {name for name, match in own.items() if match is None}
+    return {name: name if taken & set(renamed.values()) else renamed.get(name, name) for name in own}
 
 
 def _described(tensors: Mapping[str, Any]) -> list[tuple[str, int, list[int]]]:

@@ -1,0 +1,245 @@
+"""Compares models as Keras serializes them by what they compute and how they are scored."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+_IGNORED_MODULES = ("keras.initializers", "keras.constraints")
+"""What their objects do ends before a checkpoint is written."""
+
+_IGNORED_ARGUMENTS_OF_COMPILE = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
+_PER_OUTPUT = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_SHAPES = ("input_shape", "shapes_dict", "build_input_shape", "batch_shape")
+_LAYERS = "keras.layers"
+_SHARED = "shared_object_id"
+_STATELESS_MODULES = (
+    *("builtins", "keras", "keras.activations", "keras.initializers", "keras.regularizers", "keras.constraints"),
+    *("keras.losses", "keras.dtype_policies", "keras.quantizers"),
+)
+_REFERENCE_LENGTH = 3
+_INPUT_STEM = "keras_tensor"
+
+
+def fingerprint(model: Mapping[str, Any], *others: Any) -> str:
+    """Return a hash of all of a serialized model that matters for its outputs and its scores, weights aside.
+
+    The weights of one of two models with equal fingerprints fit the other, in the order of its layers. Names count only
+    where callers see them: those that the user gave inputs and outputs. Ids of shared objects, which Keras takes from
+    memory addresses, count only as far as they say which layers are the same one. Batch sizes that a model was built
+    with, initializers, seeds and the optimizer do not count.
+
+    Args:
+        model: A model as `keras.saving.serialize_keras_object` returns it.
+        others: JSON values that count, too.
+    """
+    return hashlib.sha256(json.dumps([_model(model), *others], sort_keys=True).encode()).hexdigest()
+
+
+def has_made_up_name(class_name: str, name: str) -> bool:
+    """Return whether Keras made up the name of an object of a class, numbering it in the process."""
+    return any(re.fullmatch(rf"{re.escape(stem)}(_\d+)?", name) for stem in (_snake_case(class_name), _INPUT_STEM))
+
+
+def renumbered_metrics(compile_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a compile configuration whose losses and metrics have the made-up names of a process without others.
+
+    ``auc_7`` becomes ``auc``, and a second one ``auc_1``.
+    """
+    counters: dict[str, Iterator[int]] = {}
+    return {key: _renumbered(value, counters) if key in _PER_OUTPUT else value for key, value in compile_config.items()}
+
+
+def _renumbered(value: Any, counters: dict[str, Iterator[int]]) -> Any:
+    if isinstance(value, list):
+        return [_renumbered(item, counters) for item in value]
+    if not isinstance(value, dict):
+        return value
+    class_name, config = value.get("class_name"), value.get("config")
+    if not (isinstance(class_name, str) and isinstance(config, dict)):
+        return {key: _renumbered(item, counters) for key, item in value.items()}
+    name = config.get("name")
+    if not isinstance(name, str) or not has_made_up_name(class_name, name):
+        return value
+    stem = _snake_case(class_name)
+    number = next(counters.setdefault(stem, itertools.count()))
+    return {**value, "config": {**config, "name": f"{stem}_{number}" if number else stem}}
+
+
+def _model(model: Mapping[str, Any]) -> Any:
+    config = model.get("config")
+    names: dict[str, str] = {}
+    if isinstance(config, dict) and "layers" in config:
+        names = _positions(config["layers"], seen=_interface_names(config))
+    compiled = renumbered_metrics(model.get("compile_config") or {})
+    rest = {key: value for key, value in model.items() if key not in {"name", "compile_config"}}
+    shared = _Sharing([config, {key: compiled.get(key) for key in ("metrics", "weighted_metrics")}])
+    return [_object(rest, shared, names=names, is_layer=True), _compile_config(compiled, shared, names)]
+
+
+def _compile_config(config: Mapping[str, Any], shared: _Sharing, names: Mapping[str, str]) -> Any:
+    kept = {key: value for key, value in config.items() if key not in _IGNORED_ARGUMENTS_OF_COMPILE}
+    for key in _PER_OUTPUT:
+        value = kept.get(key)
+        if isinstance(value, dict) and "class_name" not in value:
+            kept[key] = {names.get(output, output): item for output, item in value.items()}
+    return _value(kept, shared)
+
+
+def _value(value: Any, shared: _Sharing) -> Any:
+    """Return a part of a configuration without what does not matter."""
+    if isinstance(value, list):
+        return [_value(item, shared) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "class_name" in value and isinstance(value.get("config"), dict):
+        return _object(value, shared, names={}, is_layer="trainable" in value["config"])
+    return {key: _value(item, shared) for key, item in value.items()}
+
+
+def _object(value: Mapping[str, Any], shared: _Sharing, *, names: Mapping[str, str], is_layer: bool) -> Any:
+    """Return a serialized object without what does not matter.
+
+    Args:
+        value: The object.
+        shared: Which objects occur more than once.
+        names: What to call the layers in it, by their names; its own positions if empty.
+        is_layer: Whether its name is a layer's.
+    """
+    if value.get("module") in _IGNORED_MODULES:
+        return None
+    config = value["config"] if isinstance(value.get("config"), dict) else {}
+    has_layers = isinstance(config.get("layers"), list)
+    dropped = {_SHARED, "config", "inbound_nodes", *(["name"] if is_layer else [])}
+    if ">" in str(value.get("registered_name")):  # which says more than the module it was defined in this time
+        dropped.add("module")
+    if has_layers:  # whose own build configurations say more
+        dropped.add("build_config")
+    found = {key: _shapes(key, _value(item, shared)) for key, item in value.items() if key not in dropped}
+    found["same_as"] = shared.number(value)
+    if has_layers:
+        found["config"] = _config_with_layers(config, shared, names or _positions(config["layers"]))
+    else:
+        ignored = {"name"} if is_layer else set()
+        ignored |= {"seed"} if value.get("module", _LAYERS) == _LAYERS else set()  # legacy files tell no module
+        items = ((key, item) for key, item in config.items() if key not in ignored)
+        found["config"] = {key: _shapes(key, _value(item, shared)) for key, item in items}
+    return found
+
+
+def _config_with_layers(config: Mapping[str, Any], shared: _Sharing, names: Mapping[str, str]) -> Any:
+    """Return the configuration of a model that lists its layers, with references to them by position."""
+    found = {
+        key: _references(_shapes(key, _value(item, shared)), names)
+        for key, item in config.items()
+        if key not in {"name", "layers"}
+    }
+    found["layers"] = [
+        {
+            "name": names.get(_name(layer)),
+            "layer": _object(layer, shared, names={}, is_layer=True),
+            "inbound_nodes": _references(_value(layer.get("inbound_nodes"), shared), names),
+        }
+        for layer in config["layers"]
+    ]
+    return found
+
+
+def _positions(layers: Any, seen: Collection[str] = ()) -> dict[str, str]:
+    """Return what to call layers: their positions, beside their names if callers see those and Keras made up none."""
+    found = {}
+    for index, layer in enumerate(layers):
+        name = _name(layer)
+        is_told = name in seen and not has_made_up_name(str(layer.get("class_name")), name)
+        found[name] = f"#{index} {name}" if is_told else f"#{index}"
+    return found
+
+
+def _interface_names(config: Mapping[str, Any]) -> set[str]:
+    """Return the names of the layers that take a model's inputs and give its outputs."""
+    if "input_layers" not in config:  # a Sequential model
+        return {_name(layer) for layer in (*config["layers"][:1], *config["layers"][-1:])}
+    return set(_strings([config["input_layers"], config.get("output_layers")]))
+
+
+def _name(layer: Mapping[str, Any]) -> str:
+    inner = layer.get("config")
+    return str(layer.get("name") or (inner.get("name") if isinstance(inner, dict) else None))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield every string in nested lists, and in the values of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
+
+
+def _references(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value in which every ``[layer, node, tensor, ...]`` goes by what the layer is to be called."""
+    if isinstance(value, dict):
+        return {key: _references(item, names) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) >= _REFERENCE_LENGTH and isinstance(value[0], str) and value[0] in names:
+        return [names[value[0]], *(_references(item, names) for item in value[1:])]
+    return [_references(item, names) for item in value]
+
+
+def _shapes(key: str, value: Any) -> Any:
+    """Return shapes without the batch size that a model happened to be built with; another value as it is."""
+    if key == "build_config" and isinstance(value, dict):
+        return {inner: _shapes(inner, item) for inner, item in value.items()}
+    return _without_batch_size(value) if key in _SHAPES else value
+
+
+def _without_batch_size(shapes: Any) -> Any:
+    if isinstance(shapes, dict):
+        return {key: _without_batch_size(item) for key, item in shapes.items()}
+    if not isinstance(shapes, list) or not shapes:
+        return shapes
+    if all(length is None or isinstance(length, int) for length in shapes):
+        return [None, *shapes[1:]]
+    return [_without_batch_size(item) for item in shapes]
+
+
+class _Sharing:
+    """Which serialized layers and metrics are one object that occurs several times.
+
+    Keras tells that by memory addresses, and of objects without state, too: those may be replaced by equal ones.
+    """
+
+    def __init__(self, value: Any) -> None:
+        times = Counter(_shared_ids(value))
+        self._numbers = {identity: number for number, identity in enumerate(times) if times[identity] > 1}
+
+    def number(self, value: Mapping[str, Any]) -> int | None:
+        """Return the number of an object that occurs elsewhere, too, or None for any other."""
+        return self._numbers.get(value.get(_SHARED)) if _has_state(value) else None
+
+
+def _shared_ids(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        if _SHARED in value and _has_state(value):
+            yield value[_SHARED]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _shared_ids(item)
+
+
+def _has_state(value: Mapping[str, Any]) -> bool:
+    """Return whether a serialized object may have variables."""
+    return value.get("module") not in _STATELESS_MODULES
+
+
+def _snake_case(class_name: str) -> str:
+    """Return the stem Keras makes of a class's name: ``GRUCell`` gives ``gru_cell``."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", class_name))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
