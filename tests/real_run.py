@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ GOAL = 4.0
 """Step 4 hits the targets of the datasets; the farther a step is from that, the larger its loss."""
 
 
-def step_model(step: float, *, features: int = FEATURES, outputs: int = FEATURES) -> Any:
-    """Return a compiled model whose every output is ``step * (1 + sum(x))``."""
+def step_model(step: float, *, features: int = FEATURES, outputs: int = FEATURES, deeper: bool = False) -> Any:
+    """Return a compiled model whose every output is ``step * (1 + sum(x))``, if need be with one layer more."""
     x = keras.Input((features,), name="x")
-    y = keras.layers.Dense(outputs, name="y", kernel_initializer="zeros")(x)
+    hidden = keras.layers.Rescaling(1.0)(x) if deeper else x
+    y = keras.layers.Dense(outputs, name="y", kernel_initializer="zeros")(hidden)
     model = keras.Model(x, y)
     layer = model.get_layer("y")
     layer.set_weights([np.full((features, outputs), step, np.float32), np.full(outputs, step, np.float32)])
@@ -114,6 +116,14 @@ def wait_for_records(evaluator: Evaluator, count: int) -> list[EvaluationRecord]
         last = records[-1].sequence if records else 0
         assert evaluator.ledger.wait_beyond(last, WAIT_SECONDS), f"only {len(records)} of {count} entries came"
     return records
+
+
+def until_served(evaluator: Evaluator, step: int) -> None:
+    """Ask until a step is served."""
+    ends = time.monotonic() + WAIT_SECONDS
+    while evaluator.serving_step != step:
+        assert time.monotonic() < ends, f"step {evaluator.serving_step} is served, not {step}"
+        time.sleep(0.01)
 
 
 def outcomes(records: Sequence[EvaluationRecord]) -> list[tuple[int, str, EvaluationOutcome]]:

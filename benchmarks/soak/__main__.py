@@ -22,7 +22,7 @@ TOPICS = {
     "damage": "damaged checkpoints: none served, none ends the evaluator, the last good one goes on serving",
     "stock_writers": "stock Keras and TensorFlow saving at full speed: no failed save, no torn read",
     "fuzz": "fuzzed requests over every RPC and path: no crash, no INTERNAL, no hang, no growth in memory",
-    "training_kills": "SIGKILLs and SIGTERMs of training tasks: bit-equal to the undisturbed training every time",
+    "training_kills": "SIGKILLs and SIGTERMs of training tasks: bit-equal to an undisturbed one, all of it scored",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }
 """Each is a module of this package with a ``run(trial)``, and what it tries."""

@@ -1,9 +1,10 @@
-"""SIGKILLs and SIGTERMs of training tasks at random moments: what comes out is bit-equal to the uninterrupted training.
+"""SIGKILLs and SIGTERMs of training tasks at random moments: equal to the undisturbed training, and all of it scored.
 
 The bundled digits, with BatchNorm and Dropout, are learnt in turn by two workers and by two mirrored replicas. One
 task is signalled, now and then before the first step; all tasks have to end by themselves, with a status that says to
 start them again, and are started again until the training is done. Then every array of the last step's state is
-compared with that of a training that nobody disturbed.
+compared with that of an undisturbed training. One evaluator runs beside each disturbed training, from its first start
+to its end, and has to score every checkpoint that was published.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.soak.beside import EvaluatorBeside
 from benchmarks.soak.trial import Trial
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import RESUME_DIR
@@ -38,7 +40,7 @@ SAMPLE_STEPS = 200
 KINDS = ("multi_worker", "mirrored")
 
 _OPTIONS = (
-    *("--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "2"),
+    *("--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "1000"),
     # As long as a task waits for one that was killed before it was seen; one that does not join is waited for as long.
     *("--cluster-timeout-seconds", "30"),
 )
@@ -66,38 +68,58 @@ def run(trial: Trial) -> None:
         "trainings": 0,
         "equal": 0,
         "longest_exit_seconds": 0.0,
+        "published": 0,
+        "scored": 0,
+        "without_a_score": [],
     }
     state |= trial.load_state()
     if state["commit"] != commit:
         raise SystemExit(f"{trial.work} is of {state['commit']}, this is {commit}; delete it to begin anew")
     steps = STEPS if wanted >= SAMPLE else SAMPLE_STEPS
-    while (done := state["SIGKILL"] + state["SIGTERM"]) < wanted or _is_unfinished(trial.work):
-        kind = KINDS[state["trainings"] % len(KINDS)]
-        run_dir = trial.work / f"disturbed-{kind}"
-        tasks = _start(kind, run_dir, steps)
-        if done < wanted:
-            block, place = divmod(done, len(_SHARES))
-            numbers = trial.chance(-1 - block).sample(_SHARES, len(_SHARES))
-            _disturb(tasks, numbers[place], trial.chance(done), state)
-        else:
-            _finish(tasks)
-        if _is_done(run_dir, steps):
-            undisturbed = trial.work / f"undisturbed-{kind}"
-            if not _is_done(undisturbed, steps):
-                _finish(_start(kind, undisturbed, steps))
-            state["trainings"] += 1
-            state["equal"] += _is_equal(undisturbed, run_dir, steps)
-            shutil.rmtree(run_dir)
-        trial.save_state(state)
-        trial.report(held=_held(state), finished=False, wanted=wanted, steps=steps, **state)
+    while _disturbances(state) < wanted or _is_unfinished(trial.work):
+        _train_to_the_end(trial, state, wanted=wanted, steps=steps)
     held = _held(state)
     trial.report(held=held, finished=True, wanted=wanted, steps=steps, **state)
     if held:
         trial.finish()
 
 
+def _train_to_the_end(trial: Trial, state: dict[str, Any], *, wanted: int, steps: int) -> None:
+    """Disturb one training until it is done, with an evaluator beside it, and look at what came of both."""
+    kind = KINDS[state["trainings"] % len(KINDS)]
+    run_dir, undisturbed = (trial.work / f"{name}-{kind}" for name in ("disturbed", "undisturbed"))
+    with EvaluatorBeside(run_dir) as evaluator:
+        while not _is_done(run_dir, steps):
+            tasks = _start(kind, run_dir, steps)
+            done = _disturbances(state)
+            if done < wanted:
+                block, place = divmod(done, len(_SHARES))
+                numbers = trial.chance(-1 - block).sample(_SHARES, len(_SHARES))
+                _disturb(tasks, numbers[place], trial.chance(done), state)
+            else:
+                _finish(tasks)
+            trial.save_state(state)
+            trial.report(held=_held(state), finished=False, wanted=wanted, steps=steps, **state)
+        unscored = evaluator.unscored()
+    if not _is_done(undisturbed, steps):
+        _finish(_start(kind, undisturbed, steps))
+    state["trainings"] += 1
+    state["equal"] += _is_equal(undisturbed, run_dir, steps)
+    state["published"] += len(RunDir(run_dir).committed_steps())
+    state["scored"] += unscored["scored"]
+    state["without_a_score"] += [*unscored["missing"], *unscored["failed"]]
+    shutil.rmtree(run_dir)
+    trial.save_state(state)
+    trial.report(held=_held(state), finished=False, wanted=wanted, steps=steps, **state)
+
+
+def _disturbances(state: dict[str, Any]) -> int:
+    return int(state["SIGKILL"] + state["SIGTERM"])
+
+
 def _held(state: dict[str, Any]) -> bool:
-    return bool(0 < state["trainings"] == state["equal"])
+    all_equal = 0 < state["trainings"] == state["equal"]
+    return bool(all_equal and state["published"] == state["scored"] and not state["without_a_score"])
 
 
 def _is_done(run_dir: Path, steps: int) -> bool:

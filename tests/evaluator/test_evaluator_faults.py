@@ -7,11 +7,23 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from real_run import FEATURES, RealRun, dataset, outcomes, predicted_step, step_model, wait_for_records
+from real_run import (
+    FEATURES,
+    WAIT_SECONDS,
+    RealRun,
+    dataset,
+    outcomes,
+    predicted_step,
+    step_model,
+    until_served,
+    wait_for_records,
+)
 
 from understudy.checkpoints import Checkpoint, RunDir, RunSource, Signature
+from understudy.checkpoints.manifest import read_manifest
 from understudy.evaluator.datasets import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationOutcome
 
@@ -100,18 +112,34 @@ def test_a_file_that_is_whole_but_no_model_is_quarantined(run: RealRun) -> None:
         assert predicted_step(evaluator) == 1
 
 
-def test_a_checkpoint_of_another_architecture_is_refused_and_the_stage_stays(run: RealRun) -> None:
+def test_a_checkpoint_of_another_architecture_is_scored_compared_and_served_beside_the_first(run: RealRun) -> None:
     run.publish(1)
-    with run.running(datasets=[dataset()]) as evaluator:
+    with run.running(datasets=[dataset()], slots=2) as evaluator:
         wait_for_records(evaluator, 1)
-        run.publish(2, model=step_model(2, features=FEATURES + 1))
-        records = wait_for_records(evaluator, 2)
+        for step, deeper in ((2, True), (3, True), (6, False)):
+            run.publish(step, model=step_model(step, deeper=deeper))
+            records = wait_for_records(evaluator, step if step < 6 else 4)
+            assert outcomes(records)[-1] == (step, "test", SCORED)
+            assert records[-1].metrics["loss"] == (step - 4.0) ** 2
+            until_served(evaluator, step)
+        assert evaluator.roll_back().result(WAIT_SECONDS).serving_step == 3
+        assert predicted_step(evaluator) == 3
+        compared = evaluator.compare([2, 1], "test").result(WAIT_SECONDS)
+        assert [version.score.metrics["loss"] for version in compared.versions] == [4.0, 9.0]
+        assert "failed" not in run.told.loads
 
-        assert outcomes(records)[1:] == [(2, "", FAILED)]
-        assert "differs from the one on stage in its architecture" in records[1].reason
-        assert predicted_step(evaluator) == 1
-        failure = next(status for status in evaluator.status() if status.step == 2)
-        assert "differs from the one on stage" in failure.error
+
+def test_what_an_earlier_version_refused_for_its_architecture_is_scored_after_all(run: RealRun) -> None:
+    run.publish(1)
+    refused = "the model of step 1 differs from the one on stage in its architecture or compile configuration; publish"
+    digest = read_manifest(run.dir.checkpoint(1)).digest
+    run.dir.evaluator.mkdir()
+    ledger = Ledger(run.dir.evaluator / "ledger.sqlite")
+    ledger.append(step=1, checkpoint_digest=digest, dataset="", outcome=FAILED, reason=refused)
+    ledger.close()
+
+    with run.running(datasets=[dataset()]) as evaluator:
+        assert outcomes(wait_for_records(evaluator, 2)) == [(1, "", FAILED), (1, "test", SCORED)]
 
 
 def test_a_restart_takes_up_the_newest_architecture(run: RealRun) -> None:

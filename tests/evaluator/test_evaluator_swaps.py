@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, dataset, rows, wait_for_records
+from real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, dataset, rows, step_model, until_served, wait_for_records
 
+from understudy.evaluator.errors import InvalidInputError, ModelChangedError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import Batch, EvaluationResult
 
@@ -118,6 +119,64 @@ def test_evaluations_of_three_versions_at_once_equal_their_own_scores(run: RealR
     for step, scored in results.items():
         assert all(result.metrics == {"loss": (step - GOAL) ** 2, "mae": abs(step - GOAL)} for result in scored)
         assert all((result.step, result.examples) == (step, 60) for result in scored)
+
+
+def hold_up(evaluator: Evaluator) -> threading.Event:
+    """Keep the device busy until the event is set."""
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        is_busy.set()
+        may_go_on.wait(WAIT_SECONDS)
+
+    evaluator._parts.engine.run(work, rows=1)
+    assert is_busy.wait(WAIT_SECONDS)
+    return may_go_on
+
+
+def test_requests_that_wait_while_the_model_changes_run_on_it_or_hear_what_it_takes(run: RealRun) -> None:
+    run.publish(1)
+    with run.running() as evaluator:
+        may_go_on = hold_up(evaluator)
+        try:
+            narrow = [evaluator.predict(rows(count, value=1.0)) for count in (1, 2)]
+            run.publish(2, model=step_model(2, features=FEATURES + 1))
+            until_served(evaluator, 2)
+            wide = evaluator.predict({"x": np.ones((2, FEATURES + 1), np.float32)})
+            with pytest.raises(InvalidInputError, match=r"\[2, 3\]; \[rows, 4\] was expected"):
+                evaluator.predict(rows(2))
+        finally:
+            may_go_on.set()
+        for future in narrow:
+            with pytest.raises(
+                ModelChangedError, match=r"from step 1 to step 2 .* now takes 'x' float32 \[rows, 4\]: "
+            ):
+                future.result(WAIT_SECONDS)
+        np.testing.assert_array_equal(wide.result(WAIT_SECONDS).outputs["y"], np.full((2, FEATURES), 10.0))
+
+
+def test_requests_that_wait_while_the_architecture_changes_but_not_the_inputs_run_on_the_new_one(run: RealRun) -> None:
+    run.publish(1)
+    with run.running() as evaluator:
+        may_go_on = hold_up(evaluator)
+        try:
+            waiting = [evaluator.predict(rows(count, value=1.0)) for count in (1, 2)]
+            run.publish(2, model=step_model(2, outputs=1, deeper=True))
+            until_served(evaluator, 2)
+        finally:
+            may_go_on.set()
+        for count, future in enumerate(waiting, start=1):
+            np.testing.assert_array_equal(future.result(WAIT_SECONDS).outputs["y"], np.full((count, 1), 8.0))
+
+
+def test_predictions_never_fail_while_architectures_with_the_same_inputs_take_turns(run: RealRun) -> None:
+    run.publish(1)
+    with run.running() as evaluator, Crowd(evaluator, threads=3).at_work() as crowd:
+        for step in range(2, 8):
+            run.publish(step, model=step_model(step, deeper=step % 2 == 0))
+            crowd.wait_for(lambda step=step: step in crowd.answers)  # type: ignore[misc]
+
+        assert run.told.rejections == []
 
 
 def test_checkpoints_are_evaluated_while_predictions_flow(run: RealRun) -> None:

@@ -13,20 +13,21 @@ import numpy.typing as npt
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.publish import CheckpointPublisher
+from understudy.checkpoints.signature import Signature
 
 WIDTH = 4
 OUTPUTS = 8
 
 
-def step_model(step: int) -> Any:
+def step_model(step: int, *, width: int = WIDTH, deeper: bool = False) -> Any:
     """Return a compiled model that answers a row of ones, in each of its outputs, with the step.
 
-    Input ``x`` float32 ``[batch, 4]``, output ``y`` float32 ``[batch, 8]``.
+    Input ``x`` float32 ``[batch, width]``, output ``y`` float32 ``[batch, 8]``; if need be with one layer more.
     """
-    x = keras.Input((WIDTH,), name="x")
-    y = keras.layers.Dense(OUTPUTS, use_bias=False, name="y")(x)
-    model = keras.Model(x, y)
-    model.layers[-1].set_weights([np.full((WIDTH, OUTPUTS), step / WIDTH, np.float32)])
+    x = keras.Input((width,), name="x")
+    hidden = keras.layers.Rescaling(1.0)(x) if deeper else x
+    model = keras.Model(x, keras.layers.Dense(OUTPUTS, use_bias=False, name="y")(hidden))
+    model.layers[-1].set_weights([np.full((width, OUTPUTS), step / width, np.float32)])
     model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
     return model
 
@@ -48,15 +49,22 @@ class Chief:
     def publish(self, step: int, *, damage: Callable[[Path], object] = lambda _: None) -> None:
         """Publish one checkpoint, and damage its model file afterwards."""
         self._model.layers[-1].set_weights([np.full((WIDTH, OUTPUTS), step / WIDTH, np.float32)])
+        self._publish(step, self._model, self._signature)
+        damage(self._run.checkpoint(step) / MODEL_FILE)
+
+    def publish_other(self, step: int, model: Any) -> None:
+        """Publish one checkpoint of another model."""
+        self._publish(step, model, signature_of(model))
+
+    def _publish(self, step: int, model: Any, signature: Signature) -> None:
         self._publisher.publish(
             step,
-            lambda folder: self._model.save(folder / MODEL_FILE),
+            lambda folder: model.save(folder / MODEL_FILE),
             epoch=None,
             final=False,
             metrics={},
-            signature=self._signature,
+            signature=signature,
         )
-        damage(self._run.checkpoint(step) / MODEL_FILE)
 
 
 def write_dataset(file: Path, *, best_step: int) -> dict[str, npt.NDArray[np.float32]]:

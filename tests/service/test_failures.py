@@ -20,6 +20,7 @@ EXPECTED = [
     (errors.DeadlineExceededError("text"), Code.DEADLINE_EXCEEDED),
     (errors.CancelledError("text"), Code.CANCELLED),
     (errors.StreamIdleError("text"), Code.ABORTED),
+    (errors.ModelChangedError("text"), Code.FAILED_PRECONDITION),
     (errors.NotEvaluableError("text"), Code.FAILED_PRECONDITION),
     (errors.ConfigurationError("text"), Code.FAILED_PRECONDITION),
     (errors.DeviceError("text"), Code.FAILED_PRECONDITION),

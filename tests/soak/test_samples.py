@@ -62,8 +62,11 @@ def test_killed_at_random_the_evaluator_neither_repeats_nor_skips_a_checkpoint(t
 
 
 @pytest.mark.timeout(LONG_SECONDS)
-def test_a_training_by_two_workers_comes_to_the_same_bits_though_one_was_killed(tmp_path: Path) -> None:
+def test_a_training_by_two_workers_comes_to_the_same_bits_though_one_was_killed_and_all_of_it_is_scored(
+    tmp_path: Path,
+) -> None:
     result = soak("training_kills", 1, tmp_path)
 
     assert result["SIGKILL"] + result["SIGTERM"] == 1
     assert (result["trainings"], result["equal"]) == (1, 1)
+    assert result["scored"] == result["published"] > 0

@@ -4,6 +4,7 @@ EvaluatorError
 ├── InvalidInputError             the caller's data does not fit the model
 ├── VersionNotFoundError          there is no such version, or it is not loaded
 ├── DatasetNotFoundError          the evaluator has no such dataset
+├── ModelChangedError             the serving model changed while a request waited that does not fit the new one
 ├── NotReadyError                 no servable is on stage yet
 ├── DrainingError                 the evaluator is shutting down
 ├── OverloadedError               a queue or every slot is taken
@@ -30,6 +31,10 @@ class EvaluatorError(Exception):
 
 class InvalidInputError(EvaluatorError):
     """The caller's data does not fit the model. The text names the tensor, what came and what was expected."""
+
+
+class ModelChangedError(EvaluatorError):
+    """The serving model changed while a request waited, and takes something else now. The text says what."""
 
 
 class VersionNotFoundError(EvaluatorError):

@@ -21,6 +21,7 @@ from understudy.evaluator.errors import (
     NotReadyError,
     VersionNotFoundError,
 )
+from understudy.evaluator.lifecycle.checked_borrow import borrow_checked
 from understudy.evaluator.lifecycle.readiness import ReadySignal
 from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.observer import Observer
@@ -161,8 +162,8 @@ class Evaluator:
 
         Args:
             waiter: Who waits for the outcome.
-            outbox: Tells it: the prediction, or DeadlineExceededError, VersionNotFoundError or what went wrong. It is
-                told the outcomes of a batch at once.
+            outbox: Tells it: the prediction, or DeadlineExceededError, VersionNotFoundError, ModelChangedError or what
+                went wrong. It is told the outcomes of a batch at once.
             inputs: Every input by name; not to be changed until the outcome is told.
             version: The version to run.
             deadline: When the answer is no longer wanted.
@@ -179,11 +180,13 @@ class Evaluator:
         """
         parts = self._open_parts()
         step = None if version == "serving" else self._resolve(version)
-        self._check_inputs(parts.manager.servable(step).slot, inputs)
+        servable = parts.manager.servable(step)
+        self._check_inputs(servable.slot, inputs)
+        architecture = servable.slot.architecture
         parts.engine.submit(
             inputs,
-            borrow=partial(parts.manager.borrow, step),
-            key=version if step is None else step,
+            borrow=partial(borrow_checked, parts.manager, step, inputs, servable.step, architecture),
+            key=(step, architecture),
             deadline=deadline,
             waiter=waiter,
             outbox=outbox,
@@ -493,7 +496,7 @@ class Evaluator:
         return step
 
     def _check_inputs(self, slot: ModelSlot, inputs: Arrays) -> None:
-        """Hold the inputs against the signature, which is that of any checkpoint that may be in the slot later on."""
+        """Check the inputs against the signature, which all checkpoints have that may be in the slot later on."""
         try:
             slot.check_inputs(inputs)
         except InvalidInputError:

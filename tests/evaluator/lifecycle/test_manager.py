@@ -10,7 +10,6 @@ from paper_theatre import WAIT_SECONDS, PaperTheatre
 
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.errors import (
-    ArchitectureMismatchError,
     DrainingError,
     LoadError,
     NotReadyError,
@@ -256,28 +255,31 @@ def test_everyone_who_waits_for_a_bad_checkpoint_is_told(theatre: PaperTheatre) 
     assert theatre.observer.outcomes == ["loaded", "failed"]
 
 
-def test_another_architecture_than_on_stage_is_refused_for_good(theatre: PaperTheatre) -> None:
-    theatre.publish(1)
+def test_another_architecture_is_loaded_beside_the_serving_one_and_takes_its_place(theatre: PaperTheatre) -> None:
+    theatre.publish(1, 3)
+    theatre.publish(2, text="bignet 2")
     theatre.promote(1)
-    theatre.publish(2, text="bignet 2")
+    theatre.acquire(2).release()
+    assert theatre.loaded() == [1, 2]
 
-    with pytest.raises(ArchitectureMismatchError, match="step 2 differs from the one on stage"):
-        theatre.promote(2)
-
-    failure = theatre.quarantine.failure(theatre.shelf.info(2).key)
-    assert failure is not None
-    assert failure.given_up
+    for step, architecture in ((2, "bignet"), (3, "net"), (1, "net"), (2, "bignet")):
+        theatre.promote(step)
+        with theatre.manager.borrow() as handle:
+            assert (handle.step, handle.slot.architecture) == (step, architecture)
 
 
-def test_with_nothing_on_stage_any_architecture_is_taken(theatre: PaperTheatre) -> None:
-    theatre.publish(1)
-    theatre.publish(2, text="bignet 2")
-    theatre.acquire(1).release()
+def test_a_slot_that_does_not_take_the_weights_all_the_same_gives_way_to_a_new_one(theatre: PaperTheatre) -> None:
+    def refuse(model_file: Path) -> None:
+        raise LoadError(f"{model_file.name} has other shapes")
 
-    theatre.promote(2)
+    theatre.publish(1, 2, 3)
+    theatre.promote(1)
+    theatre.acquire(2).release()
+    theatre.built[1].load = refuse  # type: ignore[method-assign]
+    theatre.acquire(3).release()
 
-    with theatre.manager.borrow() as handle:
-        assert handle.slot.architecture == "bignet"
+    assert theatre.loaded() == [1, 3]
+    assert len(theatre.built) == 3
 
 
 def test_a_checkpoint_deleted_before_it_is_read_is_given_up(theatre: PaperTheatre) -> None:

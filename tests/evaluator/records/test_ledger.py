@@ -54,6 +54,32 @@ def test_an_entry_is_read_back_as_it_was_written(ledger: Ledger) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "the model of step 3 differs from the one on stage in its architecture or compile configuration; ...",
+        "the devices have no memory left for step 3 beside what is on stage",
+        "the variables of model.weights.h5 are not those of the experiment's model: dense: shapes differ",
+    ],
+)
+def test_a_failure_that_lay_in_the_evaluator_stays_on_record_but_settles_nothing_once_it_is_opened_again(
+    path: Path, reason: str
+) -> None:
+    for time in (1, 2):
+        ledger = Ledger(path)
+        assert ledger.find(step=3, checkpoint_digest="d3", dataset="") is None
+        append(ledger, 3, dataset="", outcome=EvaluationOutcome.FAILED, reason=reason)
+        append(ledger, 4, dataset="", outcome=EvaluationOutcome.FAILED, reason="it is damaged")
+        assert ledger.find(step=3, checkpoint_digest="d3", dataset="") is not None
+        assert [record.step for record in ledger.page()].count(3) == time
+        ledger.close()
+
+    ledger = Ledger(path)
+    assert ledger.find(step=4, checkpoint_digest="d4", dataset="") is not None
+    assert [record.reason for record in ledger.of_step(3)] == [reason, reason]
+    ledger.close()
+
+
 def test_nan_and_infinity_survive(ledger: Ledger) -> None:
     append(ledger, 1, metrics={"a": math.nan, "b": math.inf, "c": -math.inf})
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from understudy.checkpoints.errors import CheckpointGoneError, UnsupportedFormatError
 from understudy.checkpoints.taken import TakenCheckpoint
-from understudy.evaluator.errors import ArchitectureMismatchError, EvaluatorError, LoadError
+from understudy.evaluator.errors import EvaluatorError, LoadError
 from understudy.evaluator.lifecycle.pool import NewSlot
 from understudy.evaluator.lifecycle.servable import ModelSlot
 
-_HOPELESS = (ArchitectureMismatchError, CheckpointGoneError, UnsupportedFormatError)
+_log = logging.getLogger(__name__)
+
+_HOPELESS = (CheckpointGoneError, UnsupportedFormatError)
 
 
 class SlotFactory(Protocol):
@@ -28,35 +31,33 @@ class SlotFactory(Protocol):
         """Return the fingerprint that a slot built from it would have; raise LoadError if it has none."""
 
 
-def load_into(
-    room: ModelSlot | NewSlot, taken: TakenCheckpoint, *, slots: SlotFactory, stage: ModelSlot | None
-) -> ModelSlot:
-    """Load and warm up a checkpoint in the slot given, or in a new one where there is none that fits.
+def load_into(room: ModelSlot | NewSlot, taken: TakenCheckpoint, *, slots: SlotFactory) -> ModelSlot:
+    """Load and warm up a checkpoint in the slot given, or in a new one if that one does not fit.
 
     Args:
         room: A free slot, or leave to make one.
         taken: The checkpoint.
         slots: Makes slots.
-        stage: The slot on stage, if any, whose architecture the checkpoint must have.
 
     Raises:
-        ArchitectureMismatchError: It has another architecture.
         LoadError: It cannot be loaded. The slot given may be used for another checkpoint.
         MemoryError: The devices have no room for another slot.
     """
     architecture = slots.architecture_of(taken)
-    if stage is not None and stage.architecture != architecture:
-        raise ArchitectureMismatchError(
-            f"the model of step {taken.step} differs from the one on stage in its architecture or compile "
-            "configuration; publish it in a run folder of its own, or restart the evaluator to take it up"
-        )
-    if isinstance(room, NewSlot) or room.architecture != architecture:
-        slot = slots.build(taken)
-    else:
-        slot = room
+    if isinstance(room, NewSlot) or room.architecture != architecture or not _reload(room, taken):
+        room = slots.build(taken)
+    room.warm_up()
+    return room
+
+
+def _reload(slot: ModelSlot, taken: TakenCheckpoint) -> bool:
+    """Load the weights into a slot of the same architecture; return False if they do not fit all the same."""
+    try:
         slot.load(taken.model_file)
-    slot.warm_up()
-    return slot
+    except LoadError as error:
+        _log.warning("the slot does not fit, a new one is built", extra={"step": taken.step, "reason": str(error)})
+        return False
+    return True
 
 
 def is_hopeless(error: Exception) -> bool:

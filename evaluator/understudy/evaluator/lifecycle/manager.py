@@ -41,8 +41,8 @@ class ServableManager:
     """Keeps servables in a pool of slots. Thread-safe.
 
     One thread loads and unloads; a flip to a servable that is loaded already happens at once, between two batches, on
-    the thread that asks for it. A checkpoint of another architecture than the one on stage is refused, as requests that
-    were checked against one signature must fit whatever is on stage when they run; with nothing on stage, any is taken.
+    the thread that asks for it. Checkpoints of several architectures may be loaded side by side, each in a slot of its
+    own; so inputs that were checked against one servable are to be checked again before another runs them.
 
     Args:
         shelf: The checkpoints that can be loaded.
@@ -257,12 +257,11 @@ class ServableManager:
 
     def _load(self, load: _Load) -> None:
         began = self._clock()
-        stage = self.stage
         self._history.loading(load.info.step)
         try:
             with self._shelf.hold(load.info) as hold:
                 hold.verify()
-                slot = load_into(load.room, hold.taken, slots=self._slots, stage=stage.slot if stage else None)
+                slot = load_into(load.room, hold.taken, slots=self._slots)
         except MemoryError:
             self._out_of_memory(load, seconds=self._clock() - began)
         except Exception as error:  # noqa: BLE001 - whatever a checkpoint does to its reader, it is recorded

@@ -22,6 +22,16 @@ SCHEMA_VERSION = 1
 WHOLE_CHECKPOINT = ""
 """The dataset of an entry that speaks of the checkpoint as a whole."""
 
+_SUPERSEDED = "superseded-"
+"""Stands for the dataset's content in entries that no longer settle a checkpoint."""
+
+_TRIED_AGAIN = (
+    "%differs from the one on stage in its architecture%",  # as recorded by versions that served one architecture only
+    "%have no memory left for step%",
+    "%are not those of the experiment's model%",
+)
+"""Reasons of failures that lie in the evaluator rather than in the checkpoint: another one may succeed."""
+
 _SCHEMA = """
 CREATE TABLE evaluations (
     sequence INTEGER PRIMARY KEY,
@@ -51,7 +61,8 @@ class Ledger:
     """An append-only table in an SQLite file. Thread-safe; of one process, which holds the lock of the state folder.
 
     An entry is on disk when `append` returns. Entries with the same checkpoint, dataset, content of the dataset and
-    outcome are the same entry.
+    outcome are the same entry. When it is opened, failures for reasons that lay in the evaluator of that time stay on
+    record, but no longer count for `find`: the checkpoint is to be tried again.
 
     Args:
         path: The file; made if it is missing.
@@ -223,7 +234,14 @@ class Ledger:
             )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        if empty:
+        if not empty:
+            with connection:
+                connection.executemany(
+                    "UPDATE evaluations SET dataset_digest = ? || sequence WHERE dataset = ? AND dataset_digest = '' "
+                    "AND outcome = ? AND reason LIKE ?",
+                    [(_SUPERSEDED, WHOLE_CHECKPOINT, EvaluationOutcome.FAILED.value, like) for like in _TRIED_AGAIN],
+                )
+        else:
             connection.executescript(
                 f"BEGIN; {_SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; "
                 "COMMIT;"

@@ -29,6 +29,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     errors.DeadlineExceededError: Code.DEADLINE_EXCEEDED,
     errors.CancelledError: Code.CANCELLED,
     errors.StreamIdleError: Code.ABORTED,
+    errors.ModelChangedError: Code.FAILED_PRECONDITION,
     errors.NotEvaluableError: Code.FAILED_PRECONDITION,
     errors.ConfigurationError: Code.FAILED_PRECONDITION,
     errors.DeviceError: Code.FAILED_PRECONDITION,

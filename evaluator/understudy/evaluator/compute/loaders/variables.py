@@ -54,7 +54,8 @@ class VariablesLoader:
             self._assign(model, model_file)
         except Exception as error:
             raise LoadError(
-                f"the variables of {model_file.name} are not those of the experiment's model: {first_line(error)}"
+                f"the variables of {model_file.name} are not those of the experiment's model: {first_line(error)}; "
+                "start the evaluator with the experiment that builds theirs, and it tries them again"
             ) from error
         return model
 
