@@ -19,8 +19,8 @@ ALTERNATIONS = 4
 WIDER = WIDTH + 1
 WIDE_STEP = ALTERNATIONS + 2
 
-HELD_BACK = {"max_batch_rows": 8, "max_batch_delay_ms": 1_000.0}
-"""A batch waits a second for more rows, so that the model can be changed meanwhile."""
+HELD_BACK = {"max_batch_rows": 8, "max_batch_delay_ms": 5_000.0}
+"""A batch waits for more rows, so that the model can be changed meanwhile."""
 
 Run = Callable[..., RunningService]
 

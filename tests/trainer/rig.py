@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ import tensorflow as tf
 
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE, RESUME_DIR
+from understudy.evaluator.compute.model_file import architecture_of
 from understudy.trainer import TrainResult, TrainSettings, train
 
 EXAMPLES = 100
@@ -144,6 +146,18 @@ def assert_bit_equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> No
     assert one.keys() == other.keys()
     for name, array in one.items():
         assert array.tobytes() == other[name].tobytes(), name
+
+
+def assert_one_architecture(run: Path) -> None:
+    """Check that the evaluator takes every checkpoint of a run for the same model, whatever process wrote it."""
+    run_dir = RunDir(run)
+    files = [run_dir.checkpoint(step) / MODEL_FILE for step in run_dir.committed_steps()]
+    configs = set()
+    for file in files:
+        with zipfile.ZipFile(file) as archive:
+            configs.add(archive.read("config.json"))
+    assert len(configs) > 1, "no two processes or models wrote them, so this shows nothing"
+    assert len({architecture_of(file) for file in files}) == 1
 
 
 def free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from trainer.rig import STEPS, Task, assert_bit_equal, cluster, state_of, weights_of
+from trainer.rig import STEPS, Task, assert_bit_equal, assert_one_architecture, cluster, state_of, weights_of
 
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
@@ -106,4 +106,5 @@ def test_run_starts_the_tasks_again_after_a_kill_and_they_come_to_the_same_bits(
         finish(tasks)
     assert "starting it again in" in tasks[1].errors
     assert "resuming after step" in "".join(tasks[1].lines)
+    assert_one_architecture(tmp_path)
     assert_bit_equal(state_of(chief_and_worker, STEPS), state_of(tmp_path, STEPS))

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.rig import BATCH, STEPS, Dense, assert_bit_equal, run, state_of, weights_of
+from trainer.rig import BATCH, STEPS, Dense, assert_bit_equal, assert_one_architecture, run, state_of, weights_of
 
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE
@@ -89,6 +89,7 @@ def test_one_device_gives_the_bits_of_fit_and_resuming_gives_them_again(tmp_path
     state = state_of(tmp_path, STEPS)
     for index, variable in enumerate(model.optimizer.variables):
         np.testing.assert_array_equal(state[f"optimizer/{index}"], np.asarray(variable))
+    assert_one_architecture(tmp_path)
 
 
 @pytest.mark.parametrize(("experiment", "tolerance"), [(SCHEDULED, 1e-5), (FLOAT16, 1e-3), (BFLOAT16, 0.02)])

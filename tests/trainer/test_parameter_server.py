@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.rig import Noisy, cluster, run
+from trainer.rig import Noisy, assert_one_architecture, cluster, run
 
 from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
@@ -66,6 +66,7 @@ def test_it_resumes_from_the_last_checkpoint_and_every_applied_update_is_counted
         assert [task.end() for task in tasks] == [0, 0, 0, 0], [task.errors for task in tasks]
         assert f"resuming after step {last}" in "".join(tasks[0].lines)
     assert run_dir.committed_steps()[-1] >= last + 30
+    assert_one_architecture(run_dir.root)
     for step in run_dir.committed_steps():
         model = keras.models.load_model(run_dir.checkpoint(step) / MODEL_FILE)
         assert int(model.optimizer.iterations) == step

@@ -30,6 +30,7 @@ from trainer.rig import (
     Exploding,
     Noisy,
     assert_bit_equal,
+    assert_one_architecture,
     free_ports,
     run,
     state_of,
@@ -240,6 +241,7 @@ def test_resuming_gives_the_same_bits(noisy: Path, tmp_path: Path) -> None:
     for steps in (5, STEPS):
         result = run(Noisy(), tmp_path, steps=steps, **mirrored(2))
     assert result.first_step == 5
+    assert_one_architecture(tmp_path)
     assert_bit_equal(state_of(noisy, STEPS), state_of(tmp_path, STEPS))
     ours, theirs = (read_manifest(RunDir(folder).checkpoint(STEPS)).metrics for folder in (noisy, tmp_path))
     assert ours == theirs
