@@ -55,11 +55,13 @@ class PaperSlot:
     signature = SIGNATURE
     notes: tuple[str, ...] = ()
 
-    def load(self, model_file: Path) -> None:
+    def load(self, model_file: Path) -> bool:
         self._theatre.is_loading.set()
         self._theatre.may_load.wait(WAIT_SECONDS)
+        self._theatre.complain()
         self.number = read(model_file)[1]
         self.loads += 1
+        return False
 
     def warm_up(self) -> None:
         self.warm_ups += 1
@@ -127,10 +129,13 @@ class PaperTheatre:
         self.may_load = threading.Event()
         self.may_load.set()
         self.built: list[PaperSlot] = []
-        self._memory = memory
+        self.reclaimed = 0
+        self.memory = memory
+        self.out_of_memory_while_slots_exceed = 100
+        self.load_fails_with: Exception | None = None
 
     def build(self, taken: TakenCheckpoint) -> PaperSlot:
-        if len(self.built) >= self._memory:
+        if len(self.built) >= self.memory:
             raise MemoryError
         slot = PaperSlot(self, taken.model_file)
         self.built.append(slot)
@@ -138,6 +143,17 @@ class PaperTheatre:
 
     def architecture_of(self, taken: TakenCheckpoint) -> str:
         return read(taken.model_file)[0]
+
+    def complain(self) -> None:
+        """Raise what a load is to fail with."""
+        if self.load_fails_with is not None:
+            raise self.load_fails_with
+        if len(self.manager._pool.servables) > self.out_of_memory_while_slots_exceed:
+            raise MemoryError
+
+    def reclaim(self) -> bool:
+        self.reclaimed += 1
+        return False
 
     def publish(self, *steps: int, text: str | None = None) -> None:
         """Publish checkpoints, and put them on the shelf."""

@@ -267,6 +267,17 @@ def test_a_file_with_a_hole_in_it_is_read_apart_and_damaged_or_whole(
     assert damaged > 0
 
 
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "_ = [bytes(2**60)]"])
+def test_a_reader_that_runs_out_of_memory_says_nothing_about_the_file(
+    saved: dict[ModelKind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    reader = tmp_path / "reader.py"
+    reader.write_text(f"import os, signal\n{ending}\n")
+    monkeypatch.setattr(hdf5_contents, "__file__", str(reader))
+    with pytest.raises(OSError, match=r"killed, as happens when memory runs out|MemoryError"):
+        hdf5.inspect_model(saved[ModelKind.HDF5] / "epoch-9.h5")
+
+
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGSEGV)", "signal.pause()"])
 def test_a_file_that_crashes_its_reader_or_keeps_it_for_ever_is_damaged(
     saved: dict[ModelKind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str

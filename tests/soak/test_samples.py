@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.soak import swaps
 from benchmarks.soak.trial import Trial
 
 ROOT = Path(__file__).parent.parent.parent
@@ -59,6 +60,13 @@ def test_killed_at_random_the_evaluator_neither_repeats_nor_skips_a_checkpoint(t
     result = soak("kills", 1, tmp_path)
 
     assert (result["kills"], result["checkpoints"]) == (1, 2)
+
+
+def test_a_model_that_was_swapped_out_is_not_kept_alive(tmp_path: Path) -> None:
+    result = swaps.swap("saved_model", 8, tmp_path)
+
+    assert result["swaps"] == 8
+    assert result["most_models_alive"] <= swaps.SLOTS
 
 
 @pytest.mark.timeout(LONG_SECONDS)

@@ -8,6 +8,7 @@ EvaluatorError
 ├── NotReadyError                 no servable is on stage yet
 ├── DrainingError                 the evaluator is shutting down
 ├── OverloadedError               a queue or every slot is taken
+├── OutOfResourcesError           the machine has not enough memory, file descriptors or disk space now
 ├── DeadlineExceededError         the caller's deadline passed before the work began
 ├── CancelledError                the caller went away before the work began
 ├── StreamIdleError               an evaluation stream was silent for too long
@@ -64,6 +65,10 @@ class OverloadedError(EvaluatorError):
     def __init__(self, message: str, *, retry_after_seconds: float = 0.1) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class OutOfResourcesError(EvaluatorError):
+    """The machine has not enough memory, file descriptors or disk space now. The same may succeed later."""
 
 
 class DeadlineExceededError(EvaluatorError):

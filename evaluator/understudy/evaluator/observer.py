@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from understudy.evaluator.types import EvaluationRecord
 
 Operation = Literal["predict", "evaluate"]
-LoadOutcome = Literal["loaded", "failed"]
+LoadOutcome = Literal["loaded", "failed", "postponed"]
 
 
 class Observer(Protocol):

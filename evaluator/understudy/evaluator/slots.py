@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from understudy.checkpoints.taken import TakenCheckpoint
 from understudy.evaluator.compute.loaders import BuildModel, loader_for
+from understudy.evaluator.compute.reclaiming import reclaim_memory
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import LoadError
 
 
 class ReplicaSlots:
@@ -34,23 +32,12 @@ class ReplicaSlots:
     def build(self, taken: TakenCheckpoint) -> Slot:
         """See `SlotFactory`."""
         loader = loader_for(taken.kind, self._build_model)
-        try:
-            return Slot(
-                self._strategy, taken.model_file, max_rows=self._max_rows, loader=loader, on_trace=self._on_trace
-            )
-        except LoadError as error:
-            if _is_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            raise
+        return Slot(self._strategy, taken.model_file, max_rows=self._max_rows, loader=loader, on_trace=self._on_trace)
 
     def architecture_of(self, taken: TakenCheckpoint) -> str:
         """See `SlotFactory`."""
         return loader_for(taken.kind, self._build_model).architecture_of(taken.model_file)
 
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, tf.errors.ResourceExhaustedError | MemoryError):
-            return True
-        error = error.__cause__
-    return False
+    def reclaim(self) -> bool:
+        """See `SlotFactory`."""
+        return reclaim_memory()

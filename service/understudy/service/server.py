@@ -235,11 +235,11 @@ class Service:
             self._executor, open_evaluator, self._settings.origin, evaluator_settings, observer
         )
         evaluator = opened.evaluator
+        _freeze_heap()  # before the first model is loaded: what is frozen is never collected
         await self._loop.run_in_executor(self._executor, evaluator.start)
         stack.push_async_callback(self._close_evaluator, evaluator)
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger)
         self._registry.register(EvaluatorCollector(evaluator))
-        _freeze_heap()
         return opened
 
     async def _start_http(self, stack: AsyncExitStack, listener: socket.socket, plane: DataPlane) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from understudy.evaluator.errors import (
     DrainingError,
     LoadError,
     NotReadyError,
+    OutOfResourcesError,
     OverloadedError,
     VersionNotFoundError,
 )
@@ -269,7 +272,7 @@ def test_another_architecture_is_loaded_beside_the_serving_one_and_takes_its_pla
 
 
 def test_a_slot_that_does_not_take_the_weights_all_the_same_gives_way_to_a_new_one(theatre: PaperTheatre) -> None:
-    def refuse(model_file: Path) -> None:
+    def refuse(model_file: Path) -> bool:
         raise LoadError(f"{model_file.name} has other shapes")
 
     theatre.publish(1, 2, 3)
@@ -306,16 +309,60 @@ def test_when_memory_runs_out_a_guest_goes_then_the_predecessor_then_the_newcome
     theatre.manager.close(WAIT_SECONDS)
 
 
-def test_with_memory_for_one_the_newcomer_is_refused(tmp_path: Path) -> None:
+def test_with_memory_for_one_the_newcomer_waits_and_is_never_given_up(tmp_path: Path) -> None:
     theatre = PaperTheatre(tmp_path, memory=1)
     theatre.manager.start()
     theatre.publish(1, 2)
     theatre.promote(1)
+    key = next(info.key for info in theatre.shelf.checkpoints() if info.step == 2)
 
-    with pytest.raises(LoadError, match="no memory left for step 2"):
-        theatre.promote(2)
-    assert theatre.loaded() == [1]
+    for _ in range(5):
+        with pytest.raises(OutOfResourcesError, match="step 2 waits until the machine has room for it"):
+            theatre.promote(2)
+        assert not theatre.quarantine.admits(key)
+        theatre.clock.now += 60
+        assert theatre.quarantine.admits(key)
+    failure = theatre.quarantine.failure(key)
+    assert failure is not None
+    assert (failure.attempts, failure.given_up, failure.postponed) == (0, False, 5)
+    assert (theatre.loaded(), theatre.status(2).state) == ([1], VersionState.START)
+    theatre.memory = 2
+    theatre.promote(2)
+    assert theatre.loaded() == [1, 2]
+    assert theatre.observer.outcomes == ["loaded", *["postponed"] * 5, "loaded"]
     theatre.manager.close(WAIT_SECONDS)
+
+
+def test_a_slot_that_has_no_memory_to_load_into_is_given_up_and_then_the_predecessors(tmp_path: Path) -> None:
+    theatre = PaperTheatre(tmp_path)
+    theatre.manager.start()
+    theatre.publish(1, 2, 3, 4)
+    for step in (1, 2, 3):
+        theatre.promote(step)
+    theatre.out_of_memory_while_slots_exceed = 1
+
+    theatre.promote(4)
+
+    assert theatre.loaded() == [3, 4]
+    assert theatre.observer.outcomes == ["loaded"] * 4
+    assert theatre.reclaimed == 1
+    theatre.manager.close(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO])
+def test_what_the_machine_lacks_costs_a_checkpoint_no_attempt(theatre: PaperTheatre, number: int) -> None:
+    theatre.publish(1, 2)
+    theatre.promote(1)
+    theatre.load_fails_with = OSError(number, os.strerror(number))
+    for _ in range(5):
+        with pytest.raises(OutOfResourcesError, match=os.strerror(number)):
+            theatre.promote(2)
+    theatre.load_fails_with = None
+
+    theatre.promote(2)
+
+    assert theatre.loaded() == [1, 2]
+    assert "failed" not in theatre.observer.outcomes
 
 
 def test_an_unknown_step_is_refused_by_the_known_ones(theatre: PaperTheatre) -> None:

@@ -7,7 +7,9 @@ wrong with it is found by reading all of it, in a process of its own.
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -67,6 +69,8 @@ def _read_apart(kind: str, path: Path) -> Content:
         done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * seconds, check=False)
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"reading it did not end within {error.timeout} s") from error
+    if done.returncode == -signal.SIGKILL:  # which nothing but the machine's operator or lack of memory brings about
+        raise OSError(errno.ENOMEM, "the process that read it was killed, as happens when memory runs out", str(path))
     if done.returncode < 0:
         raise ValueError(f"reading it was ended by signal {-done.returncode} within {seconds} s")
     if done.returncode > 0:

@@ -9,8 +9,11 @@ fast.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,6 +28,7 @@ _LEGACY_COUNTS = ("iteration", "iterations", "iter", "iteration:0", "iterations:
 _MODEL = ("model_config", "training_config")
 """The attributes of a file that holds a whole model."""
 
+_MACHINES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 _DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, MemoryError)
 """What h5py raises on files that are not whole."""
 
@@ -47,8 +51,19 @@ def main(kind: str, path: Path, seconds: int) -> None:
         with h5py.File(path, "r") as file:
             found = _read_model(file) if kind == "model" else _read(file, (), OPTIMIZER_COUNTS)
     except _DAMAGE as error:
+        if _is_machines(error):
+            raise
         found = {"damage": str(error) or type(error).__name__}
     print(json.dumps(found))  # noqa: T201 - it is what the caller reads
+
+
+def _is_machines(error: Exception) -> bool:
+    """Whether an error tells of the machine: a damaged file may ask for more memory than there is in any."""
+    if isinstance(error, MemoryError):
+        shape, dtype = getattr(error, "shape", (0,)), getattr(error, "dtype", None)  # NumPy says what was asked for
+        wanted = math.prod(shape) * (dtype.itemsize if dtype is not None else 0)
+        return wanted < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return isinstance(error, OSError) and error.errno in _MACHINES
 
 
 def _read_model(file: Any) -> dict[str, Any]:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # nothing public gives kernels back
+
+_MAX_NODES = 1000
+_MAX_BYTES = 2**20
+_MAX_DROPPED = 16
+
+_dropped: deque[None] = deque()
+"""One for each function that was called as one operation, and is no more, while its kernels are still there."""
 
 
 class DirectCall:
@@ -19,6 +29,10 @@ class DirectCall:
     through a rendezvous that overlapping calls of the operation would share. There the function is called by its name,
     which gives each call a rendezvous of its own, and costs less than the concrete function's checks as well.
 
+    TensorFlow gives the kernels of a function back with the function if it was called by its name, but keeps those of
+    an operation, until `give_back_kernels`. So a function with large constants is called by its name as well; and so is
+    one of many operations, for which the difference is small.
+
     Args:
         function: A concrete function whose every argument is one tensor and which returns a list of tensors.
         devices: Where its variables are.
@@ -28,7 +42,10 @@ class DirectCall:
         self.function = function
         self._dtypes = [tensor.dtype for tensor in function.outputs]
         self._has_gpu = any("GPU" in device.upper() for device in devices)
-        self._is_direct = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
+        on_first_cpu = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
+        self._is_direct = on_first_cpu and _is_small(function)
+        if self._is_direct:
+            weakref.finalize(self, _dropped.append, None).atexit = False
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Return the tensors that the function returns.
@@ -80,3 +97,23 @@ class StructuredCall:
         """Return what the function returns for arguments like their specifications."""
         leaves = tf.nest.flatten(arguments)
         return tf.nest.pack_sequence_as(self._result, self._call(*(leaves[place] for place in self._places)))
+
+
+def give_back_kernels() -> bool:
+    """Give back the kernels of functions that are no more, once there are many of them. Thread-safe.
+
+    Returns:
+        Whether it was done. Then the next call of every other function makes its kernels anew, which takes 30 ms and
+        more, so it should come before the next request.
+    """
+    if len(_dropped) < _MAX_DROPPED:
+        return False
+    _dropped.clear()
+    context.context().clear_kernel_cache()
+    return True
+
+
+def _is_small(function: Any) -> bool:
+    graph = function.graph.as_graph_def()
+    nodes = len(graph.node) + sum(len(inner.node_def) for inner in graph.library.function)
+    return nodes <= _MAX_NODES and graph.ByteSize() <= _MAX_BYTES

@@ -21,6 +21,7 @@ from understudy.evaluator.compute.runner import Runner
 from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE, Turns
 from understudy.evaluator.device_state import DeviceListener
 from understudy.evaluator.errors import DrainingError
+from understudy.evaluator.exhaustion import blame_machine
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.types import Arrays, Prediction
@@ -286,7 +287,7 @@ class Engine:
                 time.sleep(_SECONDS_BETWEEN_LOOKS_FOR_ROOM)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
             if request.begin():
-                request.fail(error)
+                request.fail(blame_machine(error))
 
     def _enqueued_or_unwanted(self, request: EvaluateRequest) -> bool:
         """Queue a request if there is room; return False if it is to wait."""

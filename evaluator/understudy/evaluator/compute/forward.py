@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,13 @@ from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.direct_call import DirectCall
 from understudy.evaluator.compute.model_call import ModelCall, Tensors, tensor_specs
 from understudy.evaluator.compute.random_numbers import draws_random_numbers
+from understudy.evaluator.compute.reclaiming import reclaim_memory
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.compute.value_ranges import find_value_ranges
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.errors import InvalidInputError, OutOfResourcesError
+from understudy.evaluator.exhaustion import Resource, exhausted_resource
+
+_log = logging.getLogger(__name__)
 
 
 class ForwardPass:
@@ -32,6 +37,7 @@ class ForwardPass:
         on_trace: Called each time the function is traced: once, unless something is wrong.
 
     Attributes:
+        max_rows: As given; lowered where there was no memory for so many, and see `restore_limit`.
         adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
         input_ranges: The ids that inputs may hold, by name, where the model looks them up as they come.
@@ -50,7 +56,7 @@ class ForwardPass:
         self._call = ModelCall(model, interface)
         self._strategy = strategy
         self._replicas: int = strategy.num_replicas_in_sync
-        self._max_rows = max_rows
+        self.max_rows = self._most_rows = max_rows
         self._on_trace = on_trace
         function = tf.function(self._trace, input_signature=tensor_specs(interface), autograph=False)
         self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
@@ -73,14 +79,22 @@ class ForwardPass:
 
         Raises:
             InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
+            OutOfResourcesError: There is no memory for a single row.
         """
         leaves = [inputs[name] for name in self._names]
-        try:
-            if leaves[0].shape[0] <= self._max_rows:
-                return self._call.by_name(self._function(*leaves))
-            return self._run_in_pieces(leaves, between_pieces)
-        except tf.errors.InvalidArgumentError as error:
-            raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
+        while True:
+            limit = self.max_rows
+            try:
+                if leaves[0].shape[0] <= limit:
+                    return self._call.by_name(self._function(*leaves))
+                return self._run_in_pieces(leaves, limit, between_pieces)
+            except tf.errors.InvalidArgumentError as error:
+                raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
+            except Exception as error:
+                if exhausted_resource(error) is not Resource.MEMORY:
+                    raise
+                self._use_less_memory(min(limit, leaves[0].shape[0]), error)
+            reclaim_memory()
 
     def launch(self, inputs: Mapping[str, Any]) -> Callable[[], tuple[Tensors, Tensors]]:
         """Run the model and return what gives its outputs: CPUs compute at once."""
@@ -97,12 +111,26 @@ class ForwardPass:
         """The `tf.TensorSpec`s of what a call returns."""
         return self._call.specs(self._function.function.structured_outputs)
 
-    def _run_in_pieces(self, leaves: Sequence[Any], between_pieces: Callable[[], None]) -> tuple[Tensors, Tensors]:
+    def restore_limit(self) -> bool:
+        """Take as many rows as at first, for which there may be memory again; return whether it was lowered."""
+        lowered, self.max_rows = self.max_rows < self._most_rows, self._most_rows
+        return lowered
+
+    def _use_less_memory(self, rows: int, error: Exception) -> None:
+        """Lower the limit below what did not fit."""
+        if rows == 1:
+            raise OutOfResourcesError(f"there is no memory for a single row: {first_line(error)}") from error
+        self.max_rows = rows // 2
+        _log.warning("out of memory, going on with smaller batches", extra={"rows": rows, "max_rows": self.max_rows})
+
+    def _run_in_pieces(
+        self, leaves: Sequence[Any], limit: int, between_pieces: Callable[[], None]
+    ) -> tuple[Tensors, Tensors]:
         pieces: list[list[Any]] = []
-        for start in range(0, leaves[0].shape[0], self._max_rows):
+        for start in range(0, leaves[0].shape[0], limit):
             if pieces:
                 between_pieces()
-            pieces.append(self._function(*(leaf[start : start + self._max_rows] for leaf in leaves)))
+            pieces.append(self._function(*(leaf[start : start + limit] for leaf in leaves)))
         return self._call.by_name([tf.concat(parts, axis=0) for parts in zip(*pieces, strict=True)])
 
     def _trace(self, *inputs: Any) -> list[Any]:

@@ -13,6 +13,8 @@ from understudy.evaluator.compute.device_health import DeviceHealth
 from understudy.evaluator.compute.inline import InlineJudge, Stopwatch
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
+from understudy.evaluator.compute.reclaiming import reclaim_memory
+from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import Outbox, Outcome
 from understudy.evaluator.types import Array, Arrays, Prediction
@@ -164,7 +166,7 @@ class Runner:
     ) -> None:
         """Run the requests of a batch that failed one by one, so that one caller's values cannot fail another's."""
         if len(batch) == 1:
-            outcomes.add(batch[0], error)
+            outcomes.add(batch[0], blame_machine(error))
             self._observer.request_failed(step=handle.step, seconds=time.monotonic() - batch[0].arrived)
             return
         for request in batch:
@@ -176,10 +178,11 @@ class Runner:
             return
         began = time.monotonic()
         try:
-            result = request.work()
+            result = self._work(request)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
-            self._health.raised(error)
-            request.future.set_exception(error)
+            blamed = blame_machine(error)
+            self._health.raised(blamed)
+            request.future.set_exception(blamed)
             return
         self._health.answered()
         self._observer.batch_computed(
@@ -190,6 +193,16 @@ class Runner:
             compute_seconds=time.monotonic() - began,
         )
         request.future.set_result(result)
+
+    def _work(self, request: EvaluateRequest) -> Any:
+        """Do the work; once more where memory ran out, as it changes nothing until it is done."""
+        try:
+            return request.work()
+        except Exception as error:
+            if exhausted_resource(error) is not Resource.MEMORY:
+                raise
+        reclaim_memory()
+        return request.work()
 
 
 class _Outcomes:

@@ -134,11 +134,14 @@ class Slot:
             found.append(precision)
         return tuple(found)
 
-    def load(self, model_file: Path) -> None:
+    def load(self, model_file: Path) -> bool:
         """Assign the weights of another checkpoint to the variables. Traces nothing.
 
         Functions are traced again only if the checkpoint changes what they hold as constants, such as the statistics of
         a ``Normalization`` layer, or if it brings functions of its own, as a SavedModel does.
+
+        Returns:
+            Whether the model that it held was dropped for another.
 
         Raises:
             ArchitectureMismatchError: The checkpoint holds another model, or the same compiled otherwise.
@@ -152,10 +155,13 @@ class Slot:
             model = self._loader.assign(self._model, model_file)
         if model is not self._model:
             self._adopt(BuiltModel(model=model, compile_config=self._compile_config), model_file)
-        elif self._frozen.changed():
+            return True
+        if self._frozen.changed():
             self._pass = self._trace()
             self._scorers.clear()
             self._frozen = FrozenState(self._model)
+            return True
+        return False
 
     def warm_up(self) -> None:
         """Run every kind of batch, so that no request is the first of its kind.
@@ -169,6 +175,8 @@ class Slot:
         Raises:
             LoadError: The model fails to run.
         """
+        if isinstance(self._pass, ForwardPass) and self._pass.restore_limit():
+            self._warm = None
         if self._warm is self._pass:
             sizes: Iterable[int] = (1,)
         elif isinstance(self._pass, ReplicaForward):

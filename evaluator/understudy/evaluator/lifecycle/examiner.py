@@ -19,6 +19,7 @@ from understudy.evaluator.errors import (
     NotEvaluableError,
     OverloadedError,
 )
+from understudy.evaluator.exhaustion import exhausted_resource
 from understudy.evaluator.lifecycle.backlog import Backlog
 from understudy.evaluator.lifecycle.manager import ServableManager
 from understudy.evaluator.lifecycle.quarantine import Quarantine
@@ -47,7 +48,8 @@ class Examiner:
     """Takes checkpoints from the backlog, has each loaded, and scores it on what remains for it.
 
     A dataset on which a checkpoint fails is tried again; once that is hopeless or was tried often enough, the reason is
-    recorded. Nothing is recorded when it is not the checkpoint's fault: a shutdown, a full disk or an overload.
+    recorded. Nothing is recorded when it is not the checkpoint's fault: a shutdown, a full disk, an overload,
+    or that the machine runs out of memory.
 
     Args:
         backlog: What is to be evaluated.
@@ -148,9 +150,20 @@ class Examiner:
             self._closing.wait(_PAUSE_SECONDS)
             return False
         except Exception as error:  # noqa: BLE001 - a user's dataset or metric may raise anything; it is recorded
+            if exhausted_resource(error) is not None:
+                self._postpone(info, dataset, error)
+                return False
             return self._note_failure(info, dataset, error)
         self._failures.clear(key)
         return True
+
+    def _postpone(self, info: CheckpointInfo, dataset: EvaluationDataset, error: Exception) -> None:
+        """Put a score off until the machine may have room for it; however often, that is no failure."""
+        postponed = self._failures.postpone(_key(info, dataset), str(error)).postponed
+        _log.warning(
+            "evaluation put off for want of resources",
+            extra={"step": info.step, "dataset": dataset.name, "reason": str(error), "postponed": postponed},
+        )
 
     def _note_failure(self, info: CheckpointInfo, dataset: EvaluationDataset, error: Exception) -> bool:
         reason = str(error) if isinstance(error, EvaluatorError) else f"{type(error).__name__}: {error}"

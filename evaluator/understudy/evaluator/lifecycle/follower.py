@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import math
@@ -13,6 +12,7 @@ from operator import attrgetter
 
 from understudy.checkpoints.errors import CheckpointError
 from understudy.evaluator.errors import DrainingError, VersionNotFoundError
+from understudy.evaluator.exhaustion import exhausted_resource
 from understudy.evaluator.lifecycle.backlog import Backlog
 from understudy.evaluator.lifecycle.best_file import BestFile
 from understudy.evaluator.lifecycle.director import StageDirector
@@ -27,7 +27,6 @@ from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome
 
 _log = logging.getLogger(__name__)
 
-_NOT_THE_CHECKPOINTS_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _LONGEST_PAUSE_SECONDS = 30.0
 _GLANCE_SECONDS = 0.05
 
@@ -300,9 +299,8 @@ class Follower:
                 return
 
     def _failed_to_hold(self, info: CheckpointInfo, error: Exception) -> None:
-        if isinstance(error, OSError) and error.errno in _NOT_THE_CHECKPOINTS_FAULT:
-            raise error
-        self._history.failed(info, error, seconds=0.0)
+        note = self._history.postponed if exhausted_resource(error) else self._history.failed
+        note(info, error, seconds=0.0)
 
     def _let_go(self, needed: Collection[_Key]) -> None:
         for key in self._holds.keys() - needed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from understudy.evaluator.errors import EvaluatorError
+from understudy.evaluator.errors import EvaluatorError, OutOfResourcesError
 from understudy.evaluator.lifecycle.loading import as_evaluator_error, is_hopeless
 from understudy.evaluator.lifecycle.quarantine import Quarantine
 from understudy.evaluator.observer import Observer
@@ -47,9 +47,22 @@ class LoadHistory:
         """Note that an attempt has begun."""
         self._set(step, VersionState.LOADING)
 
-    def postponed(self, step: int) -> None:
-        """Note that an attempt ended without saying anything about the checkpoint."""
+    def interrupted(self, step: int) -> None:
+        """Note that an attempt ended without saying anything about the checkpoint, and is made again at once."""
         self._set(step, VersionState.START)
+
+    def postponed(self, info: CheckpointInfo, error: Exception, *, seconds: float) -> EvaluatorError:
+        """Note that the machine had no room for a checkpoint, which says nothing about it; return that as an error.
+
+        It is tried again later, and no attempt is counted.
+        """
+        wrapped = as_evaluator_error(info.step, error)
+        reason = OutOfResourcesError(f"step {info.step} waits until the machine has room for it: {wrapped}")
+        failure = self._quarantine.postpone(info.key, str(reason))
+        self._set(info.step, VersionState.START, error=str(reason))
+        self._observer.checkpoint_loaded("postponed", seconds=seconds)
+        _log.warning("load put off", extra={"step": info.step, "reason": str(reason), "postponed": failure.postponed})
+        return reason
 
     def loaded(self, info: CheckpointInfo, *, seconds: float) -> None:
         """Note a success."""

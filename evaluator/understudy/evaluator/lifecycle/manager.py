@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from understudy.evaluator.errors import DrainingError, LoadError, OverloadedError
+from understudy.evaluator.errors import DrainingError, OverloadedError
+from understudy.evaluator.exhaustion import Resource, exhausted_resource
 from understudy.evaluator.lifecycle.line import Line, Request
-from understudy.evaluator.lifecycle.loading import SlotFactory, load_into
+from understudy.evaluator.lifecycle.loading import SlotFactory, forget_frames, load_into
 from understudy.evaluator.lifecycle.loads import LoadHistory
 from understudy.evaluator.lifecycle.pool import NewSlot, Pool, Purpose
 from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.lifecycle.shelf import Shelf
-from understudy.evaluator.settings import MIN_SLOTS
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)
@@ -190,7 +190,10 @@ class ServableManager:
             for complete in completions:
                 complete()
             if load is not None:
-                self._load(load)
+                dropped = self._load(load)
+                load = None  # it may name the slot that was dropped
+                if dropped:
+                    self._reclaim()
             elif not completions:
                 return
 
@@ -250,24 +253,30 @@ class ServableManager:
     def _pick(self) -> _Load | None:
         """Find the first in line for whom there is room."""
         for request in self._line.heads():
-            room = self._pool.make_room(request.purpose, lambda evicted: self._history.unloaded(evicted.step))
+            room = self._pool.make_room(request.purpose, self._unloaded)
             if room is not None:
                 return _Load(request.info, room)
         return None
 
-    def _load(self, load: _Load) -> None:
+    def _unloaded(self, servable: Servable) -> None:
+        self._history.unloaded(servable.step)
+
+    def _load(self, load: _Load) -> bool:
+        """Load a checkpoint, or deal with why it cannot be; return whether a model was dropped."""
         began = self._clock()
         self._history.loading(load.info.step)
         try:
             with self._shelf.hold(load.info) as hold:
                 hold.verify()
-                slot = load_into(load.room, hold.taken, slots=self._slots)
-        except MemoryError:
-            self._out_of_memory(load, seconds=self._clock() - began)
+                slot, dropped = load_into(load.room, hold.taken, slots=self._slots)
         except Exception as error:  # noqa: BLE001 - whatever a checkpoint does to its reader, it is recorded
-            self._give_up(load, error, seconds=self._clock() - began)
-        else:
-            self._admit(load.info, slot, seconds=self._clock() - began)
+            resource = exhausted_resource(error)
+            if resource is None or not self._retreat(load, error, resource):
+                self._give_up(load, error, resource, seconds=self._clock() - began)
+            forget_frames(error)
+            return True
+        self._admit(load.info, slot, seconds=self._clock() - began)
+        return dropped
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
         servable = Servable(
@@ -277,29 +286,41 @@ class ServableManager:
             self._pool.finish(servable)
         self._history.loaded(info, seconds=seconds)
 
-    def _give_up(self, load: _Load, error: Exception, *, seconds: float) -> None:
-        """Free the slot and refuse everybody who waits for this checkpoint."""
-        reason = self._history.failed(load.info, error, seconds=seconds)
+    def _retreat(self, load: _Load, error: Exception, resource: Resource) -> bool:
+        """Make room where memory ran out, so that the first in line is tried again at once; return whether there is."""
         with self._changed:
-            self._pool.finish(None if isinstance(load.room, NewSlot) else load.room)
+            if resource is not Resource.MEMORY or not self._pool.retreat(load.room, self._unloaded):
+                return False
+            slots = self._pool.slots
+        self._history.interrupted(load.info.step)
+        _log.warning("out of memory, going on with fewer slots", extra={"slots": slots, "reason": str(error)})
+        return True
+
+    def _give_up(self, load: _Load, error: Exception, resource: Resource | None, *, seconds: float) -> None:
+        """Refuse everybody who waits for this checkpoint, and free the slot unless memory ran out, which ended it."""
+        if resource is None:
+            reason = self._history.failed(load.info, error, seconds=seconds)
+        else:
+            reason = self._history.postponed(load.info, error, seconds=seconds)
+        with self._changed:
+            if resource is not Resource.MEMORY:
+                self._pool.finish(None if isinstance(load.room, NewSlot) else load.room)
             waiting = self._line.take(lambda request: request.info == load.info)
         for request in waiting:
             request.refuse(reason)
 
-    def _out_of_memory(self, load: _Load, *, seconds: float) -> None:
-        """Go on with the slots there are, so that the line waits for one of them, or refuse the checkpoint."""
-        with self._changed:
-            others = self._pool.slots - 1
-            may_wait = isinstance(load.room, NewSlot) and others >= MIN_SLOTS
-            if may_wait:
-                self._pool.finish(None)
-                self._pool.limit = others
-        if may_wait:
-            self._history.postponed(load.info.step)
-            _log.warning("out of memory, going on with fewer slots", extra={"slots": others})
+    def _reclaim(self) -> None:
+        """Free what was dropped; and run what takes longer afterwards before a request does."""
+        if not self._slots.reclaim():
             return
-        error = LoadError(f"the devices have no memory left for step {load.info.step} beside what is on stage")
-        self._give_up(load, error, seconds=seconds)
+        with self._changed:
+            handles = [servable.borrow() for servable in self._pool.servables]
+        for handle in handles:
+            with handle:
+                try:
+                    handle.slot.warm_up()
+                except Exception:  # noqa: BLE001 - requests will tell, too
+                    _log.exception("a loaded version does not run", extra={"step": handle.step})
 
     def _reconsider(self) -> None:
         """Look whether there is room now for somebody in line; called after every batch, when hardly anybody is."""

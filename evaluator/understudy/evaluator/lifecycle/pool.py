@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from understudy.evaluator.errors import NotReadyError, VersionNotFoundError
 from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
+from understudy.evaluator.settings import MIN_SLOTS
 
 
 class Purpose(enum.Enum):
@@ -111,6 +112,26 @@ class Pool:
             self.servables.append(outcome)
         elif outcome is not None:
             self.free.append(outcome)
+
+    def retreat(self, room: ModelSlot | NewSlot, evict: Callable[[Servable], None]) -> bool:
+        """End what `make_room` began, for want of memory; return whether there is more of it now, or a smaller need.
+
+        First, no more slots are made than there are. Then slots are given up: the one that was to be filled, those that
+        are free, and an idle guest's or the predecessor's.
+        """
+        self.finish(None)
+        if isinstance(room, NewSlot) and self.slots >= MIN_SLOTS:
+            self.limit = self.slots
+            return True
+        others = [s for s in self.servables if s is not self.stage and s is not self.predecessor]
+        candidates = [*others, self.predecessor] if self.predecessor else others
+        victim = next((s for s in candidates if s.retire_if_idle()), None)
+        if victim is not None:
+            evict(victim)
+            self.remove(victim)
+        gave_up = bool(self.free) or not isinstance(room, NewSlot)
+        self.free.clear()
+        return gave_up
 
     def remove(self, servable: Servable) -> None:
         """Take a retired, idle servable out; its slot is free."""

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+_LONGEST_WAIT_SECONDS = 60.0
+_MAX_DOUBLINGS = 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -15,11 +18,13 @@ class Failure:
         reason: Why the last attempt failed.
         attempts: How often it was tried.
         retry_at: When to try again, by the quarantine's clock; None if it was given up.
+        postponed: How often in a row it was put off for what is not its fault.
     """
 
     reason: str
     attempts: int
     retry_at: float | None
+    postponed: int = 0
 
     @property
     def given_up(self) -> bool:
@@ -51,6 +56,21 @@ class Quarantine:
             given_up = hopeless or attempts >= self._attempts
             retry_at = None if given_up else self._clock() + self._retry_seconds * 2 ** (attempts - 1)
             failure = Failure(reason=reason, attempts=attempts, retry_at=retry_at)
+            self._failures[key] = failure
+            return failure
+
+    def postpone(self, key: Hashable, reason: str) -> Failure:
+        """Put off the next attempt without counting this one, each time for longer, up to a minute."""
+        with self._lock:
+            previous = self._failures.get(key)
+            postponed = previous.postponed if previous else 0
+            wait = min(self._retry_seconds * 2 ** min(postponed, _MAX_DOUBLINGS), _LONGEST_WAIT_SECONDS)
+            failure = Failure(
+                reason=reason,
+                attempts=previous.attempts if previous else 0,
+                retry_at=self._clock() + wait,
+                postponed=postponed + 1,
+            )
             self._failures[key] = failure
             return failure
 

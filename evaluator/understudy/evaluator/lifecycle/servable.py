@@ -28,8 +28,12 @@ class ModelSlot(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What keeps evaluations from being exactly a single device's, or forces them onto one replica."""
 
-    def load(self, model_file: Path) -> None:
-        """Assign the file's weights to the variables; raise LoadError if it cannot be done."""
+    def load(self, model_file: Path) -> bool:
+        """Assign the file's weights to the variables; raise LoadError if it cannot be done.
+
+        Returns:
+            Whether the model that it held was dropped for another.
+        """
 
     def warm_up(self) -> None:
         """Run every function with every kind of batch, so that no request pays for it."""

@@ -26,6 +26,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     errors.NotReadyError: Code.UNAVAILABLE,
     errors.DrainingError: Code.UNAVAILABLE,
     errors.OverloadedError: Code.RESOURCE_EXHAUSTED,
+    errors.OutOfResourcesError: Code.RESOURCE_EXHAUSTED,
     errors.DeadlineExceededError: Code.DEADLINE_EXCEEDED,
     errors.CancelledError: Code.CANCELLED,
     errors.StreamIdleError: Code.ABORTED,

@@ -19,7 +19,7 @@ LOAD_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 ROW_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
 
 OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
-LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed")
+LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed", "postponed")
 REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
 

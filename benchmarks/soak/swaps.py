@@ -1,0 +1,181 @@
+"""Swap after swap in every format: what is loaded takes the place of what was, and memory stays flat.
+
+Each format has a process of its own, with an evaluator on a folder into which one checkpoint after another is copied.
+It must hold no more models than it has slots, and its resident memory must not have drifted between a settling period
+and the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak.trial import Trial
+
+SWAPS = 200
+SETTLED = 50
+MAX_DRIFT = 0.01
+SLOTS = 3
+WAIT_SECONDS = 120.0
+FEATURES = 64
+
+NAMES = {
+    "keras": "model-{step}.keras",
+    "h5": "model-{step}.h5",
+    "weights": "model-{step}.weights.h5",
+    "checkpoint": "at-{step}",
+    "saved_model": "{step}",
+}
+"""The formats, and what a checkpoint of each is called."""
+
+
+def run(trial: Trial) -> None:
+    """Try every format that was not tried before the trial was broken off."""
+    count = trial.count(SWAPS)
+    found: dict[str, Any] = trial.load_state()
+    for form in [form for form in NAMES if form not in found]:
+        program = [sys.executable, "-m", "benchmarks.soak.swaps", form, str(count)]
+        done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True)
+        found[form] = json.loads(done.stdout.splitlines()[-1])
+        trial.save_state(found)
+        trial.report(
+            held=all(map(_held, found.values())),
+            swaps_of_each=count,
+            settled_after=min(SETTLED, count // 4),
+            max_drift=MAX_DRIFT,
+            formats=found,
+        )
+    trial.finish()
+
+
+def _held(figures: dict[str, Any]) -> bool:
+    return bool(figures["drift"] <= MAX_DRIFT and figures["most_models_alive"] <= SLOTS)
+
+
+def swap(form: str, count: int, folder: Path) -> dict[str, Any]:
+    """Swap as often as this in this process; return what became of memory."""
+    made = _make(form, folder / "made")
+    alive, resident = [], []
+    for _ in _swaps(form, count, made, folder):
+        alive.append(_models_alive())
+        resident.append(_resident_megabytes())
+    settled = resident[min(SETTLED, count // 4)]
+    return {
+        "swaps": len(resident),
+        "most_models_alive": max(alive),
+        "settled_megabytes": round(settled, 1),
+        "final_megabytes": round(resident[-1], 1),
+        "drift": round(resident[-1] / settled - 1, 4),
+    }
+
+
+def _swaps(form: str, count: int, made: list[Path], folder: Path) -> Iterator[None]:
+    """Yield after each swap."""
+    import numpy as np
+
+    from understudy.checkpoints import FolderSource
+    from understudy.evaluator.evaluator import Evaluator
+    from understudy.evaluator.observer import SilentObserver
+    from understudy.evaluator.settings import EvaluatorSettings
+
+    state, theirs = folder / "state", folder / "theirs"
+    theirs.mkdir()
+    evaluator = Evaluator(
+        EvaluatorSettings(state_dir=state, devices=("CPU:0",), poll_interval_seconds=0.05, slots=SLOTS),
+        source=FolderSource(theirs, state / "staging", takes_variables=True),
+        build_model=lambda: _model(1.0),
+        observer=SilentObserver(),
+    )
+    gc.collect()
+    gc.freeze()
+    with evaluator:
+        for step in range(1, count + 1):
+            _publish(made[step % 2], theirs / NAMES[form].format(step=step))
+            _wait_until(lambda step=step: evaluator.serving_step == step)  # type: ignore[misc] # bound now
+            evaluator.predict({"x": np.ones((3, FEATURES), np.float32)}).result(WAIT_SECONDS)
+            yield
+
+
+def _make(form: str, folder: Path) -> list[Path]:
+    """Save two checkpoints of one architecture."""
+    import keras
+    import tensorflow as tf
+
+    folder.mkdir(parents=True)
+    made = [folder / NAMES[form].format(step=number) for number in range(2)]
+    for number, path in enumerate(made):
+        model = _model(0.01 * (1 + number))
+        if form == "saved_model":
+            model.export(str(path), verbose=False)
+        elif form == "checkpoint":
+            tf.train.Checkpoint(model).write(str(path))
+        elif form == "weights":
+            model.save_weights(path)
+        else:
+            model.save(path)
+    del model
+    keras.backend.clear_session()
+    return made
+
+
+def _publish(made: Path, path: Path) -> None:
+    """Copy a checkpoint, which may be a folder or several files of one prefix, to a place of its own."""
+    if made.is_dir():
+        shutil.copytree(made, path.with_name(f".{path.name}"))
+        path.with_name(f".{path.name}").rename(path)
+        return
+    for file in sorted(made.parent.glob(f"{made.name}*")):
+        shutil.copy(file, path.with_name(file.name.replace(made.name, path.name, 1)))
+
+
+def _wait_until(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while not happened():
+        if time.monotonic() > until:
+            raise TimeoutError(f"no swap within {WAIT_SECONDS} s")
+        time.sleep(0.01)
+
+
+def _models_alive() -> int:
+    """Count the models that were loaded, those included that nothing needs any more."""
+    import keras
+
+    return sum(isinstance(thing, keras.Model) for thing in gc.get_objects())
+
+
+def _resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _model(scale: float) -> Any:
+    import keras
+
+    x = keras.Input((FEATURES,), name="x")
+    hidden = x
+    for _ in range(4):
+        hidden = keras.layers.Dense(256, activation="relu", kernel_initializer=keras.initializers.Constant(scale))(
+            hidden
+        )
+    model = keras.Model(x, keras.layers.Dense(4, name="y")(hidden))
+    model.compile("sgd", "mse")
+    return model
+
+
+def _main() -> None:
+    form, count = sys.argv[1], int(sys.argv[2])
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(swap(form, count, Path(folder))))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,82 @@
+"""Tells what the machine lacked from what a checkpoint or a dataset got wrong."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import re
+from collections.abc import Iterator
+
+from understudy.checkpoints.errors import CheckpointError
+from understudy.evaluator.errors import EvaluatorError, OutOfResourcesError
+
+
+class Resource(enum.Enum):
+    """What a machine may run out of."""
+
+    MEMORY = "memory"
+    OTHER = "disk space, file descriptors or a disk that works"
+
+
+_MEMORY_ERRNOS = {errno.ENOMEM}
+_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO}
+_OTHER_TEXT = re.compile(
+    r"no space left on device|disk quota exceeded|too many open files|input/output error", re.IGNORECASE
+)
+_MEMORY_TEXT = re.compile(
+    r"out of memory|\boom when allocating|fail(ed|ure) to allocate|bad_alloc|(cannot|unable to) allocate|"
+    r"memory allocation failed|resource_exhausted|cuda_error_out_of_memory|_status_alloc_failed|\bMemoryError\b",
+    re.IGNORECASE,
+)
+
+
+def exhausted_resource(error: BaseException) -> Resource | None:
+    """Return what the machine ran out of, or None if the error says something else.
+
+    Such an error says nothing about what was being loaded or scored: the same may succeed later. TensorFlow, CUDA, HDF5
+    and Keras report it as errors of many classes, some of which wrap others, so texts count as well.
+    """
+    chain = list(_chain(error))
+    is_damaged = any(isinstance(link, CheckpointError) for link in chain)
+    found = (_by_kind(link) or (None if is_damaged else _by_text(link)) for link in chain)
+    return next(filter(None, found), None)
+
+
+def blame_machine(error: Exception) -> Exception:
+    """Return an error as it is, or as `OutOfResourcesError` if the machine ran out of something."""
+    resource = exhausted_resource(error)
+    if resource is None or isinstance(error, OutOfResourcesError):
+        return error
+    text = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+    blamed = OutOfResourcesError(f"the machine has not enough {resource.value} for this now: {text}")
+    blamed.__cause__ = error
+    return blamed
+
+
+def _by_kind(error: BaseException) -> Resource | None:
+    if isinstance(error, MemoryError | OutOfResourcesError):
+        return Resource.MEMORY
+    if isinstance(error, OSError) and error.errno in _MEMORY_ERRNOS | _OTHER_ERRNOS:
+        return Resource.MEMORY if error.errno in _MEMORY_ERRNOS else Resource.OTHER
+    return None
+
+
+def _by_text(error: BaseException) -> Resource | None:
+    if isinstance(error, EvaluatorError):  # our own words, with a cause of their own
+        return None
+    text = str(error)
+    if _OTHER_TEXT.search(text):
+        return Resource.OTHER
+    if type(error).__name__ == "ResourceExhaustedError" or _MEMORY_TEXT.search(text):
+        return Resource.MEMORY
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Give an error and what led to it."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
