@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from understudy.checkpoints import RunDir
-from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.checkpoints.layout import RESULTS_DIR, step_name
 
 _SCORE_SECONDS = 300.0
 _END_SECONDS = 60.0
 _POLL_SECONDS = 0.2
-_EVERYTHING = 1_000_000
 
 
 class EvaluatorBeside:
@@ -56,23 +54,19 @@ class EvaluatorBeside:
         return found
 
     def _compare(self) -> dict[str, Any]:
+        """Read the result files, for the ledger is the evaluator's alone while it runs."""
         published = self._run.committed_steps()
-        file = self._run.evaluator / "ledger.sqlite"
-        if not file.exists():
-            return {"missing": published, "failed": [], "scored": 0}
-        ledger = Ledger(file)
-        try:
-            records = ledger.page(limit=_EVERYTHING)
-        finally:
-            ledger.close()
-        outcomes = Counter((record.step, record.outcome) for record in records)
-        steps = {record.step for record in records}
+        files = {step: self._run.evaluator / RESULTS_DIR / f"{step_name(step)}.json" for step in published}
+        results = {step: json.loads(file.read_bytes()) for step, file in files.items() if file.exists()}
         return {
-            "missing": [step for step in published if step not in steps],
+            "missing": [step for step in published if step not in results or not results[step]["settled"]],
             "failed": [
-                [record.step, record.reason] for record in records if record.outcome is EvaluationOutcome.FAILED
+                [result["step"], r["reason"]]
+                for result in results.values()
+                for r in result["records"]
+                if r["outcome"] == "failed"
             ],
-            "scored": sum(1 for step in published if outcomes[step, EvaluationOutcome.SCORED]),
+            "scored": sum(any(r["outcome"] == "scored" for r in result["records"]) for result in results.values()),
         }
 
     def __enter__(self) -> Self:
