@@ -13,12 +13,10 @@ import pytest
 import tensorflow as tf
 
 from understudy.checkpoints.errors import DamagedCheckpointError
-from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.forward import ForwardPass
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.errors import InvalidInputError, LoadError, OutOfResourcesError
 from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.types import Batch
 
 PETABYTE = 2**50
@@ -107,24 +105,6 @@ def test_a_model_that_does_not_fit_is_no_bad_checkpoint(make_slot: Callable[...,
         make_slot(greedy(likes=0), max_rows=8)
 
     assert exhausted_resource(raised.value) is Resource.MEMORY
-
-
-def test_the_work_of_an_evaluation_is_done_again_after_a_collection() -> None:
-    engine = Engine(EngineSettings(), SilentObserver())
-    attempts: list[int] = []
-
-    def work() -> int:
-        attempts.append(1)
-        if len(attempts) % 3:
-            tf.fill(tf.constant([PETABYTE], tf.int64), 0.0)
-        return 7
-
-    try:
-        with pytest.raises(OutOfResourcesError, match="not enough memory for this now"):
-            engine.run(work, rows=1).result(20)
-        assert engine.run(work, rows=1).result(20) == 7
-    finally:
-        engine.close(20)
 
 
 def tensorflow_says(kind: Any, text: str) -> Exception:

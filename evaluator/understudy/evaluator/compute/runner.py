@@ -13,8 +13,7 @@ from understudy.evaluator.compute.device_health import DeviceHealth
 from understudy.evaluator.compute.inline import InlineJudge, Stopwatch
 from understudy.evaluator.compute.pace import Pace
 from understudy.evaluator.compute.pending import BorrowedHandle, EvaluateRequest, PredictRequest, Request, is_late, late
-from understudy.evaluator.compute.reclaiming import reclaim_memory
-from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
+from understudy.evaluator.exhaustion import blame_machine
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.outbox import Outbox, Outcome
 from understudy.evaluator.types import Array, Arrays, Prediction
@@ -178,7 +177,7 @@ class Runner:
             return
         began = time.monotonic()
         try:
-            result = self._work(request)
+            result = request.work()
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
             blamed = blame_machine(error)
             self._health.raised(blamed)
@@ -193,16 +192,6 @@ class Runner:
             compute_seconds=time.monotonic() - began,
         )
         request.future.set_result(result)
-
-    def _work(self, request: EvaluateRequest) -> Any:
-        """Do the work; once more where memory ran out, as it changes nothing until it is done."""
-        try:
-            return request.work()
-        except Exception as error:
-            if exhausted_resource(error) is not Resource.MEMORY:
-                raise
-        reclaim_memory()
-        return request.work()
 
 
 class _Outcomes:
