@@ -109,8 +109,19 @@ format: $(VENV)/.installed ## Format the code and mend what can be mended by its
 	$(BIN)/ruff check --fix .
 
 .PHONY: reference
-reference: $(VENV)/.installed ## Write the README's tables of metrics and settings from the code
+reference: $(VENV)/.installed ## Write the reference pages' tables of metrics and settings from the code
 	$(BIN)/python tools/reference.py
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt --build-constraint constraints.txt -e '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs ## Build the documentation site into build/site; a broken link is an error
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "Open build/site/index.html"
 
 .PHONY: hooks
 hooks: $(VENV)/.installed ## Run the checks before every commit

@@ -1,4 +1,4 @@
-"""Writes the README's tables of metrics and settings from the code, so that they cannot grow apart.
+"""Writes the reference pages' tables of metrics and settings from the code.
 
 python tools/reference.py            write them
 python tools/reference.py --check    end with 1 if they are not what the code says
@@ -26,7 +26,7 @@ from understudy.service.settings import ServeSettings
 from understudy.trainer.metrics import TrainingMetrics
 from understudy.trainer.settings import TrainSettings
 
-README = Path(__file__).parent.parent / "README.md"
+_REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
 
 class _IdleEvaluator:
@@ -129,36 +129,42 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return "" if value in (None, (), {}) else f"`{value}`"
 
 
+SECTIONS = {
+    "METRICS": (_REFERENCE / "metrics.md", metrics_table),
+    "SETTINGS": (_REFERENCE / "settings.md", settings_table),
+}
+"""The page that holds each table, and what makes the table."""
+
+
 def with_section(text: str, name: str, content: str) -> str:
     """Return ``text`` with the part between the markers of ``name`` replaced.
 
     Raises:
-        ValueError: The markers are not there.
+        ValueError: The markers are not there exactly once.
     """
     pattern = re.compile(rf"(<!-- BEGIN {name} [^>]*-->\n).*?(<!-- END {name} -->)", re.DOTALL)
     replaced, count = pattern.subn(lambda match: f"{match[1]}{content}\n{match[2]}", text)
     if count != 1:
-        raise ValueError(f"{README.name} has {count} sections marked BEGIN {name}; expected one")
+        raise ValueError(f"found {count} sections marked BEGIN {name}; expected one")
     return replaced
 
 
-def up_to_date(text: str) -> str:
-    """Return the README's text with both tables as the code says."""
-    return with_section(with_section(text, "METRICS", metrics_table()), "SETTINGS", settings_table())
-
-
 def main() -> int:
-    """Write or check the README."""
+    """Write or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    text = README.read_text(encoding="utf-8")
-    wanted = up_to_date(text)
-    if check and text != wanted:
-        print("README.md does not say what the code says; run `make reference`", file=sys.stderr)
+    stale = []
+    for name, (page, table) in SECTIONS.items():
+        text = page.read_text(encoding="utf-8")
+        wanted = with_section(text, name, table())
+        if text != wanted:
+            stale.append(page.name)
+            if not check:
+                page.write_text(wanted, encoding="utf-8")
+    if check and stale:
+        print(f"docs/reference/{', '.join(stale)} differ from the code; run `make reference`", file=sys.stderr)
         return 1
-    if not check:
-        README.write_text(wanted, encoding="utf-8")
     return 0
 
 

@@ -23,7 +23,7 @@ class DirectCall:
     """A concrete function of flat tensors, called as the one operation that runs functions inside of graphs.
 
     `ConcreteFunction.__call__` binds and checks its arguments in Python, which takes longer than a small model computes
-    (docs/performance.md). What is called so must have been checked before. Thread-safe.
+    (docs/explanation/performance.md). What is called so must have been checked before. Thread-safe.
 
     That holds for functions that stay on the first CPU device. Where they span devices, tensors pass between these
     through a rendezvous that overlapping calls of the operation would share. There the function is called by its name,

@@ -107,6 +107,6 @@ _CONNECTIONS: Final[dict[str, Any]] = {
 _RUNTIME: Final[dict[str, Any]] = {
     # Callers with short deadlines cancel by the hundred when there is too much to do; Envoy would hang up on them.
     "overload.premature_reset_total_stream_count": _LARGEST,
-    # Envoy's other codec: by turns, this one answered a tenth more (docs/performance.md).
+    # Envoy's other codec: by turns, this one answered a tenth more (docs/explanation/performance.md).
     "envoy.reloadable_features.http2_use_oghttp2": False,
 }
