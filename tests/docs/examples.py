@@ -21,15 +21,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
-from typing import IO, Self
+from threading import Condition, Thread
+from typing import Self
 
 GRPC_PORT = 8500
 HTTP_PORT = 8501
 PATIENCE_SECONDS = 100
+END_SECONDS = 40
 BASH = "/bin/bash"
 
 _FENCE = re.compile(
@@ -97,39 +98,29 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self._background.close()
 
-    def run(self, example: Example) -> str:
-        """Run one example; return what it printed.
+    def run(self, example: Example) -> None:
+        """Run one example, write it if it is a file, or parse it if the machine lacks what it needs.
 
         Raises:
             AssertionError: It failed or took too long. The text holds the example and its output.
         """
-        if example.language not in {"python", "sh", "toml"}:
-            return ""
         code = self._with_free_ports(example.code)
         if example.is_file:
             (self._folder / example.title).write_text(code, encoding="utf-8")
-            return ""
-        if example.is_background:
-            self._background.enter_context(self._running(code))
-            return ""
-        command = (
-            [sys.executable, "-c", code] if example.language == "python" else [BASH, "-euo", "pipefail", "-c", code]
-        )
-        if example.needs:
-            command = [BASH, "-n", "-c", code]
-        finished = subprocess.run(
-            command,
-            cwd=self._folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-        assert finished.returncode == 0, f"exit status {finished.returncode} of\n{example.code}\n{finished.stdout}"
-        return finished.stdout
+        elif example.is_background:
+            program = self._background.enter_context(self._started(BASH, "-euo", "pipefail", "-c", code))
+            program.await_line("READY")
+        elif example.is_run and example.language == "python":
+            self._finish(example, sys.executable, "-c", code)
+        elif example.is_run:
+            self._finish(example, BASH, "-euo", "pipefail", "-c", code)
+        elif example.needs:
+            self._finish(example, BASH, "-n", "-c", code)
+
+    def _finish(self, example: Example, *command: str) -> None:
+        with self._started(*command) as program:
+            status = program.wait()
+            assert status == 0, f"exit status {status} of\n{example.code}\n{program.output}"
 
     def _with_free_ports(self, code: str) -> str:
         for documented, free in self._ports.items():
@@ -137,9 +128,10 @@ class Session:
         return code
 
     @contextmanager
-    def _running(self, code: str) -> Iterator[None]:
+    def _started(self, *command: str) -> Iterator[_Program]:
+        """Start a program in a process group of its own; end the group on the way out."""
         process = subprocess.Popen(
-            [BASH, "-euo", "pipefail", "-c", code],
+            command,
             cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -148,41 +140,63 @@ class Session:
             text=True,
             start_new_session=True,
         )
-        assert process.stdout is not None
-        output = _Output(process.stdout)
+        program = _Program(process)
         try:
-            output.await_line("READY", PATIENCE_SECONDS)
-            yield
+            yield program
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(PATIENCE_SECONDS)
-            output.close()
+            program.end()
 
 
-class _Output:
-    """Reads what a background process prints, so that it never blocks on a full pipe."""
+class _Program:
+    """A running program whose output a thread reads, so that it never blocks on a full pipe."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
         self._lines: list[str] = []
-        self._seen = Event()
-        self._wanted = ""
+        self._changed = Condition()
+        self._ended = False
         self._thread = Thread(target=self._read)
-
-    def await_line(self, beginning: str, seconds: float) -> None:
-        """Wait for a line that begins so."""
-        self._wanted = beginning
         self._thread.start()
-        assert self._seen.wait(seconds), f"no line began with {beginning}:\n{''.join(self._lines)}"
-        assert any(line.startswith(beginning) for line in self._lines), "".join(self._lines)
 
-    def close(self) -> None:
-        self._thread.join(PATIENCE_SECONDS)
-        self._stream.close()
+    @property
+    def output(self) -> str:
+        with self._changed:
+            return "".join(self._lines)
+
+    def await_line(self, beginning: str) -> None:
+        """Wait until it has printed a line that begins so."""
+
+        def seen() -> bool:
+            return any(line.startswith(beginning) for line in self._lines)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or seen(), PATIENCE_SECONDS)
+            assert seen(), f"no line began with {beginning}:\n{''.join(self._lines)}"
+
+    def wait(self) -> int | None:
+        """Return its exit status, or None if it is still running after the patience of a test."""
+        try:
+            return self._process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """End it and what it started."""
+        for each in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, each)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+        self._thread.join(END_SECONDS)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _read(self) -> None:
-        for line in self._stream:
-            self._lines.append(line)
-            if line.startswith(self._wanted):
-                self._seen.set()
-        self._seen.set()
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
