@@ -69,7 +69,7 @@ $(VENV)/.cuda: $(VENV)/.installed
 	@touch $@
 
 .PHONY: test-gpu
-test-gpu: $(VENV)/.cuda ## Run the tests that need GPUs, on all GPUs of this machine (docs/gpu.md)
+test-gpu: $(VENV)/.cuda ## Run the tests that need GPUs, on all GPUs of this machine (docs/how-to/gpus.md)
 	UNDERSTUDY_TEST_GPUS=1 $(BIN)/pytest -v -rs -s tests/gpu $(T)
 
 .PHONY: test-dependencies

@@ -34,7 +34,7 @@ def devices(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
         pytest.exit(str(error), returncode=1)
     layout.apply(planned)
     for facts in layout.describe(planned):
-        print(facts)  # noqa: T201 - for the table of docs/gpu.md
+        print(facts)  # noqa: T201 - for the table of docs/how-to/gpus.md
     return planned.selection.names
 
 
