@@ -31,14 +31,14 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.evaluator import Evaluator, EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.dataplane import messages, predict_requests
-from understudy.service.dataplane.call import CallContext
-from understudy.service.dataplane.oip import codec
-from understudy.service.dataplane.oip.plane import InferencePlane
-from understudy.service.dataplane.prediction import PredictionPlane
-from understudy.service.dataplane.predictor import Predictor
-from understudy.service.dataplane.replies import Replies, Serializable
-from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.handlers import messages, predict_requests
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.oip import infer_messages
+from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.prediction_handler import PredictionHandler
+from understudy.service.handlers.predictor import Predictor
+from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.methods import Method
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.rpc import RpcMethod
@@ -59,13 +59,13 @@ Answer = Callable[[bytes], Any]
 
 
 class Stand:
-    """The data plane before an evaluator. Belongs to the event loop that it was made on."""
+    """The handlers before an evaluator. Belongs to the event loop that it was made on."""
 
     def __init__(self, evaluator: Evaluator, settings: EvaluatorSettings, statistics: InferenceStatistics) -> None:
         self.evaluator = evaluator
         model = ServedModel(name=MODEL.name, evaluator=evaluator)
         predictor = Predictor(evaluator)
-        self.inference = InferencePlane(
+        self.inference = InferenceHandler(
             model,
             predictor,
             settings=settings,
@@ -74,18 +74,18 @@ class Stand:
             stream_depth=STREAM_DEPTH,
             executor=ThreadPoolExecutor(1),
         )
-        self.prediction = PredictionPlane(predictor, stream_depth=STREAM_DEPTH)
+        self.prediction = PredictionHandler(predictor, stream_depth=STREAM_DEPTH)
         self._model_infer = Method(
             rpc=RpcMethod(service="inference.GRPCInferenceService", name="ModelInfer", rpc_type="unary"),
             request_type=inference_pb2.ModelInferRequest,
             answer=self.inference.model_infer,
-            recognizer=codec.recognizer(),
+            template_cache=infer_messages.template_cache(),
         )
         self._predict = Method(
             rpc=RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary"),
             request_type=prediction_pb2.PredictRequest,
             answer=self.prediction.predict,
-            recognizer=predict_requests.recognizer(),
+            template_cache=predict_requests.template_cache(),
         )
 
     async def model_infer(self, data: bytes) -> bytes:
@@ -105,7 +105,7 @@ async def _answered(method: Method, data: bytes) -> bytes:
 
 @contextmanager
 def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
-    """Put the model on stage; give what makes stands."""
+    """Put the serving model; give what makes stands."""
     run = RunDir(folder / "run")
     publisher = CheckpointPublisher(run, keep=1)
     publisher.publish(
@@ -121,7 +121,7 @@ def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
     settings = EvaluatorSettings(state_dir=folder / "state")
     with Evaluator(settings, source=RunSource(run), observer=observer) as evaluator:
         if not evaluator.wait_ready(READY_SECONDS):
-            raise TimeoutError(f"nothing was on stage after {READY_SECONDS:.0f} s")
+            raise TimeoutError(f"nothing was serving after {READY_SECONDS:.0f} s")
         yield lambda: Stand(evaluator, settings, statistics)
 
 
@@ -131,20 +131,22 @@ def parts(on: Stand, rows: int) -> dict[str, float]:
     infer_bytes, predict_bytes = requests(rows)
     infer = inference_pb2.ModelInferRequest.FromString(infer_bytes)
     predict = prediction_pb2.PredictRequest.FromString(predict_bytes)
-    taken_apart = codec.inference_of(infer)
-    form = codec.reply_form(infer)
+    taken_apart = infer_messages.inference_of(infer)
+    form = infer_messages.response_spec(infer)
     prediction = on.evaluator.predict({INPUT: values}).result(READY_SECONDS)
-    recognizer = codec.recognizer()
+    template_cache = infer_messages.template_cache()
     for _ in range(2):
-        recognizer.learn(infer_bytes, infer)
-    replies = Replies(lambda prediction: codec.response_of(form, prediction))
-    slot: Any = on.evaluator._parts.manager.servable().slot  # noqa: SLF001 - what is profiled is inside
+        template_cache.learn(infer_bytes, infer)
+    replies = ResponseTemplateCache(lambda prediction: infer_messages.response_of(form, prediction))
+    slot: Any = on.evaluator._components.manager.servable().slot  # noqa: SLF001 - what is profiled is inside
     forward = slot._pass._function  # noqa: SLF001
     return {
-        "ModelInfer: recognize, instead of the next two": cost(lambda: recognizer.recognize(infer_bytes, 0)),
+        "ModelInfer: match, instead of the next two": cost(lambda: template_cache.match(infer_bytes, 0)),
         "ModelInfer: parse": cost(lambda: inference_pb2.ModelInferRequest.FromString(infer_bytes)),
-        "ModelInfer: take apart": cost(lambda: (codec.reply_form(infer), codec.inference_of(infer))),
-        "ModelInfer: reply": cost(lambda: codec.response_of(form, prediction).SerializeToString()),
+        "ModelInfer: take apart": cost(
+            lambda: (infer_messages.response_spec(infer), infer_messages.inference_of(infer))
+        ),
+        "ModelInfer: reply": cost(lambda: infer_messages.response_of(form, prediction).SerializeToString()),
         "ModelInfer: reply from an earlier one's bytes": cost(lambda: replies.of(prediction).SerializeToString()),
         "Predict: parse": cost(lambda: prediction_pb2.PredictRequest.FromString(predict_bytes)),
         "Predict: take apart": cost(lambda: (decode_all(predict.inputs), messages.version(predict.version))),
@@ -210,7 +212,7 @@ def show(rows: int, found: dict[str, Any]) -> None:
     print(f"\n| batch of {rows} | CPU, µs |\n|---|---|")
     for name, microseconds in found["parts"].items():
         print(f"| {name} | {microseconds:.1f} |")
-    print(f"\n| batch of {rows}, the data plane | requests/s | CPU, µs | of which event loop |\n|---|---|---|---|")
+    print(f"\n| batch of {rows}, the handlers | requests/s | CPU, µs | of which event loop |\n|---|---|---|---|")
     for name in ("ModelInfer", "Predict"):
         for callers, one in found[name].items():
             figures = f"{one['requests_per_second']:.0f} | {one['cpu']:.0f} | {one['cpu_of_the_event_loop']:.0f}"

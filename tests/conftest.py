@@ -1,4 +1,4 @@
-"""What every room's tests share."""
+"""What every layer's tests share."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RealRun:
             "devices": ("CPU:0", "CPU:1"),
             "poll_interval_seconds": 0.05,
             "load_retry_seconds": 0.01,
-            "max_batch_rows": 16,
+            "max_batch_size": 16,
         }
         return Evaluator(
             EvaluatorSettings(**(defaults | settings)),
@@ -99,7 +99,7 @@ class RealRun:
 
     @contextlib.contextmanager
     def running(self, **settings: Any) -> Iterator[Evaluator]:
-        """Give an evaluator with something on stage."""
+        """Give an evaluator with something serving."""
         with self.evaluator(**settings) as evaluator:
             assert evaluator.wait_ready(WAIT_SECONDS)
             yield evaluator

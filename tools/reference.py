@@ -19,18 +19,18 @@ from prometheus_client.metrics_core import Metric
 
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
-from understudy.service.metrics.engine import MetricsObserver
+from understudy.service.metrics.engine_metrics import MetricsObserver
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.rpc import RpcMethod, RpcMetrics
 from understudy.service.settings import ServeSettings
-from understudy.trainer.metrics import TrainingMetrics
 from understudy.trainer.settings import TrainSettings
+from understudy.trainer.training_metrics import TrainingMetrics
 
 _REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
 
 class _IdleEvaluator:
-    """What the collector of gauges asks, of an evaluator that has one device and nothing on stage."""
+    """What the collector of gauges asks, of an evaluator that has one device and nothing serving."""
 
     replicas = 1
     serving_step = latest_step = best_step = None

@@ -32,7 +32,7 @@ DAMAGED = 1000
 PER_ROUND = 9
 
 _WAIT_SECONDS = 120.0
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _LONGEST_LIFE_SECONDS = 0.05
 
 
@@ -71,43 +71,43 @@ def run(trial: Trial) -> None:
     count = trial.count(DAMAGED)
     shutil.rmtree(trial.work / "run", ignore_errors=True)
     done: Counter[str] = Counter(trial.load_state().get("done", {}))
-    with _Theatre(trial.work) as theatre:
+    with _DamagedRun(trial.work) as lifecycle:
         while (so_far := sum(done[damage.__name__] for damage in DAMAGES)) < count:
             chance = trial.chance(so_far)
-            done.update(theatre.play(min(PER_ROUND, count - so_far), chance))
+            done.update(lifecycle.play(min(PER_ROUND, count - so_far), chance))
             trial.save_state({"done": dict(done)})
-            trial.report(held=not theatre.faults, damaged=dict(sorted(done.items())), finished=False)
-            if theatre.faults:
+            trial.report(held=not lifecycle.faults, damaged=dict(sorted(done.items())), finished=False)
+            if lifecycle.faults:
                 break
     trial.report(
-        held=not theatre.faults,
+        held=not lifecycle.faults,
         damaged=sum(done[damage.__name__] for damage in DAMAGES),
         by_kind={damage.__name__: done[damage.__name__] for damage in DAMAGES},
         deleted_but_read_before=done["read_before_deletion"],
         good_ones_served=done["good"],
         predictions=done["predictions"],
-        faults=theatre.faults,
+        faults=lifecycle.faults,
         finished=True,
     )
-    if not theatre.faults:
+    if not lifecycle.faults:
         trial.finish()
 
 
-class _Theatre:
-    """An evaluator, somebody who asks it all the time, and a folder next door to damage checkpoints in."""
+class _DamagedRun:
+    """An evaluator, somebody who asks it all the time, and a folder next endpoint to damage checkpoints in."""
 
     def __init__(self, work: Path) -> None:
         self.faults: list[str] = []
         self._run = RunDir(work / "run" / "followed")
-        self._next_door = RunDir(work / "run" / "next_door")
+        self._beside = RunDir(work / "run" / "beside")
         self._run.checkpoints.mkdir(parents=True)
         save_dataset(work / "run" / "test.npz", rows=64)
         settings = EvaluatorSettings(
             state_dir=self._run.evaluator,
             logical_cpus=2,
-            poll_interval_seconds=_LOOK_SECONDS,
-            load_retry_seconds=_LOOK_SECONDS,
-            max_batch_rows=16,
+            poll_interval_seconds=_POLL_SECONDS,
+            load_retry_seconds=_POLL_SECONDS,
+            max_batch_size=16,
         )
         self._evaluator = Evaluator(
             settings,
@@ -124,7 +124,7 @@ class _Theatre:
     def __enter__(self) -> Self:
         self._evaluator.start()
         # Not earlier: the evaluator lays out the devices, before anything runs on them.
-        self._publisher = NumberedCheckpoints(self._next_door)
+        self._publisher = NumberedCheckpoints(self._beside)
         self._publish_good()
         if not self._evaluator.wait_ready(_WAIT_SECONDS):
             raise RuntimeError("the evaluator was not ready in time")
@@ -160,7 +160,7 @@ class _Theatre:
         step = self._next_step()
         self._whole.add(step)
         self._publisher.publish(step)
-        self._next_door.checkpoint(step).rename(self._run.checkpoint(step))
+        self._beside.checkpoint(step).rename(self._run.checkpoint(step))
         return step
 
     def _publish_damaged(self, damage: Callable[[Path, random.Random], None], chance: random.Random) -> int:
@@ -168,8 +168,8 @@ class _Theatre:
         if damage is delete_soon:
             self._whole.add(step)
         self._publisher.publish(step)
-        damage(self._next_door.checkpoint(step), chance)
-        self._next_door.checkpoint(step).rename(self._run.checkpoint(step))
+        damage(self._beside.checkpoint(step), chance)
+        self._beside.checkpoint(step).rename(self._run.checkpoint(step))
         if damage is delete_soon:
             time.sleep(chance.uniform(0, _LONGEST_LIFE_SECONDS))
             shutil.rmtree(self._run.checkpoint(step))
@@ -187,10 +187,10 @@ class _Theatre:
         while not condition():
             if time.monotonic() > give_up_at:
                 raise TimeoutError(f"waited {_WAIT_SECONDS:g} s for {what}")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _ask(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS / 4):
+        while not self._ended.wait(_POLL_SECONDS / 4):
             try:
                 prediction = self._evaluator.predict({"x": ones(3)}).result(_WAIT_SECONDS)
             except Exception as error:  # noqa: BLE001 - whatever a client would have seen is a fault

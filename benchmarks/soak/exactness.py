@@ -1,8 +1,8 @@
-"""The law of exactness, drawn: streams of batches score here as `model.evaluate` scores them on one device.
+"""The exactness guarantee, drawn: streams of batches score here as `model.evaluate` scores them on one device.
 
-Drawn are the model (of the tests' zoo), 1 to 8 replicas, compiled or named metrics, how many streams run at once, the
-number and sizes of their batches, the rows, the targets and the weights. Cases come in chapters that share a model, its
-replicas and its metrics, since those have to be built and traced.
+Drawn are the model (of the tests' sample models), 1 to 8 replicas, compiled or named metrics, how many streams run at
+once, the number and sizes of their batches, the rows, the targets and the weights. Cases come in chapters that share a
+model, its replicas and its metrics, since those have to be built and traced.
 
 Models that pass their inputs through do not round, and must agree to the last digit. Others must agree to 1e-6 of the
 value; what deviates more must have outputs that are one device's but for rounding, and the score that Keras makes of
@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from benchmarks.soak.trial import Trial
 
 if TYPE_CHECKING:
-    from evaluator.compute.law import Rows
+    from evaluator.compute.exactness import Rows
 
     from understudy.evaluator.compute.slot import Slot
     from understudy.evaluator.types import MetricSpec
@@ -73,7 +73,7 @@ class Tally:
         largest_deviation_beyond_rounding: The largest of these.
         largest_deviation_of_outputs: Of the outputs of these from one device's, relative to the largest value of each.
         largest_deviation_of_scoring: Of these from Keras's score of the same outputs.
-        failed: How many streams broke the law.
+        failed: How many streams broke the guarantee.
         failures: Descriptions of the first of them.
     """
 
@@ -119,19 +119,19 @@ def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]
 
 def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
     import tensorflow as tf
-    from evaluator.compute import wider_zoo
+    from evaluator.compute import more_sample_models
 
     from understudy.evaluator.compute.slot import Slot
 
-    name = str(rng.choice(sorted(wider_zoo.KINDS)))
+    name = str(rng.choice(sorted(more_sample_models.KINDS)))
     replicas = int(rng.integers(1, MAX_REPLICAS + 1))
-    model = wider_zoo.KINDS[name].build()
+    model = more_sample_models.KINDS[name].build()
     model.save(folder / "model.keras")
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
-    slot = Slot(strategy, folder / "model.keras", max_rows=MAX_ROWS_OF_PASS)
-    metrics = _draw_metrics(rng, wider_zoo.NAMED.get(name, ()))
+    slot = Slot(strategy, folder / "model.keras", max_batch_size=MAX_ROWS_OF_PASS)
+    metrics = _draw_metrics(rng, more_sample_models.NAMED.get(name, ()))
     if metrics:
-        wider_zoo.compile_with(model, metrics)
+        more_sample_models.compile_with(model, metrics)
     return Chapter(name=name, replicas=replicas, metrics=metrics, model=model, slot=slot)
 
 
@@ -145,19 +145,19 @@ def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tupl
 
 def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -> None:
     """Score some streams at once, and each of them on one device."""
-    from evaluator.compute import law, wider_zoo
-    from evaluator.compute.zoo import evaluate_on_one_device
+    from evaluator.compute import exactness, more_sample_models
+    from evaluator.compute.sample_models import evaluate_on_one_device
 
     weighted = bool(rng.random() < 0.5)
-    kind = wider_zoo.KINDS[chapter.name]
+    kind = more_sample_models.KINDS[chapter.name]
     streams = [
-        law.draw(kind, int(rng.integers(2**32)), _draw_sizes(rng), weighted=weighted)
+        exactness.draw(kind, int(rng.integers(2**32)), _draw_sizes(rng), weighted=weighted)
         for _ in range(rng.integers(1, MAX_STREAMS + 1))
     ]
-    results = law.score_interleaved(chapter.slot, streams, chapter.metrics)
+    results = exactness.score_interleaved(chapter.slot, streams, chapter.metrics)
     tally.cases += 1
     tally.streams += len(streams)
-    tally.passed_through += chapter.name in wider_zoo.PASSED_THROUGH
+    tally.passed_through += chapter.name in more_sample_models.PASSED_THROUGH
     for batches, result in zip(streams, results, strict=True):
         expected = evaluate_on_one_device(chapter.model, batches)
         problem = _judge(chapter, batches, result, expected, tally)
@@ -174,19 +174,19 @@ def _judge(
     chapter: Chapter, batches: Sequence[Rows], result: Mapping[str, float], expected: Mapping[str, float], tally: Tally
 ) -> str:
     """Return what is wrong with a result; nothing if it is as it should be."""
-    from evaluator.compute import law, wider_zoo
+    from evaluator.compute import exactness, more_sample_models
 
-    apart = law.deviation(result, expected)
+    apart = exactness.deviation(result, expected)
     problem = f"{dict(result)} for {dict(expected)}"
-    if chapter.name in wider_zoo.PASSED_THROUGH:
+    if chapter.name in more_sample_models.PASSED_THROUGH:
         tally.largest_deviation_passed_through = max(tally.largest_deviation_passed_through, apart)
         return problem if apart else ""
-    if apart <= law.ROUNDING:
+    if apart <= exactness.ROUNDING:
         tally.largest_deviation = max(tally.largest_deviation, apart)
         return ""
-    of_scoring = law.deviation(result, law.score_outputs(chapter.model, chapter.slot, batches))
-    of_outputs = law.output_deviation(chapter.model, chapter.slot, batches)
-    if of_scoring > law.ROUNDING or of_outputs > law.ROUNDING_OF_OUTPUTS:
+    of_scoring = exactness.deviation(result, exactness.score_outputs(chapter.model, chapter.slot, batches))
+    of_outputs = exactness.output_deviation(chapter.model, chapter.slot, batches)
+    if of_scoring > exactness.ROUNDING or of_outputs > exactness.ROUNDING_OF_OUTPUTS:
         return f"{problem}; the outputs are {of_outputs} apart, their scores {of_scoring}"
     tally.beyond_rounding += 1
     tally.largest_deviation_beyond_rounding = max(tally.largest_deviation_beyond_rounding, apart)

@@ -30,7 +30,7 @@ from benchmarks.soak.trial import Trial
 if TYPE_CHECKING:
     from protocols.served import Pair, Served
 
-    from benchmarks.soak.fuzz_doors import Answer, Door
+    from benchmarks.soak.fuzz_endpoints import Answer, Endpoint
 
 REQUESTS: Final = 100_000
 PART: Final = 500
@@ -44,7 +44,7 @@ _FEWEST_LOOKS: Final = 10
 
 
 class Fuzzer:
-    """Knocks on every door of two servers. A context manager.
+    """Calls every endpoint of two servers. A context manager.
 
     Args:
         pair: The servers.
@@ -55,7 +55,7 @@ class Fuzzer:
         self._pair = pair
         self._seed = seed
         self._stack = ExitStack()
-        self._doors: list[Door] = []
+        self._endpoints: list[Endpoint] = []
         self.answers: Counter[str] = Counter()
         self.faults: list[str] = []
         self.memory_mib: dict[str, list[float]] = {"every": [], "plain": []}
@@ -73,38 +73,38 @@ class Fuzzer:
         self._stack.close()
 
     @property
-    def door_names(self) -> set[str]:
-        """The doors there are."""
-        return {door.name for door in self._doors}
+    def endpoint_names(self) -> set[str]:
+        """The endpoints there are."""
+        return {endpoint.name for endpoint in self._endpoints}
 
     def knock(self, numbers: range) -> None:
         """Send the requests of these numbers, take note of how they are answered, and look at the memory."""
         for answer in self._pool.map(self._knock_once, numbers):
-            self.answers[f"{answer.door} {answer.status}"] += 1
+            self.answers[f"{answer.endpoint} {answer.status}"] += 1
             if not answer.allowed and len(self.faults) < MAX_SHOWN:
-                self.faults.append(f"{answer.door} answered {answer.status}: {answer.detail}")
+                self.faults.append(f"{answer.endpoint} answered {answer.status}: {answer.detail}")
         for name, pid in (("every", self._pair.every.pid), ("plain", self._pair.plain.pid)):
             self.memory_mib[name].append(round(psutil.Process(pid).memory_info().rss / _MEBIBYTE, 1))
 
     def _knock_once(self, number: int) -> Answer:
         chance = random.Random(f"{self._seed}-{number}")  # noqa: S311 - no secrets here
-        return self._door(number, chance).knock(chance)
+        return self._endpoint(number, chance).knock(chance)
 
-    def _door(self, number: int, chance: random.Random) -> Door:
-        """Return each door once, then by their weights."""
-        if number < len(self._doors):
-            return self._doors[number]
-        return chance.choices(self._doors, [door.weight for door in self._doors])[0]
+    def _endpoint(self, number: int, chance: random.Random) -> Endpoint:
+        """Return each endpoint once, then by their weights."""
+        if number < len(self._endpoints):
+            return self._endpoints[number]
+        return chance.choices(self._endpoints, [endpoint.weight for endpoint in self._endpoints])[0]
 
     def _open(self, served: Served, model: str, inputs: Mapping[str, Any]) -> None:
-        from benchmarks.soak.fuzz_doors import RestDoor, doors_of
+        from benchmarks.soak.fuzz_endpoints import RestEndpoint, endpoints_of
 
         channel = self._stack.enter_context(grpc.insecure_channel(served.grpc))
-        doors = list(doors_of(channel, served.http, model, inputs))
-        for door in doors:
-            if isinstance(door, RestDoor):
-                self._stack.callback(door.close)
-        self._doors += doors
+        endpoints = list(endpoints_of(channel, served.http, model, inputs))
+        for endpoint in endpoints:
+            if isinstance(endpoint, RestEndpoint):
+                self._stack.callback(endpoint.close)
+        self._endpoints += endpoints
 
 
 def has_grown(looks: Sequence[float]) -> bool:
@@ -146,7 +146,7 @@ def _report(trial: Trial, fuzzer: Fuzzer, done: int, answers: Mapping[str, int])
     trial.report(
         held=not fuzzer.faults and not grown,
         requests=done,
-        doors=len(fuzzer.door_names),
+        endpoints=len(fuzzer.endpoint_names),
         statuses=dict(statuses.most_common()),
         faults=fuzzer.faults,
         grown=grown,

@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks.soak import stock_script
 from benchmarks.soak.trial import Trial
 from understudy.checkpoints import FolderSource
-from understudy.evaluator.errors import NotReadyError
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.lifecycle import loads
+from understudy.evaluator.evaluator_errors import NotReadyError
+from understudy.evaluator.lifecycle import version_monitor
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
 
@@ -45,12 +45,12 @@ class Tally:
     Attributes:
         saves: How often the writer saved.
         failed_saves: The errors that it met.
-        loaded: How many different steps were on stage when somebody asked for a prediction.
+        loaded: How many different steps were serving when somebody asked for a prediction.
         predictions: How many predictions were checked.
         wrong: Those that were not what their step's weights give.
-        gone: How many checkpoints were overwritten or deleted before they could be taken.
-        torn: Why others could not be taken or loaded.
-        last_served: Whether the last save came on stage in the end.
+        gone: How many checkpoints were overwritten or deleted before they could be fetched.
+        torn: Why others could not be fetched or loaded.
+        last_served: Whether the last save started serving in the end.
     """
 
     saves: int = 0
@@ -129,12 +129,12 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
 
 
 class _Failures(logging.Handler):
-    """Collects why checkpoints could not be taken or loaded, as the log says it. A context manager."""
+    """Collects why checkpoints could not be fetched or loaded, as the log says it. A context manager."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reasons: list[str] = []
-        self._log = logging.getLogger(loads.__name__)
+        self._log = logging.getLogger(version_monitor.__name__)
 
     def emit(self, record: logging.LogRecord) -> None:
         if hasattr(record, "reason"):
@@ -150,7 +150,7 @@ class _Failures(logging.Handler):
 
 def _evaluator(folder: Path, state: Path) -> Evaluator:
     return Evaluator(
-        EvaluatorSettings(state_dir=state, logical_cpus=2, poll_interval_seconds=0.01, max_batch_rows=4, slots=2),
+        EvaluatorSettings(state_dir=state, logical_cpus=2, poll_interval_seconds=0.01, max_batch_size=4, slots=2),
         source=FolderSource(folder, state / "staging", takes_variables=True),
         build_model=stock_script.build_model,
         observer=SilentObserver(),

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.speed import machine, report, results
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.servers import peer_versions
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.speed.entrants import Cell, Entrant
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
+from benchmarks.speed.entrants import Cell, Participant
 from benchmarks.speed.figures import Figures
-from benchmarks.speed.line_up import line_up
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import BATCHES, MODELS
+from benchmarks.speed.participants import participants
 from benchmarks.speed.processes import ProcessTree, at_rest_cpu
 from benchmarks.speed.running import prepare
 
@@ -38,7 +38,7 @@ def run(measuring: Measuring) -> dict[str, Any]:
     models = [MODELS[name] for name in COMPARED]
     for model in models:
         measuring.progress.say(f"starting the servers of the {model.text}")
-        with line_up(measuring, prepare(measuring.work, model)) as taking_part:
+        with participants(measuring, prepare(measuring.work, model)) as taking_part:
             table.fill(model.name, taking_part)
     return {
         "models": {model.name: model.text for model in models},
@@ -48,15 +48,15 @@ def run(measuring: Measuring) -> dict[str, Any]:
     }
 
 
-def order(cells: Sequence[Cell], taking_part: Sequence[Entrant], turn: int) -> Iterator[tuple[Cell, Entrant]]:
+def order(cells: Sequence[Cell], taking_part: Sequence[Participant], turn: int) -> Iterator[tuple[Cell, Participant]]:
     """Yield who is measured in which cell in one round, in the order of that round."""
     shuffled = list(cells)
     random.Random(turn).shuffle(shuffled)  # noqa: S311 - no secrets here
     for place, cell in enumerate(shuffled):
         first = (turn + place) % len(taking_part)
-        for entrant in (*taking_part[first:], *taking_part[:first]):
-            if entrant.takes(cell):
-                yield cell, entrant
+        for participant in (*taking_part[first:], *taking_part[:first]):
+            if participant.takes(cell):
+                yield cell, participant
 
 
 def length_of(cell: Cell) -> int:
@@ -81,7 +81,7 @@ class Table:
         self.failures: list[str] = []
         self.at_rest: dict[str, float] = {}
 
-    def fill(self, model: str, taking_part: Sequence[Entrant]) -> None:
+    def fill(self, model: str, taking_part: Sequence[Participant]) -> None:
         """Measure everybody in every cell of one model."""
         cells = [
             Cell(model=model, rows=rows, connections=count) for rows, count in itertools.product(BATCHES, CONNECTIONS)
@@ -90,27 +90,27 @@ class Table:
         self._measuring.progress.expect(sum(map(len, rounds)))
         restless = self._restless(taking_part)
         with _paused(restless):
-            for cell, entrant in itertools.chain.from_iterable(rounds):
-                with _awake(entrant.tree if entrant.tree in restless else None):
-                    self._measure(cell, entrant)
+            for cell, participant in itertools.chain.from_iterable(rounds):
+                with _awake(participant.tree if participant.tree in restless else None):
+                    self._measure(cell, participant)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the figures of every cell and entrant, as results keep them."""
-        return [_row(cell, entrant, figures) for (cell, entrant), figures in sorted(self._figures.items())]
+        return [_row(cell, participant, figures) for (cell, participant), figures in sorted(self._figures.items())]
 
-    def _measure(self, cell: Cell, entrant: Entrant) -> None:
+    def _measure(self, cell: Cell, participant: Participant) -> None:
         try:
-            figures = entrant.measure(cell, self._measuring.seconds * length_of(cell))
+            figures = participant.measure(cell, self._measuring.seconds * length_of(cell))
         except BenchmarkError as error:
-            self.failures.append(f"{cell}: {entrant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
+            self.failures.append(f"{cell}: {participant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
             self._measuring.progress.step(self.failures[-1])
             return
-        self._figures.setdefault((cell, entrant.name), []).append(figures)
+        self._figures.setdefault((cell, participant.name), []).append(figures)
         self._measuring.progress.step(
-            f"{cell}: {entrant.name}: {figures.requests_per_second:.0f} requests/s, p99 {figures.p99_ms:.1f} ms"
+            f"{cell}: {participant.name}: {figures.requests_per_second:.0f} requests/s, p99 {figures.p99_ms:.1f} ms"
         )
 
-    def _restless(self, taking_part: Sequence[Entrant]) -> list[ProcessTree]:
+    def _restless(self, taking_part: Sequence[Participant]) -> list[ProcessTree]:
         trees = list({one.tree.name: one.tree for one in taking_part}.values())
         shares = at_rest_cpu(trees)
         self.at_rest |= {name: round(share, 3) for name, share in shares.items()}
@@ -141,10 +141,10 @@ def _awake(tree: ProcessTree | None) -> Iterator[None]:
         tree.pause()
 
 
-def _row(cell: Cell, entrant: str, figures: Sequence[Figures]) -> dict[str, Any]:
+def _row(cell: Cell, participant: str, figures: Sequence[Figures]) -> dict[str, Any]:
     columns = [field.name for field in dataclasses.fields(Figures)]
     return {
         **dataclasses.asdict(cell),
-        "entrant": entrant,
+        "entrant": participant,
         **{column: [getattr(one, column) for one in figures] for column in columns},
     }

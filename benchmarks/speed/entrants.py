@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from benchmarks.speed import h2load, streams
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.figures import Figures
 from benchmarks.speed.processes import ProcessTree
 from benchmarks.speed.running import Bodies, RunningServer
@@ -36,7 +36,7 @@ class Cell:
         return f"{self.model}, batch {self.rows}, {self.connections} connections"
 
 
-class Entrant(Protocol):
+class Participant(Protocol):
     """Something that can be measured in some cells."""
 
     @property

@@ -6,7 +6,7 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import MODELS, BenchmarkModel
 from benchmarks.speed.running import prepare, running

@@ -1,4 +1,4 @@
-"""What one measurement of one entrant came to, and how several of them are told as one."""
+"""What one measurement of one participant came to, and how several of them are told as one."""
 
 from __future__ import annotations
 

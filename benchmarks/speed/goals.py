@@ -42,13 +42,13 @@ def render(results: Results) -> str:
         result = results.get(goal.result)
         reached = goal.reached(result["rows"]) if result else None
         sign = "≤" if goal.at_most else "≥"
-        lines.append([goal.text, f"{sign} {goal.wanted}", *_verdict(goal, reached), f"`{_command(goal.result)}`"])
+        lines.append([goal.text, f"{sign} {goal.wanted}", *_outcome(goal, reached), f"`{_command(goal.result)}`"])
     head = "# Goals\n\nEach is a ratio within one run: of the medians, and in brackets the least and the most of one "
     note = "round.\nWritten by `python -m benchmarks.speed --render` from the results beside it.\n\n"
     return head + note + table.markdown(("what", "goal", "reached", "", "repeated by"), lines)
 
 
-def _verdict(goal: Goal, reached: Spread | None) -> tuple[str, str]:
+def _outcome(goal: Goal, reached: Spread | None) -> tuple[str, str]:
     if reached is None:
         return "not measured", ""
     met = reached.median <= goal.wanted if goal.at_most else reached.median >= goal.wanted

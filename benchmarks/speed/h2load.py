@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.wire import METHOD
 
 WARM_UP_SECONDS = 0.3

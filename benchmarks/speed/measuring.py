@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.servers import LONG_QUEUE_ROWS, Server, floor, own, peers
 
 
@@ -66,7 +66,10 @@ class Measuring:
         """
         chosen = [
             server
-            for server in (*own("--max-queue-rows", str(LONG_QUEUE_ROWS)), *(peers() if self.with_peers else floor()))
+            for server in (
+                *own("--max-queue-examples", str(LONG_QUEUE_ROWS)),
+                *(peers() if self.with_peers else floor()),
+            )
             if self.wants(server.name)
         ]
         if not chosen:

@@ -107,7 +107,7 @@ MODELS = {
             text="MLP 784-256-256-10",
             row_shape=(784,),
             layers=_dense(256, 256),
-            serve_options=("--intra-op-threads", "1", "--max-batch-rows", "512"),
+            serve_options=("--intra-op-threads", "1", "--max-batch-size", "512"),
         ),
         BenchmarkModel(name="conv", text="conv net 28x28: 16, 32 filters", row_shape=(28, 28, 1), layers=_conv),
         BenchmarkModel(

@@ -17,7 +17,7 @@ from typing import Self
 
 import psutil
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 
 END_SECONDS = 10.0
 """How long a server may take to end before it is killed."""

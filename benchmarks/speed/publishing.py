@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks.speed import wire
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import dense_of, model_file
 from benchmarks.speed.processes import Launch, free_port
@@ -59,4 +59,4 @@ def _measure(measuring: Measuring, bodies: Bodies, commits: int) -> list[float]:
 def _check_step(target: str, bodies: Bodies, expected: int) -> None:
     reply = wire.call(target, wire.request(bodies.model, 1), timeout_seconds=30)
     if wire.version(reply) != str(expected):
-        raise BenchmarkError(f"step {expected} is on stage, but step {wire.version(reply)} answered")
+        raise BenchmarkError(f"step {expected} is serving, but step {wire.version(reply)} answered")

@@ -53,6 +53,6 @@ def _measure(measuring: Measuring, model: BenchmarkModel) -> list[dict[str, Any]
 
 def _worker(measuring: Measuring, bodies: Bodies, replicas: int) -> Worker:
     place = measuring.work / f"{bodies.model.name}_replicas_{replicas}"
-    settings = (f"logical_cpus={replicas}", "intra_op_threads=1", f"inter_op_threads={replicas}", "max_batch_rows=256")
+    settings = (f"logical_cpus={replicas}", "intra_op_threads=1", f"inter_op_threads={replicas}", "max_batch_size=256")
     arguments = ("evaluator", bodies.model.name, str(bodies.file), str(place), *settings)
     return Worker("in_process", *arguments, log=place.with_suffix(".log"), name=f"{replicas} replicas")

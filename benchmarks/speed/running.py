@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 
 from benchmarks.speed import streams, wire
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.models import BATCHES, BenchmarkModel, Floats, model_file
 from benchmarks.speed.processes import Launch, ProcessTree, free_port
 from benchmarks.speed.servers import Server, Site
@@ -25,7 +25,7 @@ START_SECONDS = 120.0
 PREPARE_SECONDS = 300.0
 """How long a process may take to save a model."""
 
-_LOOK_SECONDS = 0.3
+_POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def _wait(tree: ProcessTree, port: int, message: bytes) -> None:
         try:
             wire.call(f"127.0.0.1:{port}", message, timeout_seconds=5)
         except grpc.RpcError:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             return
     raise BenchmarkError(f"{tree.name} did not answer within {START_SECONDS:.0f} s")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.models import BATCHES, CLASSES, INPUT, OUTPUT, BenchmarkModel
 from benchmarks.speed.processes import Launch, free_port
 from understudy.service.settings import ServeSettings

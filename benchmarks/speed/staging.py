@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.atomic import sync
 from understudy.checkpoints.layout import MODEL_FILE
@@ -17,9 +17,9 @@ SERVE_SECONDS = 90.0
 """How long a checkpoint may take until it is served."""
 
 NEW_SLOTS = 2
-"""The first checkpoints after the one on stage are each loaded into a new slot: the model is built and traced."""
+"""The first checkpoints after the serving version are each loaded into a new slot: the model is built and traced."""
 
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
 class StagedCheckpoints:
@@ -57,20 +57,20 @@ class StagedCheckpoints:
         return step, committed
 
     def commit_and_wait(self, client: Client) -> float:
-        """Commit the next one; return the seconds until it was on stage."""
+        """Commit the next one; return the seconds until it was serving."""
         step, committed = self.commit()
         wait_for(client, step)
         return time.time() - committed
 
     def settle(self, client: Client) -> None:
-        """Wait until the last one that was committed is on stage."""
+        """Wait until the last one that was committed is serving."""
         wait_for(client, self._next - 1)
 
 
 def wait_for(client: Client, step: int) -> None:
-    """Wait until a step is on stage; raise BenchmarkError if it is not after `SERVE_SECONDS`."""
+    """Wait until a step is serving; raise BenchmarkError if it is not after `SERVE_SECONDS`."""
     ends = time.monotonic() + SERVE_SECONDS
     while client.status().serving_step != step:
         if time.monotonic() > ends:
             raise BenchmarkError(f"step {step} was not served within {SERVE_SECONDS:.0f} s")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)

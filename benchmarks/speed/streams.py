@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import numpy as np
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.models import INPUT, OUTPUT, BenchmarkModel, Floats
 from benchmarks.speed.wire import FRAME_BYTES, MESSAGE_OPTIONS, framed, is_close
 from understudy.v1 import prediction_pb2

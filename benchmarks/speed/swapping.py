@@ -1,7 +1,7 @@
 """Swapping under load: the tail while 200 MB of weights are swapped every second, against the tail at rest.
 
 The same Poisson load runs in both; phases of rest and of swapping take turns. A checkpoint is committed by a rename, so
-that writing it costs nothing meanwhile; what is measured is that it is checked, loaded, warmed up and put on stage.
+that writing it costs nothing meanwhile; what is measured is that it is checked, loaded, warmed up and promoted.
 """
 
 from __future__ import annotations

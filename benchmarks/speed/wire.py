@@ -7,7 +7,7 @@ import struct
 import grpc
 import numpy as np
 
-from benchmarks.speed.errors import BenchmarkError
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.models import INPUT, BenchmarkModel, Floats
 from understudy.oip import inference_pb2
 

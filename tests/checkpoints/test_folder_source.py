@@ -16,7 +16,7 @@ from understudy.checkpoints import (
     DamagedCheckpointError,
     FolderSource,
     UnsupportedFormatError,
-    open_taken,
+    open_local_checkpoint,
 )
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
 
@@ -94,12 +94,12 @@ def test_a_taken_checkpoint_is_private_and_describes_itself(
     origin = write_keras(folder / "model.keras", iterations=5)
     content = origin.read_bytes()
     (checkpoint,) = source.poll()
-    taken = checkpoint.take(tmp_path / "pinned" / "5")
+    local = checkpoint.fetch(tmp_path / "pinned" / "5")
     origin.unlink()
-    assert taken.model_file.read_bytes() == content
-    assert (taken.step, taken.digest, checkpoint.manifest) == (5, checkpoint.digest, None)
-    assert open_taken(taken.directory) == taken
-    assert checkpoint.take(tmp_path / "pinned" / "5") == taken
+    assert local.model_file.read_bytes() == content
+    assert (local.step, local.digest, checkpoint.manifest) == (5, checkpoint.digest, None)
+    assert open_local_checkpoint(local.directory) == local
+    assert checkpoint.fetch(tmp_path / "pinned" / "5") == local
     assert _staged(tmp_path) == []
 
 
@@ -111,8 +111,8 @@ def test_the_writers_file_is_copied_not_linked(
 ) -> None:
     origin = write_keras(folder / "model.keras", iterations=5)
     (checkpoint,) = source.poll()
-    taken = checkpoint.take(tmp_path / "pinned" / "5")
-    assert not taken.model_file.samefile(origin)
+    local = checkpoint.fetch(tmp_path / "pinned" / "5")
+    assert not local.model_file.samefile(origin)
     assert origin.stat().st_nlink == 1
 
 
@@ -129,7 +129,7 @@ def test_an_overwritten_path_gives_successive_versions(
     assert len({checkpoint.digest for checkpoint in found}) == 3
 
 
-def test_a_version_can_be_taken_until_its_successor_is_found(
+def test_a_version_can_be_fetched_until_its_successor_is_found(
     folder: Path,
     tmp_path: Path,
     source: FolderSource,
@@ -138,14 +138,14 @@ def test_a_version_can_be_taken_until_its_successor_is_found(
     path = write_keras(folder / "model.keras", weight=1, iterations=10)
     (old,) = source.poll()
     write_keras(path, weight=2, iterations=20)
-    assert old.take(tmp_path / "pinned" / "10").step == 10
+    assert old.fetch(tmp_path / "pinned" / "10").step == 10
     assert _steps(source) == [20]
     with pytest.raises(CheckpointGoneError, match="overwritten or deleted before step 10"):
-        old.take(tmp_path / "pinned" / "again")
+        old.fetch(tmp_path / "pinned" / "again")
     assert not (tmp_path / "pinned" / "again").exists()
 
 
-def test_a_checkpoint_can_be_taken_twice_while_its_file_is_there(
+def test_a_checkpoint_can_be_fetched_twice_while_its_file_is_there(
     folder: Path,
     tmp_path: Path,
     source: FolderSource,
@@ -153,8 +153,8 @@ def test_a_checkpoint_can_be_taken_twice_while_its_file_is_there(
 ) -> None:
     write_keras(folder / "model.keras", iterations=10)
     (checkpoint,) = source.poll()
-    one = checkpoint.take(tmp_path / "pinned" / "one")
-    two = checkpoint.take(tmp_path / "pinned" / "two")
+    one = checkpoint.fetch(tmp_path / "pinned" / "one")
+    two = checkpoint.fetch(tmp_path / "pinned" / "two")
     assert one.manifest == two.manifest
 
 
@@ -165,7 +165,7 @@ def test_a_deleted_file_is_gone(folder: Path, tmp_path: Path, source: FolderSour
     assert source.poll() == []
     assert _staged(tmp_path) == []
     with pytest.raises(CheckpointGoneError):
-        checkpoint.take(tmp_path / "pinned" / "10")
+        checkpoint.fetch(tmp_path / "pinned" / "10")
 
 
 def test_the_same_model_in_two_files_is_one_checkpoint(
@@ -199,7 +199,9 @@ def test_only_a_few_copies_are_kept_and_the_others_made_again(
         _set_modified(write_keras(folder / f"{step}.keras", weight=step, iterations=step), step)
     found = poll_all(source)
     assert len(_staged(tmp_path)) == 4
-    assert [checkpoint.take(tmp_path / "pinned" / str(checkpoint.step)).step for checkpoint in found] == [*range(1, 11)]
+    assert [checkpoint.fetch(tmp_path / "pinned" / str(checkpoint.step)).step for checkpoint in found] == [
+        *range(1, 11)
+    ]
 
 
 def test_an_unchanged_file_is_read_once(
@@ -246,7 +248,7 @@ def test_a_file_that_stays_torn_is_reported_as_damaged(
     (damaged,) = source.poll()
     assert damaged.step == 3
     with pytest.raises(DamagedCheckpointError, match=r"epoch-3\.keras.* is not a whole \.keras file"):
-        damaged.take(tmp_path / "pinned" / "3")
+        damaged.fetch(tmp_path / "pinned" / "3")
     assert list(source.poll()) == [damaged]
     path.write_bytes(content)
     assert _steps(source) == [10]
@@ -353,5 +355,5 @@ def test_a_file_that_is_deleted_while_it_waits_to_be_read_is_reported_once(
     (tmp_path / "theirs" / "model-002.keras").unlink()
     gone = next(checkpoint for checkpoint in source.poll() if checkpoint.step == 2)
     with pytest.raises(CheckpointGoneError, match=r"model-002\.keras was deleted before it could be read"):
-        gone.take(tmp_path / "pinned")
+        gone.fetch(tmp_path / "pinned")
     assert [checkpoint.step for checkpoint in poll_all(source)] == [1, *range(3, 11)]

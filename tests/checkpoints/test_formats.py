@@ -23,7 +23,7 @@ from understudy.checkpoints import (
     DamagedCheckpointError,
     FolderSource,
     ModelKind,
-    open_taken,
+    open_local_checkpoint,
 )
 from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format, hdf5, hdf5_contents
 
@@ -114,10 +114,10 @@ def test_a_checkpoint_is_taken_whole_with_its_kind_and_the_optimizers_step(
 ) -> None:
     (checkpoint,) = source_of(saved[kind], tmp_path).poll()
     assert (checkpoint.step, checkpoint.created_at) == (5, LONG_AGO)
-    taken = checkpoint.take(tmp_path / "pinned" / "5")
-    assert (taken.kind, taken.step) == (kind, 5)
-    assert open_taken(taken.directory) == taken
-    assert format_of(kind).inspect(taken.model_file).digest == checkpoint.digest
+    local = checkpoint.fetch(tmp_path / "pinned" / "5")
+    assert (local.kind, local.step) == (kind, 5)
+    assert open_local_checkpoint(local.directory) == local
+    assert format_of(kind).inspect(local.model_file).digest == checkpoint.digest
 
 
 def without_optimizer(model: keras.Model) -> keras.Model:
@@ -203,7 +203,7 @@ def test_an_index_and_data_of_two_saves_are_damage(
     set_long_ago(folder)
     damaged = found_damaged(folder, tmp_path)
     with pytest.raises(DamagedCheckpointError, match="is not a whole"):
-        damaged.take(tmp_path / "pinned")
+        damaged.fetch(tmp_path / "pinned")
 
 
 def test_a_file_without_checksums_is_left_alone_until_its_clock_has_ticked(
@@ -225,7 +225,7 @@ def test_an_h5_file_of_weights_alone_is_told_from_a_model(theirs: Path, tmp_path
     damaged = found_damaged(theirs, tmp_path)
     assert damaged.step == 3
     with pytest.raises(DamagedCheckpointError, match=r"does not hold a whole model; weights alone are read from"):
-        damaged.take(tmp_path / "pinned")
+        damaged.fetch(tmp_path / "pinned")
 
 
 def test_a_manager_says_which_checkpoints_count(theirs: Path, tmp_path: Path, logical_cpus: tuple[str, ...]) -> None:
@@ -244,7 +244,7 @@ def test_a_manager_says_which_checkpoints_count(theirs: Path, tmp_path: Path, lo
         manager.save(step)
     shutil.rmtree(tmp_path / "staging")
     with pytest.raises(CheckpointGoneError):
-        found[0].take(tmp_path / "pinned")
+        found[0].fetch(tmp_path / "pinned")
 
 
 @pytest.mark.parametrize("kind", [ModelKind.WEIGHTS, ModelKind.HDF5])

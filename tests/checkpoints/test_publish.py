@@ -142,11 +142,11 @@ def test_the_newest_are_kept(run: RunDir) -> None:
 def test_a_pinned_step_is_never_pruned(run: RunDir) -> None:
     publisher = CheckpointPublisher(run, keep=1)
     _publish(publisher, 1)
-    (run.pinned / "000000000001").mkdir(parents=True)
+    (run.leases / "000000000001").mkdir(parents=True)
     _publish(publisher, 2)
     _publish(publisher, 3)
     assert run.committed_steps() == [1, 3]
-    (run.pinned / "000000000001").rmdir()
+    (run.leases / "000000000001").rmdir()
     _publish(publisher, 4)
     assert run.committed_steps() == [4]
 

@@ -50,7 +50,7 @@ def test_checkpoints_elsewhere_are_fetched_and_taken(
     _upload(file, f"{bucket}/train.log")
     (checkpoint,) = source.poll()
     assert checkpoint.step == 7
-    assert checkpoint.take(tmp_path / "pinned").model_file.read_bytes() == file.read_bytes()
+    assert checkpoint.fetch(tmp_path / "pinned").model_file.read_bytes() == file.read_bytes()
     assert [path.name for path in (tmp_path / "mirror").iterdir()] == ["a.keras"]
 
 

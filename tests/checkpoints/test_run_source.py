@@ -17,9 +17,9 @@ from understudy.checkpoints import (
     RunDir,
     RunSource,
     UnsupportedFormatError,
-    open_taken,
+    open_local_checkpoint,
 )
-from understudy.checkpoints.folders import link_or_copy, remove_folder
+from understudy.checkpoints.fs import link_or_copy, remove_folder
 from understudy.checkpoints.manifest import read_manifest, verify_files
 
 from .conftest import Publish
@@ -36,15 +36,15 @@ def test_checkpoints_come_in_step_order(run: RunDir, publish: Publish) -> None:
     assert [(checkpoint.step, checkpoint.final) for checkpoint in found] == [(9, False), (10, False), (200, True)]
 
 
-def test_a_glance_tells_that_something_was_committed(run: RunDir, publish: Publish) -> None:
+def test_a_peek_tells_that_something_was_committed(run: RunDir, publish: Publish) -> None:
     source = RunSource(run)
-    nothing = source.glance()
+    nothing = source.peek()
     publish(1)
     os.utime(run.checkpoints, ns=(1, 1))  # long ago, as clocks of file systems are coarse
-    one = source.glance()
-    assert one == source.glance() != nothing
+    one = source.peek()
+    assert one == source.peek() != nothing
     publish(2)
-    assert source.glance() != one
+    assert source.peek() != one
 
 
 def test_new_and_deleted_checkpoints_are_noticed(run: RunDir, publish: Publish) -> None:
@@ -66,43 +66,43 @@ def test_a_folder_without_a_manifest_is_not_there(run: RunDir, publish: Publish)
 def test_a_taken_checkpoint_is_whole_and_outlives_the_original(run: RunDir, publish: Publish) -> None:
     manifest = publish(1)
     (checkpoint,) = RunSource(run).poll()
-    taken = checkpoint.take(run.pinned / "000000000001")
+    local = checkpoint.fetch(run.leases / "000000000001")
     remove_folder(run.checkpoint(1))
-    assert taken.model_file.read_bytes() == b"the model " * 20
-    assert (taken.manifest, taken.digest) == (manifest, checkpoint.digest)
-    assert open_taken(taken.directory) == taken
+    assert local.model_file.read_bytes() == b"the model " * 20
+    assert (local.manifest, local.digest) == (manifest, checkpoint.digest)
+    assert open_local_checkpoint(local.directory) == local
 
 
 def test_taking_again_gives_the_same_folder(run: RunDir, publish: Publish) -> None:
     publish(1)
     (checkpoint,) = RunSource(run).poll()
-    first = checkpoint.take(run.pinned / "000000000001")
+    first = checkpoint.fetch(run.leases / "000000000001")
     inode = first.model_file.stat().st_ino
     remove_folder(run.checkpoint(1))
-    assert checkpoint.take(run.pinned / "000000000001") == first
+    assert checkpoint.fetch(run.leases / "000000000001") == first
     assert first.model_file.stat().st_ino == inode
 
 
 def test_a_private_folder_that_is_damaged_or_of_another_model_is_made_again(run: RunDir, publish: Publish) -> None:
     publish(1)
     (checkpoint,) = RunSource(run).poll()
-    into = run.pinned / "000000000001"
+    into = run.leases / "000000000001"
     into.mkdir(parents=True)
     (into / "model.keras").write_bytes(b"half")
-    checkpoint.take(into)
+    checkpoint.fetch(into)
     (into / "model.keras").unlink()
-    checkpoint.take(into)
+    checkpoint.fetch(into)
     verify_files(into, read_manifest(into))
-    assert [path.name for path in run.pinned.iterdir()] == [into.name]
+    assert [path.name for path in run.leases.iterdir()] == [into.name]
 
 
 def test_a_released_checkpoint_is_deleted_and_the_original_stays(run: RunDir, publish: Publish) -> None:
     publish(1)
     (checkpoint,) = RunSource(run).poll()
-    taken = checkpoint.take(run.pinned / "000000000001")
-    taken.release()
-    taken.release()
-    assert list(run.pinned.iterdir()) == []
+    local = checkpoint.fetch(run.leases / "000000000001")
+    local.release()
+    local.release()
+    assert list(run.leases.iterdir()) == []
     assert (run.checkpoint(1) / "model.keras").exists()
 
 
@@ -110,9 +110,9 @@ def test_a_checkpoint_deleted_before_it_is_taken_is_gone(run: RunDir, publish: P
     publish(1)
     (checkpoint,) = RunSource(run).poll()
     remove_folder(run.checkpoint(1))
-    with pytest.raises(CheckpointGoneError, match="deleted before it could be taken"):
-        checkpoint.take(run.pinned / "000000000001")
-    assert list(run.pinned.iterdir()) == []
+    with pytest.raises(CheckpointGoneError, match="deleted before it could be fetched"):
+        checkpoint.fetch(run.leases / "000000000001")
+    assert list(run.leases.iterdir()) == []
 
 
 def test_a_checkpoint_deleted_while_it_is_taken_is_whole_or_gone(run: RunDir, publish: Publish) -> None:
@@ -130,11 +130,11 @@ def test_a_checkpoint_deleted_while_it_is_taken_is_whole_or_gone(run: RunDir, pu
         deleter.start()
         barrier.wait()
         try:
-            taken = checkpoint.take(run.pinned / str(step))
-            verify_files(taken.directory, taken.manifest)
+            local = checkpoint.fetch(run.leases / str(step))
+            verify_files(local.directory, local.manifest)
             outcomes.append("whole")
         except CheckpointGoneError:
-            assert not (run.pinned / str(step)).exists()
+            assert not (run.leases / str(step)).exists()
             outcomes.append("gone")
         deleter.join()
     assert len(outcomes) == 60
@@ -146,8 +146,8 @@ def test_a_truncated_checkpoint_is_damaged(run: RunDir, publish: Publish) -> Non
         file.truncate(100)
     (checkpoint,) = RunSource(run).poll()
     with pytest.raises(DamagedCheckpointError, match=r"model\.keras has 100 bytes, its manifest says 200"):
-        checkpoint.take(run.pinned / "000000000001")
-    assert list(run.pinned.iterdir()) == []
+        checkpoint.fetch(run.leases / "000000000001")
+    assert list(run.leases.iterdir()) == []
 
 
 @pytest.mark.parametrize("part", ["model.keras", "resume/state"])
@@ -156,8 +156,8 @@ def test_a_checkpoint_with_a_part_missing_is_damaged(run: RunDir, publish: Publi
     (run.checkpoint(1) / part).unlink()
     (checkpoint,) = RunSource(run).poll()
     with pytest.raises(DamagedCheckpointError, match=f"{part} is missing, its manifest lists it"):
-        checkpoint.take(run.pinned / "000000000001")
-    assert list(run.pinned.iterdir()) == []
+        checkpoint.fetch(run.leases / "000000000001")
+    assert list(run.leases.iterdir()) == []
 
 
 @given(st.data())
@@ -179,8 +179,8 @@ def test_a_flipped_bit_in_any_file_is_damage(run: RunDir, publish: Publish, data
     try:
         (checkpoint,) = RunSource(run).poll()
         with pytest.raises((DamagedCheckpointError, UnsupportedFormatError)):
-            checkpoint.take(run.pinned / "000000000001")
-        assert not (run.pinned / "000000000001").exists()
+            checkpoint.fetch(run.leases / "000000000001")
+        assert not (run.leases / "000000000001").exists()
     finally:
         path.write_bytes(whole)
 
@@ -192,7 +192,7 @@ def test_a_damaged_manifest_is_reported_not_skipped(run: RunDir, publish: Publis
     damaged, good = RunSource(run).poll()
     assert (damaged.step, damaged.manifest, good.step) == (1, None, 2)
     with pytest.raises(DamagedCheckpointError, match="not a manifest"):
-        damaged.take(run.pinned / "000000000001")
+        damaged.fetch(run.leases / "000000000001")
 
 
 def test_a_checkpoint_in_another_steps_folder_is_damaged(run: RunDir, publish: Publish) -> None:
@@ -200,10 +200,10 @@ def test_a_checkpoint_in_another_steps_folder_is_damaged(run: RunDir, publish: P
     run.checkpoint(1).rename(run.checkpoint(2))
     (checkpoint,) = RunSource(run).poll()
     with pytest.raises(DamagedCheckpointError, match="speaks of step 1"):
-        checkpoint.take(run.pinned / "000000000002")
+        checkpoint.fetch(run.leases / "000000000002")
 
 
-def test_a_repaired_checkpoint_can_be_taken(run: RunDir, publish: Publish) -> None:
+def test_a_repaired_checkpoint_can_be_fetched(run: RunDir, publish: Publish) -> None:
     publish(1)
     manifest = run.checkpoint(1) / "manifest.json"
     content = manifest.read_bytes()
@@ -213,7 +213,7 @@ def test_a_repaired_checkpoint_can_be_taken(run: RunDir, publish: Publish) -> No
     manifest.write_bytes(content)
     (repaired,) = source.poll()
     assert repaired.digest != damaged.digest
-    assert repaired.take(run.pinned / "000000000001").step == 1
+    assert repaired.fetch(run.leases / "000000000001").step == 1
 
 
 def test_files_are_copied_where_they_cannot_be_linked(tmp_path: Path) -> None:
@@ -235,4 +235,4 @@ def test_a_folder_half_deleted_by_hand_is_gone_once_its_manifest_is(run: RunDir,
     shutil.rmtree(run.checkpoint(1) / "resume")
     (run.checkpoint(1) / "manifest.json").unlink()
     with pytest.raises(CheckpointGoneError):
-        checkpoint.take(run.pinned / "000000000001")
+        checkpoint.fetch(run.leases / "000000000001")

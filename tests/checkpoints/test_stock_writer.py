@@ -70,12 +70,12 @@ def test_reading_at_full_speed_tears_nothing_and_disturbs_nobody(tmp_path: Path)
                 if checkpoint.step in seen:
                     continue
                 try:
-                    taken = checkpoint.take(tmp_path / "pinned" / str(checkpoint.step))
+                    local = checkpoint.fetch(tmp_path / "pinned" / str(checkpoint.step))
                 except CheckpointGoneError:
                     continue
-                assert np.all(_weights(taken.model_file) == checkpoint.step)
+                assert np.all(_weights(local.model_file) == checkpoint.step)
                 seen[checkpoint.step] = checkpoint.digest
-                taken.release()
+                local.release()
         report = json.loads(writer.communicate(timeout=30)[0])
     assert report["failures"] == []
     assert report["saves"] > len(seen)

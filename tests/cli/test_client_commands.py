@@ -75,13 +75,13 @@ def test_predict_shows_the_first_rows_of_many_and_says_how_to_get_all(run: Run, 
     result = run("predict", saved(tmp_path, image=np.ones((30, 4), np.float32)), "--batch-size", "7")
 
     assert len(result.stdout.splitlines()) == 1 + 20 + 1
-    assert result.stdout.endswith("and 10 more rows; --output and --json give all of them\n")
+    assert result.stdout.endswith("and 10 more examples; --output and --json give all of them\n")
 
 
 def test_predict_prints_json_by_batch(run: Run, tmp_path: Path) -> None:
     first, second = lines_of_json(run("predict", saved(tmp_path, x=X, y=X), "--batch-size", "8", "--json"))
 
-    assert (first["step"], first["first_row"], second["first_row"]) == (STEP, 0, 8)
+    assert (first["step"], first["first_example"], second["first_example"]) == (STEP, 0, 8)
     assert first["outputs"]["doubled"] + second["outputs"]["doubled"] == (2 * X).tolist()
 
 
@@ -114,7 +114,7 @@ def test_text_is_predicted_and_shown(run: Run, tmp_path: Path) -> None:
     ("arrays", "complaint"),
     [
         ({"picture": X}, "has the arrays picture; the model needs image or x"),
-        ({"image": np.float32(1)}, "have these numbers of rows: {'image': 0}; all need the same, at least 1"),
+        ({"image": np.float32(1)}, "have these numbers of examples: {'image': 0}; all need the same, at least 1"),
         ({"image": np.array([None])}, "is not a readable .npy or .npz file"),
     ],
 )
@@ -239,7 +239,7 @@ def test_status_as_json_has_the_evaluations(run: Run, script: Script) -> None:
     assert status["evaluations"][0]["metrics"] == {"loss": "NaN"}
 
 
-def test_status_ends_with_1_while_nothing_is_on_stage(run: Run, script: Script) -> None:
+def test_status_ends_with_1_while_nothing_is_serving(run: Run, script: Script) -> None:
     script.serving_step = None
 
     result = run("status")
@@ -248,9 +248,9 @@ def test_status_ends_with_1_while_nothing_is_on_stage(run: Run, script: Script) 
     assert result.stdout == "doubler: no version yet\n"
 
 
-def test_promote_tells_what_is_on_stage(run: Run) -> None:
-    assert run("promote", "--pin", "40").stdout == "on stage: step 40, before it step 120; step 40 is pinned\n"
-    assert run("promote", "--unpin").stdout == "on stage: step 120; nothing is pinned\n"
+def test_promote_tells_what_is_serving(run: Run) -> None:
+    assert run("promote", "--pin", "40").stdout == "serving: step 40, before it step 120; step 40 is pinned\n"
+    assert run("promote", "--unpin").stdout == "serving: step 120; nothing is pinned\n"
     (promotion,) = lines_of_json(run("promote", "--roll-back", "--json"))
     assert promotion == {"serving_step": 80, "previous_step": 120, "pinned_step": 80}
 

@@ -28,16 +28,16 @@ def result(*versions: ComparedVersion) -> CompareResult:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("low", "high", "conclusion"),
     [(-2.0, -0.5, "is better than"), (0.5, 2.0, "is worse than"), (-1.0, 1.0, "is not told apart from")],
 )
 def test_the_interval_decides_what_is_said(
-    capsys: pytest.CaptureFixture[str], low: float, high: float, verdict: str
+    capsys: pytest.CaptureFixture[str], low: float, high: float, conclusion: str
 ) -> None:
     paired = LossDifference(mean=(low + high) / 2, low=low, high=high)
     _show(result(compared(10, 2.0, None), compared(20, 1.0, paired)))
     told = capsys.readouterr().out
-    assert f"step 20 {verdict} step 10" in told
+    assert f"step 20 {conclusion} step 10" in told
     assert "90% interval" in told
     assert told.count("note: ") == 2
     assert "7 examples, held against step 10" in told

@@ -8,18 +8,24 @@ import pytest
 from click.testing import CliRunner
 
 from understudy.cli.main import main
-from understudy.evaluator.ending import Ending, Verdict
+from understudy.evaluator.training_end import ExitReason, ServiceExit
 from understudy.service import server
 
 
 @pytest.mark.parametrize(
     ("ending", "status"),
-    [(Ending.SIGNALLED, 0), (Ending.FINISHED, 0), (Ending.FAILED, 5), (Ending.TIMED_OUT, 6), (Ending.DEVICE_FAILED, 8)],
+    [
+        (ExitReason.SIGNALLED, 0),
+        (ExitReason.FINISHED, 0),
+        (ExitReason.FAILED, 5),
+        (ExitReason.TIMED_OUT, 6),
+        (ExitReason.DEVICE_FAILED, 8),
+    ],
 )
 def test_the_exit_status_says_how_it_ended(
-    ending: Ending, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: ExitReason, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "serve", lambda *_: Verdict(ending=ending, text="it is over"))
+    monkeypatch.setattr(server, "serve", lambda *_: ServiceExit(reason=ending, message="it is over"))
     ended = CliRunner().invoke(main, ["serve", "--run-dir", str(tmp_path), "--exit-when-finished"])
     assert ended.exit_code == status
     assert ended.stderr == ("Error: it is over\n" if status else "")

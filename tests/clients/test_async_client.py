@@ -65,7 +65,7 @@ async def test_errors_are_typed_and_carry_what_the_server_says(async_client: Asy
 async def test_a_call_ends_at_its_deadline(async_client: AsyncClient, script: Script) -> None:
     script.gate.clear()
 
-    with pytest.raises(clients.DeadlineError):
+    with pytest.raises(clients.DeadlineExceededError):
         await async_client.predict({"image": ROWS}, timeout_seconds=0.1)
 
 
@@ -151,12 +151,12 @@ async def test_a_stream_left_early_leaves_nothing_running(async_client: AsyncCli
 async def test_what_the_items_raise_is_raised_after_the_results_before_it(async_client: AsyncClient) -> None:
     async def items() -> AsyncIterator[Inputs]:
         yield {"image": ROWS}
-        raise LookupError("no more rows")
+        raise LookupError("no more examples")
 
     results = async_client.predict_many(items())
 
     assert prediction(await anext(results)).step == STEP
-    with pytest.raises(LookupError, match="no more rows"):
+    with pytest.raises(LookupError, match="no more examples"):
         await anext(results)
 
 

@@ -144,7 +144,7 @@ def test_an_array_that_cannot_travel_is_refused_before_it_is_sent(client: Client
         (grpc.StatusCode.NOT_FOUND, clients.NotFoundError),
         (grpc.StatusCode.FAILED_PRECONDITION, clients.FailedPreconditionError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, clients.OverloadedError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, clients.DeadlineError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, clients.DeadlineExceededError),
         (grpc.StatusCode.CANCELLED, clients.CancelledError),
         (grpc.StatusCode.ABORTED, clients.AbortedError),
         (grpc.StatusCode.UNIMPLEMENTED, clients.UnimplementedError),
@@ -186,11 +186,11 @@ def test_an_internal_error_carries_the_id_for_the_server_s_log(client: Client, s
 def test_a_message_that_is_too_large_says_what_to_do(peer: Peer, client: Client) -> None:
     large = np.zeros((1, 3 * 1024 * 1024), np.float32)
 
-    with pytest.raises(clients.MessageTooLargeError, match="send fewer rows at once"):
+    with pytest.raises(clients.MessageTooLargeError, match="send fewer examples at once"):
         client.predict({"image": large})
     with (
         Client(peer.target, max_message_bytes=1000) as small,
-        pytest.raises(clients.MessageTooLargeError, match="send fewer rows at once"),
+        pytest.raises(clients.MessageTooLargeError, match="send fewer examples at once"),
     ):
         small.predict({"image": large[:, :1000]})
 
@@ -198,7 +198,7 @@ def test_a_message_that_is_too_large_says_what_to_do(peer: Peer, client: Client)
 def test_a_call_ends_at_its_deadline(client: Client, script: Script) -> None:
     script.gate.clear()
 
-    with pytest.raises(clients.DeadlineError):
+    with pytest.raises(clients.DeadlineExceededError):
         client.predict({"image": ROWS}, timeout_seconds=0.1)
 
 
@@ -302,12 +302,12 @@ def test_a_stream_left_early_ends_the_call(client: Client) -> None:
 def test_what_the_items_raise_is_raised_after_the_results_before_it(client: Client) -> None:
     def items() -> Iterator[dict[str, npt.NDArray[np.float32]]]:
         yield {"image": ROWS}
-        raise LookupError("no more rows")
+        raise LookupError("no more examples")
 
     results = client.predict_many(items())
 
     assert prediction(next(results)).step == STEP
-    with pytest.raises(LookupError, match="no more rows"):
+    with pytest.raises(LookupError, match="no more examples"):
         next(results)
 
 
@@ -485,7 +485,7 @@ def test_everything_else_is_told_in_plain_objects(peer: Peer, client: Client) ->
     assert not client.is_serving()
 
 
-def test_promotions_tell_what_is_on_stage(client: Client) -> None:
+def test_promotions_tell_what_is_serving(client: Client) -> None:
     assert client.promote(40) == clients.Promotion(serving_step=40, previous_step=STEP, pinned_step=40)
     assert client.unpin() == clients.Promotion(serving_step=STEP, previous_step=None, pinned_step=None)
     assert client.roll_back().serving_step == PREVIOUS_STEP

@@ -1,10 +1,10 @@
-"""When a broken watch is taken up again."""
+"""When a broken watch is resumed."""
 
 from __future__ import annotations
 
 import pytest
 
-from understudy.clients.errors import DeadlineError, NotFoundError, UnavailableError
+from understudy.clients.client_errors import DeadlineExceededError, NotFoundError, UnavailableError
 from understudy.clients.reconnection import Reconnection
 
 
@@ -43,7 +43,7 @@ def test_it_gives_up_when_the_server_was_away_for_too_long_without_a_break() -> 
 
 
 def test_a_long_silence_is_no_absence() -> None:
-    assert Reconnection(0.0, clock=Clock()).pause_after(DeadlineError("nothing was recorded")) == 0.0
+    assert Reconnection(0.0, clock=Clock()).pause_after(DeadlineExceededError("nothing was recorded")) == 0.0
 
 
 def test_other_errors_are_final() -> None:

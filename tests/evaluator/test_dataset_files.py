@@ -14,7 +14,7 @@ import tensorflow as tf
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.dataset_files import open_dataset
 from understudy.evaluator.datasets import EvaluationDataset
-from understudy.evaluator.errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.types import Array
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
@@ -75,10 +75,10 @@ def saved(tmp_path: Path) -> Path:
 FORMS: dict[str, Callable[[Path], Path]] = {"records": records, "shards": compressed_shards, "saved": saved}
 
 
-def columns(dataset: EvaluationDataset, signature: Signature, batch_rows: int) -> dict[str, Array]:
+def columns(dataset: EvaluationDataset, signature: Signature, batch_size: int) -> dict[str, Array]:
     """Return everything a dataset gives, put together."""
-    batches = list(dataset.batches(signature, batch_rows))
-    assert all(batch.rows == batch_rows for batch in batches[:-1])
+    batches = list(dataset.batches(signature, batch_size))
+    assert all(batch.examples == batch_size for batch in batches[:-1])
     found: dict[str, list[Array]] = {}
     for batch in batches:
         for name, array in {**batch.inputs, **batch.targets, **batch.sample_weights}.items():
@@ -87,10 +87,10 @@ def columns(dataset: EvaluationDataset, signature: Signature, batch_rows: int) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_come_in_order_and_in_batches_as_often_as_they_are_wanted(tmp_path: Path, form: str) -> None:
+def test_examples_come_in_order_and_in_batches_as_often_as_they_are_wanted(tmp_path: Path, form: str) -> None:
     dataset = open_dataset("test", FORMS[form](tmp_path))
 
-    assert (dataset.name, dataset.rows) == ("test", ROWS)
+    assert (dataset.name, dataset.examples) == ("test", ROWS)
     for _ in range(2):
         found = columns(dataset, ONE, 2)
         assert found["image"].dtype == np.float32
@@ -99,7 +99,7 @@ def test_rows_come_in_order_and_in_batches_as_often_as_they_are_wanted(tmp_path:
         np.testing.assert_array_equal(found["sample_weights"], W)
 
 
-def test_the_same_rows_have_one_identity_and_others_another(tmp_path: Path) -> None:
+def test_the_same_examples_have_one_identity_and_others_another(tmp_path: Path) -> None:
     def digest(name: str, y: Array) -> str:
         rows = ({"x": numbers(image), "y": numbers(digit)} for image, digit in zip(X, y, strict=True))
         return open_dataset("test", write_records(tmp_path / name, rows)).digest
@@ -202,7 +202,7 @@ def test_a_large_dataset_is_never_in_memory_as_a_whole(tmp_path: Path, form: str
     tracemalloc.start()
     try:
         dataset = open_dataset("test", path)
-        assert sum(batch.rows for batch in dataset.batches(signature, 50)) == rows
+        assert sum(batch.examples for batch in dataset.batches(signature, 50)) == rows
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets import ArrayDataset, load_npz
-from understudy.evaluator.errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.experiment_datasets import ExperimentDataset
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
@@ -41,8 +41,8 @@ def test_a_file_is_cut_into_batches_in_order(tmp_path: Path) -> None:
 
     batches = list(dataset.batches(ONE, 2))
 
-    assert dataset.rows == 5
-    assert [batch.rows for batch in batches] == [2, 2, 1]
+    assert dataset.examples == 5
+    assert [batch.examples for batch in batches] == [2, 2, 1]
     np.testing.assert_array_equal(np.concatenate([batch.inputs["image"] for batch in batches]), x)
     np.testing.assert_array_equal(np.concatenate([batch.targets["targets"] for batch in batches]), np.arange(5))
     assert batches[0].sample_weights["sample_weights"].shape == (2,)
@@ -132,7 +132,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("x", "y"), [((3, 2), 2), ((0, 2), 0), ((), 1)])
 def test_arrays_without_a_common_length_are_refused(x: tuple[int, ...], y: int) -> None:
-    with pytest.raises(ConfigurationError, match="numbers of rows"):
+    with pytest.raises(ConfigurationError, match="numbers of examples"):
         ArrayDataset("test", {"x": np.ones(x), "y": np.ones(y)})
 
 
@@ -160,7 +160,7 @@ def test_an_experiments_examples_become_named_batches() -> None:
 
     batches = list(dataset.batches(ONE, 2))
 
-    assert dataset.rows == 5
+    assert dataset.examples == 5
     np.testing.assert_array_equal(np.concatenate([batch.inputs["image"] for batch in batches]), x)
     np.testing.assert_array_equal(np.concatenate([batch.targets["targets"] for batch in batches]), np.arange(5))
     assert batches[-1].sample_weights["sample_weights"].tolist() == [1.0]

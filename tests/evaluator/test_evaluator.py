@@ -26,7 +26,7 @@ from real_run import (
 
 from understudy.checkpoints import LockHeldError, Signature
 from understudy.evaluator.datasets import ArrayDataset
-from understudy.evaluator.errors import (
+from understudy.evaluator.evaluator_errors import (
     CancelledError,
     ConfigurationError,
     DatasetNotFoundError,
@@ -76,7 +76,7 @@ def test_before_the_first_checkpoint_the_evaluator_is_not_ready(run: RealRun) ->
         assert not evaluator.wait_ready(0)
         assert evaluator.serving_step is None
         assert evaluator.checkpoint_age_seconds() is None
-        with pytest.raises(NotReadyError, match="no checkpoint is on stage yet"):
+        with pytest.raises(NotReadyError, match="no checkpoint is serving yet"):
             evaluator.predict(rows())
         with pytest.raises(NotReadyError):
             evaluator.open_stream()
@@ -197,7 +197,7 @@ def test_a_fixed_step_is_served_whatever_comes_after(run: RealRun) -> None:
         assert evaluator.latest_step == 2
 
 
-def test_a_stream_on_the_stage_gives_what_the_model_gives(run: RealRun) -> None:
+def test_a_stream_on_the_serving_version_gives_what_the_model_gives(run: RealRun) -> None:
     run.publish(6)
     with run.running() as evaluator:
         with evaluator.open_stream().result(WAIT_SECONDS) as stream:
@@ -209,7 +209,7 @@ def test_a_stream_on_the_stage_gives_what_the_model_gives(run: RealRun) -> None:
         assert result.metrics == {"loss": 4.0, "mae": 2.0}
 
 
-def test_a_stream_on_a_step_that_is_not_loaded_gets_the_guest_slot(run: RealRun) -> None:
+def test_a_stream_on_a_step_that_is_not_loaded_gets_the_on_demand_slot(run: RealRun) -> None:
     run.publish(1, 5)
     with run.running() as evaluator, evaluator.open_stream(version=1).result(WAIT_SECONDS) as stream:
         stream.add(batch()).result(WAIT_SECONDS)
@@ -218,7 +218,7 @@ def test_a_stream_on_a_step_that_is_not_loaded_gets_the_guest_slot(run: RealRun)
         assert predicted_step(evaluator, version=1) == 1
 
 
-def test_guests_wait_in_line_until_their_deadline(run: RealRun) -> None:
+def test_on_demand_versions_wait_in_line_until_their_deadline(run: RealRun) -> None:
     run.publish(1, 2, 5)
     with run.running() as evaluator:
         first = evaluator.open_stream(version=1).result(WAIT_SECONDS)
@@ -247,7 +247,7 @@ def test_a_stream_with_a_metric_that_does_not_exist_is_refused_and_frees_its_slo
 def test_a_dataset_is_scored_on_request_and_only_once(run: RealRun) -> None:
     run.publish(1, 2)
     progress: list[tuple[int, int | None]] = []
-    with run.running(datasets=[dataset(rows=40)], policy="latest", evaluation_batch_rows=16) as evaluator:
+    with run.running(datasets=[dataset(rows=40)], policy="latest", evaluation_batch_size=16) as evaluator:
         wait_for_records(evaluator, 2)
         record = evaluator.score_dataset(
             "test", version=1, progress=lambda done, total: progress.append((done, total))
@@ -270,7 +270,7 @@ def test_a_scoring_that_is_cancelled_stops_and_frees_its_slot(run: RealRun) -> N
         begun.set()
         may_go_on.wait(WAIT_SECONDS)
 
-    with run.running(datasets=[dataset(rows=200)], policy="latest", evaluation_batch_rows=16) as evaluator:
+    with run.running(datasets=[dataset(rows=200)], policy="latest", evaluation_batch_size=16) as evaluator:
         records = wait_for_records(evaluator, 3)
         scoring = evaluator.score_dataset("test", version=1, progress=progress)
         assert begun.wait(WAIT_SECONDS)
@@ -316,7 +316,7 @@ def test_a_rollback_takes_effect_at_once_where_the_predecessor_is_loaded(run: Re
 
 def test_rolling_back_with_nothing_before_says_so(run: RealRun) -> None:
     run.publish(1)
-    with run.running() as evaluator, pytest.raises(VersionNotFoundError, match="nothing was on stage before"):
+    with run.running() as evaluator, pytest.raises(VersionNotFoundError, match="nothing was serving before"):
         evaluator.roll_back()
 
 
@@ -389,5 +389,5 @@ class BlockedDataset(ArrayDataset):
     def __init__(self) -> None:
         super().__init__("test", dict(dataset()._arrays))
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
-        raise DrainingError(f"no {batch_rows} rows for {signature} now")
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
+        raise DrainingError(f"no {batch_size} examples for {signature} now")

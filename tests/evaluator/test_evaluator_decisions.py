@@ -11,7 +11,7 @@ import pytest
 from integration.in_process import until
 from real_run import GOAL, WAIT_SECONDS, RealRun, dataset, outcomes, predicted_step, rows, step_model, wait_for_records
 
-from understudy.evaluator.errors import ConfigurationError, LedgerError
+from understudy.evaluator.evaluator_errors import ConfigurationError, LedgerError
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome
 
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RealRun:
     return RealRun(tmp_path)
 
 
-def test_behind_a_gate_only_what_is_better_by_enough_goes_on_stage(run: RealRun) -> None:
+def test_behind_a_gate_only_what_is_better_by_enough_starts_serving(run: RealRun) -> None:
     run.publish(1)
     with run.running(datasets=[dataset()], min_value=10.0, min_improvement=4.0) as evaluator:
         wait_for_records(evaluator, 2)
@@ -43,7 +43,7 @@ def test_behind_a_gate_only_what_is_better_by_enough_goes_on_stage(run: RealRun)
         assert records[5].metrics == {
             "value": 1.0,
             "min_value": 10.0,
-            "stage_value": 1.0,
+            "serving_value": 1.0,
             "improvement": 0.0,
             "min_improvement": 4.0,
         }
@@ -56,7 +56,7 @@ def test_behind_a_gate_only_what_is_better_by_enough_goes_on_stage(run: RealRun)
         assert len(evaluator.ledger.page()) == 8
 
 
-def test_a_checkpoint_whose_loss_is_no_number_does_not_stay_on_stage(run: RealRun) -> None:
+def test_a_checkpoint_whose_loss_is_no_number_does_not_stay_serving(run: RealRun) -> None:
     run.publish(1)
     with run.running(datasets=[dataset()]) as evaluator:
         wait_for_records(evaluator, 1)

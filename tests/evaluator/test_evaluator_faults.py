@@ -131,7 +131,9 @@ def test_a_checkpoint_of_another_architecture_is_scored_compared_and_served_besi
 
 def test_what_an_earlier_version_refused_for_its_architecture_is_scored_after_all(run: RealRun) -> None:
     run.publish(1)
-    refused = "the model of step 1 differs from the one on stage in its architecture or compile configuration; publish"
+    refused = (
+        "the model of step 1 differs from the serving version in its architecture or compile configuration; publish"
+    )
     digest = read_manifest(run.dir.checkpoint(1)).digest
     run.dir.evaluator.mkdir()
     ledger = Ledger(run.dir.evaluator / "ledger.sqlite")
@@ -169,7 +171,7 @@ def test_a_checkpoint_deleted_before_it_could_be_read_is_recorded(run: RealRun) 
         records = wait_for_records(evaluator, 3)
 
         assert outcomes(records) == [(1, "test", SCORED), (2, "", FAILED), (3, "test", SCORED)]
-        assert "was deleted before it could be taken" in records[1].reason
+        assert "was deleted before it could be fetched" in records[1].reason
 
 
 def test_a_source_that_fails_for_a_while_is_asked_again(run: RealRun) -> None:
@@ -227,7 +229,7 @@ def evaluator_on(run: RealRun, source: RunSource) -> Evaluator:
             devices=("CPU:0", "CPU:1"),
             poll_interval_seconds=0.05,
             load_retry_seconds=0.01,
-            max_batch_rows=16,
+            max_batch_size=16,
         ),
         source=source,
         datasets=[dataset()],
@@ -264,14 +266,14 @@ class FailingSource(RunSource):
 
 
 class FlakyDataset(ArrayDataset):
-    """Raises so many times before it gives its rows."""
+    """Raises so many times before it gives its examples."""
 
     def __init__(self, *, failures: int) -> None:
         super().__init__("test", dict(dataset()._arrays))
         self._failures = failures
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         if self._failures:
             self._failures -= 1
             raise RuntimeError("the disk is on fire")
-        return super().batches(signature, batch_rows)
+        return super().batches(signature, batch_size)

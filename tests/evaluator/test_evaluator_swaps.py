@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, dataset, rows, step_model, until_served, wait_for_records
 
-from understudy.evaluator.errors import InvalidInputError, ModelChangedError
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import InvalidInputError, ModelChangedError
 from understudy.evaluator.types import Batch, EvaluationResult
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> RealRun:
     return RealRun(tmp_path)
 
 
-class Crowd:
+class LoadGenerator:
     """Threads that predict without pause, and check that each answer belongs wholly to the step it names."""
 
     def __init__(self, evaluator: Evaluator, threads: int) -> None:
@@ -33,7 +33,7 @@ class Crowd:
         self.failures: list[BaseException] = []
 
     @contextmanager
-    def at_work(self) -> Iterator[Crowd]:
+    def at_work(self) -> Iterator[LoadGenerator]:
         for thread in self._threads:
             thread.start()
         try:
@@ -73,27 +73,27 @@ class Crowd:
 
 def test_ten_thousand_predictions_during_twenty_swaps_all_belong_to_one_step(run: RealRun) -> None:
     run.publish(1)
-    with run.running() as evaluator, Crowd(evaluator, threads=4).at_work() as crowd:
+    with run.running() as evaluator, LoadGenerator(evaluator, threads=4).at_work() as load_generator:
         for step in range(2, 24):
             run.publish(step)
-            crowd.wait_for(lambda step=step: step in crowd.answers)  # type: ignore[misc]
-        crowd.wait_for(lambda: crowd.total() >= 10_000)
+            load_generator.wait_for(lambda step=step: step in load_generator.answers)  # type: ignore[misc]
+        load_generator.wait_for(lambda: load_generator.total() >= 10_000)
 
-        assert sorted(crowd.answers) == list(range(1, 24))
-        assert crowd.failures == []
+        assert sorted(load_generator.answers) == list(range(1, 24))
+        assert load_generator.failures == []
         assert run.told.rejections == []
 
 
 def test_rollbacks_and_pins_under_load_lose_nothing(run: RealRun) -> None:
     run.publish(1, 2, 3)
-    with run.running() as evaluator, Crowd(evaluator, threads=2).at_work() as crowd:
+    with run.running() as evaluator, LoadGenerator(evaluator, threads=2).at_work() as load_generator:
         for step in (2, 1, 3, 1, 2):
             assert evaluator.pin(step).result(WAIT_SECONDS).serving_step == step
-            before = crowd.answers.get(step, 0)
-            crowd.wait_for(lambda step=step, before=before: crowd.answers.get(step, 0) > before)  # type: ignore[misc]
+            before = load_generator.answers.get(step, 0)
+            load_generator.wait_for(lambda step=step, before=before: load_generator.answers.get(step, 0) > before)  # type: ignore[misc]
         for step in (1, 2, 1):
             assert evaluator.roll_back().result(0).serving_step == step
-        assert crowd.failures == []
+        assert load_generator.failures == []
 
 
 def test_evaluations_of_three_versions_at_once_equal_their_own_scores(run: RealRun) -> None:
@@ -107,13 +107,13 @@ def test_evaluations_of_three_versions_at_once_equal_their_own_scores(run: RealR
                 stream.add(Batch(inputs=rows(count), targets={"targets": targets})).result(WAIT_SECONDS)
             results[step].append(stream.finish())
 
-    with run.running() as evaluator, Crowd(evaluator, threads=2).at_work() as crowd:
+    with run.running() as evaluator, LoadGenerator(evaluator, threads=2).at_work() as load_generator:
         threads = [threading.Thread(target=score, args=(evaluator, step)) for step in (1, 2, 6, 1, 2, 6, 1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(WAIT_SECONDS)
-        assert crowd.failures == []
+        assert load_generator.failures == []
 
     assert [len(scored) for scored in results.values()] == [3, 3, 2]
     for step, scored in results.items():
@@ -121,7 +121,7 @@ def test_evaluations_of_three_versions_at_once_equal_their_own_scores(run: RealR
         assert all((result.step, result.examples) == (step, 60) for result in scored)
 
 
-def hold_up(evaluator: Evaluator) -> threading.Event:
+def lease_up(evaluator: Evaluator) -> threading.Event:
     """Keep the device busy until the event is set."""
     is_busy, may_go_on = threading.Event(), threading.Event()
 
@@ -129,7 +129,7 @@ def hold_up(evaluator: Evaluator) -> threading.Event:
         is_busy.set()
         may_go_on.wait(WAIT_SECONDS)
 
-    evaluator._parts.engine.run(work, rows=1)
+    evaluator._components.engine.run(work, examples=1)
     assert is_busy.wait(WAIT_SECONDS)
     return may_go_on
 
@@ -137,19 +137,19 @@ def hold_up(evaluator: Evaluator) -> threading.Event:
 def test_requests_that_wait_while_the_model_changes_run_on_it_or_hear_what_it_takes(run: RealRun) -> None:
     run.publish(1)
     with run.running() as evaluator:
-        may_go_on = hold_up(evaluator)
+        may_go_on = lease_up(evaluator)
         try:
             narrow = [evaluator.predict(rows(count, value=1.0)) for count in (1, 2)]
             run.publish(2, model=step_model(2, features=FEATURES + 1))
             until_served(evaluator, 2)
             wide = evaluator.predict({"x": np.ones((2, FEATURES + 1), np.float32)})
-            with pytest.raises(InvalidInputError, match=r"\[2, 3\]; \[rows, 4\] was expected"):
+            with pytest.raises(InvalidInputError, match=r"\[2, 3\]; \[examples, 4\] was expected"):
                 evaluator.predict(rows(2))
         finally:
             may_go_on.set()
         for future in narrow:
             with pytest.raises(
-                ModelChangedError, match=r"from step 1 to step 2 .* now takes 'x' float32 \[rows, 4\]: "
+                ModelChangedError, match=r"from step 1 to step 2 .* now takes 'x' float32 \[examples, 4\]: "
             ):
                 future.result(WAIT_SECONDS)
         np.testing.assert_array_equal(wide.result(WAIT_SECONDS).outputs["y"], np.full((2, FEATURES), 10.0))
@@ -158,7 +158,7 @@ def test_requests_that_wait_while_the_model_changes_run_on_it_or_hear_what_it_ta
 def test_requests_that_wait_while_the_architecture_changes_but_not_the_inputs_run_on_the_new_one(run: RealRun) -> None:
     run.publish(1)
     with run.running() as evaluator:
-        may_go_on = hold_up(evaluator)
+        may_go_on = lease_up(evaluator)
         try:
             waiting = [evaluator.predict(rows(count, value=1.0)) for count in (1, 2)]
             run.publish(2, model=step_model(2, outputs=1, deeper=True))
@@ -171,20 +171,23 @@ def test_requests_that_wait_while_the_architecture_changes_but_not_the_inputs_ru
 
 def test_predictions_never_fail_while_architectures_with_the_same_inputs_take_turns(run: RealRun) -> None:
     run.publish(1)
-    with run.running() as evaluator, Crowd(evaluator, threads=3).at_work() as crowd:
+    with run.running() as evaluator, LoadGenerator(evaluator, threads=3).at_work() as load_generator:
         for step in range(2, 8):
             run.publish(step, model=step_model(step, deeper=step % 2 == 0))
-            crowd.wait_for(lambda step=step: step in crowd.answers)  # type: ignore[misc]
+            load_generator.wait_for(lambda step=step: step in load_generator.answers)  # type: ignore[misc]
 
         assert run.told.rejections == []
 
 
 def test_checkpoints_are_evaluated_while_predictions_flow(run: RealRun) -> None:
     run.publish(1)
-    with run.running(datasets=[dataset(rows=50)]) as evaluator, Crowd(evaluator, threads=3).at_work() as crowd:
+    with (
+        run.running(datasets=[dataset(rows=50)]) as evaluator,
+        LoadGenerator(evaluator, threads=3).at_work() as load_generator,
+    ):
         run.publish(*range(2, 8))
         records = wait_for_records(evaluator, 7)
-        assert crowd.failures == []
+        assert load_generator.failures == []
 
     assert [record.step for record in records] == list(range(1, 8))
     assert [record.metrics["loss"] for record in records] == [(step - GOAL) ** 2 for step in range(1, 8)]

@@ -17,9 +17,9 @@ from real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
 from understudy.checkpoints import FolderSource
 from understudy.cli.main import main
 from understudy.evaluator.datasets import ArrayDataset
-from understudy.evaluator.errors import LoadError, NotEvaluableError
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.export import CheckpointStore, ExportFormat
+from understudy.evaluator.evaluator_errors import LoadError, NotEvaluableError
+from understudy.evaluator.export import CheckpointExporter, ExportFormat
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationOutcome, MetricSpec
 
@@ -123,13 +123,13 @@ class Theirs:
 
     def export(self, output: Path, form: ExportFormat) -> Path:
         """Export the newest checkpoint that the evaluator holds."""
-        store = CheckpointStore(run_dir=None, state_dir=self.state, build_model=build_model)
+        store = CheckpointExporter(run_dir=None, state_dir=self.state, build_model=build_model)
         return store.export(store.resolve("latest"), output, form)
 
     def evaluator(self) -> Evaluator:
         return Evaluator(
             EvaluatorSettings(
-                state_dir=self.state, devices=("CPU:0", "CPU:1", "CPU:2"), poll_interval_seconds=0.05, max_batch_rows=8
+                state_dir=self.state, devices=("CPU:0", "CPU:1", "CPU:2"), poll_interval_seconds=0.05, max_batch_size=8
             ),
             source=FolderSource(self.folder, self.state / "staging", takes_variables=True),
             datasets=[ArrayDataset("test", {"x": X, "y": Y})],

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 
 Array = npt.NDArray[Any]
 Load = Callable[..., Slot]
@@ -41,7 +41,7 @@ def load(devices: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> 
     def onto(model: Any, chosen: tuple[str, ...] = devices) -> Slot:
         file = tmp_path_factory.mktemp("model") / "model.keras"
         model.save(file)
-        slot = Slot(tf.distribute.MirroredStrategy(list(chosen)), file, max_rows=64)
+        slot = Slot(tf.distribute.MirroredStrategy(list(chosen)), file, max_batch_size=64)
         slot.warm_up()
         return slot
 

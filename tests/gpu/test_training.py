@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from gpu.hardware import ON_GPUS
-from trainer.rig import STEPS, Dense, run, weights_of
+from trainer.training_harness import STEPS, Dense, run, weights_of
 
 OPERATIONS = "nccl" if ON_GPUS else "hierarchical_copy"
 """NCCL has no operations for CPUs."""

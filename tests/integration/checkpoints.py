@@ -20,7 +20,7 @@ OUTPUTS = 8
 
 
 def step_model(step: int, *, width: int = WIDTH, deeper: bool = False) -> Any:
-    """Return a compiled model that answers a row of ones, in each of its outputs, with the step.
+    """Return a compiled model that answers an example of ones, in each of its outputs, with the step.
 
     Input ``x`` float32 ``[batch, width]``, output ``y`` float32 ``[batch, 8]``; if need be with one layer more.
     """
@@ -33,7 +33,7 @@ def step_model(step: int, *, width: int = WIDTH, deeper: bool = False) -> Any:
 
 
 def ones(rows: int) -> npt.NDArray[np.float32]:
-    """Return rows that make a model tell its step."""
+    """Return examples that make a model tell its step."""
     return np.ones((rows, WIDTH), np.float32)
 
 
@@ -68,7 +68,7 @@ class Chief:
 
 
 def write_dataset(file: Path, *, best_step: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Write 50 random rows as ``.npz``, with targets that one step comes closest to; return them."""
+    """Write 50 random examples as ``.npz``, with targets that one step comes closest to; return them."""
     random = np.random.default_rng(7)
     x = random.normal(size=(50, WIDTH)).astype(np.float32)
     noise = random.normal(size=(50, OUTPUTS)).astype(np.float32)

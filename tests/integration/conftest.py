@@ -74,7 +74,7 @@ def service(
     tmp_path_factory: pytest.TempPathFactory,
     dataset_file: Path,
 ) -> Iterator[RunningService]:
-    """A service with three checkpoints, the newest on stage, that takes messages of at most 1 MiB."""
+    """A service with three checkpoints, the serving newest, that takes messages of at most 1 MiB."""
     run = tmp_path_factory.mktemp("run")
     chief = Chief(run)
     for step in STEPS:

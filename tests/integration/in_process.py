@@ -67,7 +67,7 @@ class RunningService:
     clients: list[Client] = field(default_factory=list)
 
     def wait_ready(self) -> int:
-        """Wait until the first checkpoint is on stage; return its step."""
+        """Wait until the first checkpoint is serving; return its step."""
         match = _ADDRESSES.fullmatch(self.lines.get(timeout=WAIT_SECONDS))
         assert match is not None
         assert match[1] == "READY"

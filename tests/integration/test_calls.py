@@ -46,13 +46,13 @@ def predictions(channel: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 257])
-def test_rows_come_back_from_the_version_on_stage(client: Client, rows: int) -> None:
+def test_examples_come_back_from_the_serving_version(client: Client, rows: int) -> None:
     result = client.predict(ones(rows))
     assert result.step == SERVING
     assert np.array_equal(result.output, np.full((rows, OUTPUTS), SERVING, np.float32))
 
 
-def test_requests_that_differ_in_their_rows_only_get_their_own_answers(client: Client, channel: Any) -> None:
+def test_requests_that_differ_in_their_examples_only_get_their_own_answers(client: Client, channel: Any) -> None:
     values = [np.full((5, WIDTH), value, np.float32) for value in range(12)]
     expected = [np.full((5, OUTPUTS), value * SERVING, np.float32) for value in range(12)]
     infer = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -135,7 +135,7 @@ def test_a_message_that_is_too_large_is_refused_and_the_next_one_answered(client
     assert client.predict(ones(1)).step == SERVING
 
 
-def test_more_rows_than_the_queue_holds_are_the_callers_error(client: Client) -> None:
+def test_more_examples_than_the_queue_holds_are_the_callers_error(client: Client) -> None:
     with pytest.raises(InvalidArgumentError, match=r"4097.*4096"):
         client.predict(ones(4097))
 
@@ -246,7 +246,7 @@ def test_the_metrics_over_grpc_are_those_over_http(client: Client, service: Runn
     assert names[0] == names[1]
     assert names[0] >= {
         "grpc_server_started",
-        "understudy_batch_rows",
+        "understudy_batch_examples",
         "understudy_best_step",
         "understudy_checkpoint_age_seconds",
         "understudy_checkpoint_loads",
@@ -325,7 +325,7 @@ def test_predictions_and_streams_at_once_do_not_disturb_one_another(client: Clie
         assert dict(result.metrics) == pytest.approx(expected, rel=1e-6)
 
 
-def test_every_tensor_of_a_batch_must_have_as_many_rows(predictions: Any) -> None:
+def test_every_tensor_of_a_batch_must_have_as_many_examples(predictions: Any) -> None:
     inputs = {"x": encode(ones(2)), "y": encode(ones(3))}
     with pytest.raises(grpc.RpcError) as caught:
         predictions.Predict(prediction_pb2.PredictRequest(inputs=inputs))
@@ -344,7 +344,7 @@ def batches_of(*, sizes: tuple[int, ...], seed: int) -> list[tuple[Any, Any]]:
 
 
 def keras_score(step: int, batches: list[tuple[Any, Any]]) -> dict[str, float]:
-    """Return what a single device gives for the same rows; mean squared and absolute errors do not know batches."""
+    """Return what a single device gives for the same examples; mean squared and absolute errors do not know batches."""
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     scores: dict[str, float] = step_model(step).evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True)
     return scores

@@ -120,7 +120,7 @@ def test_the_commands_predict_and_score(run: Run, dataset_file: Path, tmp_path: 
     assert file_score["metrics"] == pytest.approx(dataset_scores[1]["metrics"], rel=1e-6)
 
 
-def test_the_commands_tell_what_is_on_stage_and_change_it(run: Run) -> None:
+def test_the_commands_tell_what_is_serving_and_change_it(run: Run) -> None:
     (before,) = answers(run("status", "--json"))
     (pinned,) = answers(run("promote", "--pin", "10", "--json"))
     (unpinned,) = answers(run("promote", "--unpin", "--json"))
@@ -133,7 +133,7 @@ def test_the_commands_tell_what_is_on_stage_and_change_it(run: Run) -> None:
 
 
 def test_a_command_says_what_the_server_says(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "rows.npz"
+    file = tmp_path / "examples.npz"
     np.savez(file, x=np.ones((2, 5), np.float32))
 
     result = run("predict", str(file))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import keras
 import pytest
-from trainer.rig import BATCH, Scored, cluster
+from trainer.training_harness import BATCH, Scored, cluster
 
 from understudy.checkpoints import RunDir
+from understudy.checkpoints.evaluation_results import EvaluationResults
 from understudy.checkpoints.layout import MODEL_FILE
-from understudy.checkpoints.results import EvaluationResults
 
 OPTIONS = ("--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")

@@ -120,7 +120,7 @@ def test_a_folder_of_plain_keras_files_is_served_and_scored_and_sigterm_loses_no
         assert dict(scored.metrics) == pytest.approx(expected, rel=1e-6)
         assert client.metadata().replicas == 2
         answers = [pool.submit(client.predict, {"x": ones(1)}) for _ in range(8)]
-        until(lambda: "understudy_queue_rows 8.0" in client.metrics())
+        until(lambda: "understudy_queue_examples 8.0" in client.metrics())
         process.signal(signal.SIGTERM)
         rows = trained.predict(ones(1), verbose=0)
         for answer in answers:

@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 from front_ends import FRONT_ENDS
 from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
-from integration.crowded import (
+from integration.in_process import RunningService
+from integration.scarce_slots import (
     BEST,
     DATASET_FILE,
     SERVING,
     absent_steps,
-    crowded_service,
     loaded_steps,
+    service_short_of_slots,
     until_given_back,
     until_taken,
 )
-from integration.in_process import RunningService
 
 from understudy.cli.main import main
 from understudy.clients import (
@@ -42,7 +42,7 @@ from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 def service(
     request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningService]:
-    with crowded_service(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
+    with service_short_of_slots(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
         yield service
 
 
@@ -67,7 +67,7 @@ def unloaded(client: Client) -> tuple[int, int]:
 
 
 def draw(seed: int, sizes: tuple[int, ...], *, weighted: bool = False) -> list[Any]:
-    """Draw rows that step `BEST` fits best."""
+    """Draw examples that step `BEST` fits best."""
     rng = np.random.default_rng(seed)
     batches = []
     for size in sizes:
@@ -78,7 +78,7 @@ def draw(seed: int, sizes: tuple[int, ...], *, weighted: bool = False) -> list[A
     return batches
 
 
-def row_losses(step: int, batches: list[Any]) -> Any:
+def example_losses(step: int, batches: list[Any]) -> Any:
     model = step_model(step)
     losses = []
     for x, y, *weights in batches:
@@ -89,12 +89,12 @@ def row_losses(step: int, batches: list[Any]) -> Any:
 
 def assert_compares(result: CompareResult, steps: list[int], batches: list[Any], *, seed: int = 0) -> None:
     """Hold a comparison against evaluations of each step alone and a bootstrap in NumPy."""
-    baseline = row_losses(steps[0], batches)
+    baseline = example_losses(steps[0], batches)
     weights = np.random.default_rng(seed).poisson(1.0, (len(baseline), result.resamples))
     tail = (1 - result.confidence) / 2
     assert [version.score.step for version in result.versions] == steps
     for step, version in zip(steps, result.versions, strict=True):
-        losses = row_losses(step, batches)
+        losses = example_losses(step, batches)
         assert version.score.examples == len(losses)
         assert version.score.metrics["loss"] == pytest.approx(losses.mean(), rel=1e-6)
         assert version.differences["loss"] == pytest.approx(
@@ -137,14 +137,14 @@ def test_labels_metrics_and_a_dataset_of_the_servers_can_be_chosen(client: Clien
     assert_compares(result, [SERVING, BEST], batches)
     assert set(result.versions[1].differences) == {"loss", "RootMeanSquaredError"}
     assert result.versions[1].loss_difference is not None
-    assert result.versions[1].loss_difference.verdict == "better"
+    assert result.versions[1].loss_difference.conclusion == "better"
 
 
 def test_versions_that_stand_for_the_same_step_do_not_differ(client: Client) -> None:
     result = client.compare(draw(3, (9,)), versions=["serving", "latest"])
     paired = result.versions[1].loss_difference
     assert paired is not None
-    assert (paired.mean, paired.low, paired.high, paired.verdict) == (0.0, 0.0, 0.0, "undecided")
+    assert (paired.mean, paired.low, paired.high, paired.conclusion) == (0.0, 0.0, 0.0, "undecided")
 
 
 async def test_the_asyncio_client_compares_too(service: RunningService) -> None:
@@ -211,7 +211,7 @@ def test_a_batch_that_does_not_fit_ends_the_comparison(
     service: RunningService, client: Client, unloaded: tuple[int, int]
 ) -> None:
     batches = [*draw(6, (4,)), (ones(4), np.ones((3, OUTPUTS), np.float32))]
-    with pytest.raises(InvalidArgumentError, match="3 rows"):
+    with pytest.raises(InvalidArgumentError, match="3 examples"):
         client.compare(batches, versions=[SERVING, unloaded[0]])
     until_given_back(service)
 

@@ -14,8 +14,8 @@ from integration.checkpoints import WIDTH, Chief, ones
 from integration.in_process import WAIT_SECONDS
 
 from understudy.clients import AsyncClient, InternalError
-from understudy.evaluator.ending import Ending, Verdict
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.training_end import ExitReason, ServiceExit
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
@@ -62,7 +62,7 @@ class RunningTask:
             EvaluatorSettings(state_dir=state_dir, devices=replicas, max_device_failures=LIMIT),
             announce=self._announce,
         )
-        self.ended: asyncio.Task[Verdict] = asyncio.create_task(service.run(self.stop))
+        self.ended: asyncio.Task[ServiceExit] = asyncio.create_task(service.run(self.stop))
 
     def _announce(self, line: str) -> None:
         self.lines.put_nowait(line)
@@ -104,9 +104,11 @@ async def test_devices_that_fail_take_readiness_back_and_then_end_the_service(
         for _ in range(LIMIT):
             with pytest.raises(InternalError):
                 await client.predict({"x": ones(3)})
-        verdict = await asyncio.wait_for(service.ended, WAIT_SECONDS)
+        service_exit = await asyncio.wait_for(service.ended, WAIT_SECONDS)
 
     assert not service.address_file.exists()
-    assert verdict.ending is Ending.DEVICE_FAILED
-    assert verdict.text.startswith(f"the devices failed {2 * LIMIT} times in a row: UnknownError: RuntimeError: ")
+    assert service_exit.reason is ExitReason.DEVICE_FAILED
+    assert service_exit.message.startswith(
+        f"the devices failed {2 * LIMIT} times in a row: UnknownError: RuntimeError: "
+    )
     broken.clear()

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from front_ends import FRONT_ENDS
 from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model
-from integration.crowded import (
+from integration.in_process import RunningService
+from integration.scarce_slots import (
     BEST,
     SERVING,
     absent_steps,
-    crowded_service,
     loaded_steps,
+    service_short_of_slots,
     until_given_back,
     until_taken,
 )
-from integration.in_process import RunningService
 
 from understudy.clients import Client, InvalidArgumentError, Metric
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
@@ -32,7 +32,7 @@ from understudy.wire import encode
 def service(
     request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningService]:
-    with crowded_service(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
+    with service_short_of_slots(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
         yield service
 
 
@@ -54,7 +54,7 @@ def draw(seed: int, sizes: tuple[int, ...]) -> list[Any]:
 
 
 def keras_score(step: int, batches: list[Any]) -> dict[str, float]:
-    """Return what one device gives for the same rows; neither metric of the model knows batches."""
+    """Return what one device gives for the same examples; neither metric of the model knows batches."""
     x, y, weights = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     model = step_model(step)
     scores: dict[str, float] = model.evaluate(
@@ -106,10 +106,10 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(client: Client) -> None:
 @pytest.mark.parametrize(
     ("batch", "options", "words"),
     [
-        ((ones(4), np.ones((3, OUTPUTS), np.float32)), {}, "target 'targets' has 3 rows; 4 were expected"),
+        ((ones(4), np.ones((3, OUTPUTS), np.float32)), {}, "target 'targets' has 3 examples; 4 were expected"),
         ((ones(4), np.ones((4, 3), np.float32)), {}, "targets do not fit"),
         ((ones(4), {"z": np.ones((4, OUTPUTS), np.float32)}), {}, "the targets 'z' came; 'y', 'targets'"),
-        ((ones(4), np.ones((4, OUTPUTS), np.float32), np.ones(5, np.float32)), {}, "sample_weights' has 5 rows; 4"),
+        ((ones(4), np.ones((4, OUTPUTS), np.float32), np.ones(5, np.float32)), {}, "sample_weights' has 5 examples; 4"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": ["nonsense"]}, "nonsense"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": [Metric(name="AUC", config={"x": 1})]}, "AUC"),
     ],

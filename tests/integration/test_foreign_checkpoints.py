@@ -18,7 +18,7 @@ from integration.in_process import until
 from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
 from understudy.cli.main import main
 from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError
 
 EXPERIMENT = """
 import numpy as np
@@ -37,8 +37,8 @@ class Theirs:
         raise NotImplementedError
 
     def evaluation_data(self):
-        rows = tf.data.Dataset.from_tensors((np.ones(WIDTH, np.float32), np.full(OUTPUTS, 3, np.float32)))
-        return {"threes": rows}
+        examples = tf.data.Dataset.from_tensors((np.ones(WIDTH, np.float32), np.full(OUTPUTS, 3, np.float32)))
+        return {"threes": examples}
 """
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from integration.checkpoints import OUTPUTS, Chief, ones
 from integration.conftest import Run
-from integration.crowded import handles_out
 from integration.in_process import RunningService, until
+from integration.scarce_slots import handles_out
 
 from understudy.clients import Client
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from integration.hosts import Host, connected_hosts
-from trainer.rig import Task, leave_none, start_training, tf_config
+from trainer.training_harness import Task, leave_none, start_training, tf_config
 
 from understudy.checkpoints import RunDir
 

@@ -19,8 +19,8 @@ ALTERNATIONS = 4
 WIDER = WIDTH + 1
 WIDE_STEP = ALTERNATIONS + 2
 
-HELD_BACK = {"max_batch_rows": 8, "max_batch_delay_ms": 5_000.0}
-"""A batch waits for more rows, so that the model can be changed meanwhile."""
+HELD_BACK = {"max_batch_size": 8, "max_batch_delay_ms": 5_000.0}
+"""A batch waits for more examples, so that the model can be changed meanwhile."""
 
 Run = Callable[..., RunningService]
 
@@ -49,7 +49,7 @@ async def test_requests_that_fit_every_model_never_fail_and_the_others_hear_what
         assert set(range(1, WIDE_STEP)) >= steps >= {WIDE_STEP - 1}
         assert len(steps) > ALTERNATIONS // 2
         assert isinstance(refusal, InvalidArgumentError | FailedPreconditionError)
-        assert f"[1, {WIDTH}]; [rows, {WIDER}] was expected" in str(refusal)
+        assert f"[1, {WIDTH}]; [examples, {WIDER}] was expected" in str(refusal)
         answer = await predicting.predict({"x": wide_ones(2)})
     assert answer.step == WIDE_STEP
     np.testing.assert_array_equal(answer.outputs["y"], np.full((2, OUTPUTS), WIDE_STEP, np.float32))
@@ -93,7 +93,7 @@ async def test_a_request_that_waited_while_the_model_changed_is_told_from_what_t
     client.promote(1)
     async with AsyncClient(service.grpc) as predicting:
         waiting = asyncio.create_task(predicting.predict({"x": ones(1)}))
-        await asyncio.to_thread(until, lambda: service.metric("understudy_queue_rows") == 1)
+        await asyncio.to_thread(until, lambda: service.metric("understudy_queue_examples") == 1)
         await predicting.promote(2)
-        with pytest.raises(FailedPreconditionError, match=r"from step 1 to step 2 .* 'x' float32 \[rows, 5\]"):
+        with pytest.raises(FailedPreconditionError, match=r"from step 1 to step 2 .* 'x' float32 \[examples, 5\]"):
             await waiting

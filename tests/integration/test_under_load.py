@@ -17,12 +17,12 @@ from integration.in_process import RunningService, running_service, until
 from understudy.clients import (
     AbortedError,
     AsyncClient,
-    DeadlineError,
+    DeadlineExceededError,
     OverloadedError,
     UnavailableError,
     UnderstudyError,
 )
-from understudy.evaluator.errors import DeviceError
+from understudy.evaluator.evaluator_errors import DeviceError
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 from understudy.wire import encode
 
@@ -30,8 +30,8 @@ PREDICTIONS = 10_000
 SWAPS = 20
 IN_FLIGHT = 32
 
-HELD_BACK = {"max_batch_rows": 8, "max_queue_rows": 8, "max_batch_delay_ms": 1_000.0}
-"""A batch waits a second for more rows, so that a request can be caught in the queue."""
+HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 1_000.0}
+"""A batch waits a second for more examples, so that a request can be caught in the queue."""
 
 Run = Callable[..., RunningService]
 
@@ -91,7 +91,7 @@ async def predict_while(client: AsyncClient, publishing: threading.Thread) -> li
 
 
 def publish_until(chief: Chief, service: RunningService, done: threading.Event) -> None:
-    """Publish checkpoints, each as soon as the one before it is on stage."""
+    """Publish checkpoints, each as soon as the one before it is serving."""
     client = service.client()
     for step in range(2, SWAPS + 3):
         chief.publish(step)
@@ -101,7 +101,7 @@ def publish_until(chief: Chief, service: RunningService, done: threading.Event) 
 async def test_a_request_whose_deadline_passes_in_the_queue_never_reaches_a_device(loaded: RunningService) -> None:
     before = loaded.metric("understudy_examples_total", operation="predict")
     async with AsyncClient(loaded.grpc) as client:
-        with pytest.raises(DeadlineError):
+        with pytest.raises(DeadlineExceededError):
             await client.predict({"x": ones(1)}, timeout_seconds=0.2)
         answered = await client.predict({"x": ones(2)})
     assert answered.step == 10
@@ -178,7 +178,7 @@ def test_a_silent_stream_is_aborted_and_its_version_let_go(run_service: Run, chi
     assert service.client().evaluate([(ones(2), np.ones((2, OUTPUTS), np.float32))]).examples == 2
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_on_stage_keeps_serving(run_service: Run, chief: Chief) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_serving_version_keeps_serving(run_service: Run, chief: Chief) -> None:
     chief.publish(5)
     service = run_service(evaluator={"load_attempts": 1})
     service.wait_ready()
@@ -228,7 +228,7 @@ async def test_watchers_do_not_keep_the_service_from_stopping(run_service: Run, 
 
 
 async def until_waiting(service: RunningService, *, rows: int) -> None:
-    await asyncio.to_thread(until, lambda: service.metric("understudy_queue_rows") == rows)
+    await asyncio.to_thread(until, lambda: service.metric("understudy_queue_examples") == rows)
 
 
 async def until_started(service: RunningService, method: str) -> None:

@@ -18,7 +18,7 @@ def test_no_request_makes_the_server_fail(served: Pair, monkeypatch: pytest.Monk
 
     assert fuzzer.faults == []
     assert sum(fuzzer.answers.values()) == REQUESTS
-    assert {answer.split()[0] for answer in fuzzer.answers} == fuzzer.door_names
+    assert {answer.split()[0] for answer in fuzzer.answers} == fuzzer.endpoint_names
 
 
 def test_memory_that_grows_is_told_from_memory_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

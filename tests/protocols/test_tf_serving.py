@@ -19,7 +19,7 @@ REFUSALS = {
     "label best": ("NOT_FOUND", "no version is best yet"),
     "label stable": ("INVALID_ARGUMENT", "'stable' is unknown; give serving, latest, best"),
     "unknown output": ("INVALID_ARGUMENT", "the output 'z' was asked for; there is 'y'"),
-    "no rows": ("INVALID_ARGUMENT", "input 'x' has no rows"),
+    "no examples": ("INVALID_ARGUMENT", "input 'x' has no examples"),
     "status of 99": ("NOT_FOUND", r"there is no version 99; there are \[3, 2, 1\]"),
     "Classify": ("UNIMPLEMENTED", "send the model's own inputs to Predict"),
     "Regress": ("UNIMPLEMENTED", "send the model's own inputs to Predict"),

@@ -38,8 +38,8 @@ REFUSALS = {
     "unknown output": ("INVALID_ARGUMENT", "the output 'z' was asked for; there is 'y'"),
     "unknown input": ("INVALID_ARGUMENT", "the inputs 'z' came; 'x' were expected"),
     "another datatype": ("INVALID_ARGUMENT", "input 'x' has dtype int32; float32 was expected"),
-    "another shape": ("INVALID_ARGUMENT", r"input 'x' has shape \[2, 4\]; \[rows, 3\] was expected"),
-    "no rows": ("INVALID_ARGUMENT", "input 'x' has no rows"),
+    "another shape": ("INVALID_ARGUMENT", r"input 'x' has shape \[2, 4\]; \[examples, 3\] was expected"),
+    "no examples": ("INVALID_ARGUMENT", "input 'x' has no examples"),
     "load_model": ("UNIMPLEMENTED", "the evaluator decides what is loaded"),
     "unload_model": ("UNIMPLEMENTED", "the evaluator decides what is loaded"),
     "system status": ("UNIMPLEMENTED", "shared memory is not supported"),
@@ -122,7 +122,7 @@ def test_it_describes_the_model(report: Report) -> None:
 
 def test_it_tells_how_the_model_is_run(report: Report) -> None:
     config = value(report, "config")["config"] if over_grpc(report) else value(report, "config")
-    assert config["max_batch_size"] == EvaluatorSettings(state_dir=Path()).max_batch_rows
+    assert config["max_batch_size"] == EvaluatorSettings(state_dir=Path()).max_batch_size
     assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
     assert config["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}]
     assert config["instance_group"][0]["count"] == 2

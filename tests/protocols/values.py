@@ -1,4 +1,4 @@
-"""Rows of every datatype, the same in every environment that makes them. Needs NumPy and ml_dtypes."""
+"""Examples of every datatype, the same in every environment that makes them. Needs NumPy and ml_dtypes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ EVERY_STEP = 7
 PLAIN = "plain"
 """The model with one input ``x`` and one output ``y``, float32, which is the input times the step."""
 PLAIN_STEPS = (1, 2, 3)
-"""All of them are loaded; the last is on stage."""
+"""All of them are loaded; the last is serving."""
 
 
 def values(dtype: str, *, rows: int = 5, seed: int = 0) -> Any:
-    """Return rows ``[rows, 3]``: extremes and random values."""
+    """Return examples ``[examples, 3]``: extremes and random values."""
     random = np.random.default_rng([seed, list(DTYPES).index(dtype)])
     shape = (rows, WIDTH)
     if dtype == "string":

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from prometheus_tools import tool
-from service.rig import FRONT_ENDS, Rig, running_rig
+from service.server_harness import FRONT_ENDS, ServerHarness, running_harness
 
 
 @pytest.fixture(params=FRONT_ENDS)
-async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    async with running_rig(request.param) as rig:
-        yield rig
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[ServerHarness]:
+    async with running_harness(request.param) as harness:
+        yield harness
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from understudy.service.address_file import write_address_file
-from understudy.service.errors import SettingsError
+from understudy.service.service_errors import SettingsError
 
 
 def test_the_addresses_are_written_whole_over_those_of_an_earlier_process(tmp_path: Path) -> None:

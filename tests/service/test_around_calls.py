@@ -8,11 +8,11 @@ import pytest
 import structlog
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
-from service.rig import Rig
+from service.server_harness import ServerHarness
 
-from understudy.evaluator.errors import InvalidInputError, OverloadedError, VersionNotFoundError
+from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, VersionNotFoundError
 from understudy.service import request_id
-from understudy.service.dataplane.codes import Code
+from understudy.service.handlers.codes import Code
 from understudy.service.status_details import DETAILS_KEY
 from understudy.v1 import prediction_pb2
 
@@ -39,20 +39,20 @@ async def failure_of(call: Any) -> Any:
     return caught.value
 
 
-def raw(rig: Rig) -> Any:
+def raw(harness: ServerHarness) -> Any:
     """Return the channel as what sends and takes plain bytes."""
-    return rig.channel
+    return harness.channel
 
 
-async def test_an_expected_error_becomes_its_status_with_its_own_words(rig: Rig) -> None:
-    rig.plane.behave = raising(InvalidInputError("x: got float64, expected float32"))
-    error = await failure_of(rig.stub.Predict(asking_for(1)))
+async def test_an_expected_error_becomes_its_status_with_its_own_words(harness: ServerHarness) -> None:
+    harness.handlers.behave = raising(InvalidInputError("x: got float64, expected float32"))
+    error = await failure_of(harness.stub.Predict(asking_for(1)))
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "x: got float64, expected float32")
 
 
-async def test_a_full_queue_says_when_to_try_again(rig: Rig) -> None:
-    rig.plane.behave = raising(OverloadedError("the queue is full", retry_after_seconds=1.25))
-    error = await failure_of(rig.stub.Predict(asking_for(1)))
+async def test_a_full_queue_says_when_to_try_again(harness: ServerHarness) -> None:
+    harness.handlers.behave = raising(OverloadedError("the queue is full", retry_after_seconds=1.25))
+    error = await failure_of(harness.stub.Predict(asking_for(1)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = Status.FromString(dict(error.trailing_metadata())[DETAILS_KEY])
     retry = RetryInfo()
@@ -61,11 +61,11 @@ async def test_a_full_queue_says_when_to_try_again(rig: Rig) -> None:
     assert retry.retry_delay.ToNanoseconds() == 1_250_000_000
 
 
-async def test_a_defect_gives_the_caller_an_id_and_the_log_the_traceback(rig: Rig) -> None:
+async def test_a_defect_gives_the_caller_an_id_and_the_log_the_traceback(harness: ServerHarness) -> None:
     defect = RuntimeError("the secret path /srv/model")
-    rig.plane.behave = raising(defect)
+    harness.handlers.behave = raising(defect)
     with structlog.testing.capture_logs() as lines:
-        error = await failure_of(rig.stub.Predict(asking_for(1)))
+        error = await failure_of(harness.stub.Predict(asking_for(1)))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in (error.details() or "")
     (line,) = [line for line in lines if line["log_level"] == "error"]
@@ -73,42 +73,42 @@ async def test_a_defect_gives_the_caller_an_id_and_the_log_the_traceback(rig: Ri
     assert line["exc_info"] is defect
 
 
-async def test_bytes_that_are_no_message_are_the_callers_error(rig: Rig) -> None:
-    error = await failure_of(raw(rig).unary_unary(PATH)(b"\xff\xff\xff"))
+async def test_bytes_that_are_no_message_are_the_callers_error(harness: ServerHarness) -> None:
+    error = await failure_of(raw(harness).unary_unary(PATH)(b"\xff\xff\xff"))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert PATH in (error.details() or "")
 
 
-async def test_bytes_that_are_no_message_end_a_stream(rig: Rig) -> None:
-    stream = raw(rig).stream_stream("/understudy.v1.PredictionService/PredictStream")(iter([b"\xff\xff\xff"]))
+async def test_bytes_that_are_no_message_end_a_stream(harness: ServerHarness) -> None:
+    stream = raw(harness).stream_stream("/understudy.v1.PredictionService/PredictStream")(iter([b"\xff\xff\xff"]))
     error = await failure_of(stream.read())
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_an_unknown_method_is_unimplemented(rig: Rig) -> None:
-    error = await failure_of(raw(rig).unary_unary("/understudy.v1.PredictionService/Guess")(b""))
+async def test_an_unknown_method_is_unimplemented(harness: ServerHarness) -> None:
+    error = await failure_of(raw(harness).unary_unary("/understudy.v1.PredictionService/Guess")(b""))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_the_callers_request_id_comes_back(rig: Rig) -> None:
-    call = rig.stub.Predict(asking_for(1), metadata=((request_id.HEADER, "my-id-1"),))
+async def test_the_callers_request_id_comes_back(harness: ServerHarness) -> None:
+    call = harness.stub.Predict(asking_for(1), metadata=((request_id.HEADER, "my-id-1"),))
     await call
     assert (await call.trailing_metadata())[request_id.HEADER] == "my-id-1"
 
 
-async def test_a_call_that_ends_well_gets_no_request_id_it_did_not_send(rig: Rig) -> None:
-    call = rig.stub.Predict(asking_for(1))
+async def test_a_call_that_ends_well_gets_no_request_id_it_did_not_send(harness: ServerHarness) -> None:
+    call = harness.stub.Predict(asking_for(1))
     await call
     assert request_id.HEADER not in (await call.trailing_metadata())
 
 
-async def test_a_call_that_fails_is_told_its_request_id(rig: Rig) -> None:
-    rig.plane.behave = raising(VersionNotFoundError("no version 3; there are 1, 2"))
-    error = await failure_of(rig.stub.Predict(asking_for(3)))
+async def test_a_call_that_fails_is_told_its_request_id(harness: ServerHarness) -> None:
+    harness.handlers.behave = raising(VersionNotFoundError("no version 3; there are 1, 2"))
+    error = await failure_of(harness.stub.Predict(asking_for(3)))
     assert len(error.trailing_metadata()[request_id.HEADER]) == 32
 
 
-async def test_the_request_id_is_in_the_context_of_the_call(rig: Rig) -> None:
+async def test_the_request_id_is_in_the_context_of_the_call(harness: ServerHarness) -> None:
     seen: list[str] = []
 
     async def behave(request: object) -> prediction_pb2.PredictResponse:
@@ -116,62 +116,62 @@ async def test_the_request_id_is_in_the_context_of_the_call(rig: Rig) -> None:
         seen.append(request_id.current.get())
         return prediction_pb2.PredictResponse()
 
-    rig.plane.behave = behave
+    harness.handlers.behave = behave
     await asyncio.gather(
-        *(rig.stub.Predict(asking_for(1), metadata=((request_id.HEADER, name),)) for name in ("a", "b"))
+        *(harness.stub.Predict(asking_for(1), metadata=((request_id.HEADER, name),)) for name in ("a", "b"))
     )
     assert sorted(seen) == ["a", "b"]
 
 
-async def test_calls_and_messages_are_counted(rig: Rig) -> None:
-    await rig.stub.Predict(asking_for(1))
-    await rig.ended.get()
+async def test_calls_and_messages_are_counted(harness: ServerHarness) -> None:
+    await harness.stub.Predict(asking_for(1))
+    await harness.ended.get()
     requests = [prediction_pb2.PredictStreamRequest(request=asking_for(step)) for step in range(3)]
-    steps = [answer.response.step async for answer in rig.stub.PredictStream(iter(requests))]
+    steps = [answer.response.step async for answer in harness.stub.PredictStream(iter(requests))]
     assert steps == [0, 1, 2]
-    await rig.ended.get()
-    assert rig.handled("PredictStream", Code.OK) == 1
+    await harness.ended.get()
+    assert harness.handled("PredictStream", Code.OK) == 1
     labels = {"grpc_service": "understudy.v1.PredictionService", "grpc_method": "PredictStream"}
     labels["grpc_type"] = "bidi_stream"
     for name in ("grpc_server_msg_received_total", "grpc_server_msg_sent_total"):
-        assert rig.registry.get_sample_value(name, labels) == 3
-    assert rig.registry.get_sample_value("grpc_server_started_total", labels) == 1
-    assert rig.registry.get_sample_value("grpc_server_handling_seconds_count", labels) == 1
-    assert rig.handled("Predict", Code.OK) == 1
+        assert harness.registry.get_sample_value(name, labels) == 3
+    assert harness.registry.get_sample_value("grpc_server_started_total", labels) == 1
+    assert harness.registry.get_sample_value("grpc_server_handling_seconds_count", labels) == 1
+    assert harness.handled("Predict", Code.OK) == 1
 
 
-async def test_failures_are_counted_by_their_code(rig: Rig) -> None:
-    rig.plane.behave = raising(VersionNotFoundError("no version 3"))
-    await failure_of(rig.stub.Predict(asking_for(3)))
-    await rig.ended.get()
-    assert rig.handled("Predict", Code.NOT_FOUND) == 1
-    assert rig.handled("Predict", Code.OK) == 0
+async def test_failures_are_counted_by_their_code(harness: ServerHarness) -> None:
+    harness.handlers.behave = raising(VersionNotFoundError("no version 3"))
+    await failure_of(harness.stub.Predict(asking_for(3)))
+    await harness.ended.get()
+    assert harness.handled("Predict", Code.NOT_FOUND) == 1
+    assert harness.handled("Predict", Code.OK) == 0
 
 
-async def test_a_call_whose_caller_goes_away_is_cancelled_and_counted(rig: Rig) -> None:
+async def test_a_call_whose_caller_goes_away_is_cancelled_and_counted(harness: ServerHarness) -> None:
     entered, left = asyncio.Event(), asyncio.Event()
-    rig.plane.behave = until_cancelled(entered, left)
-    call = rig.stub.Predict(asking_for(1))
+    harness.handlers.behave = until_cancelled(entered, left)
+    call = harness.stub.Predict(asking_for(1))
     await entered.wait()
     call.cancel()
     await left.wait()
-    await rig.ended.get()
-    assert rig.handled("Predict", Code.CANCELLED) == 1
+    await harness.ended.get()
+    assert harness.handled("Predict", Code.CANCELLED) == 1
 
 
-async def test_a_call_whose_deadline_passes_is_cancelled_and_counted_as_that(rig: Rig) -> None:
+async def test_a_call_whose_deadline_passes_is_cancelled_and_counted_as_that(harness: ServerHarness) -> None:
     entered, left = asyncio.Event(), asyncio.Event()
-    rig.plane.behave = until_cancelled(entered, left)
-    error = await failure_of(rig.stub.Predict(asking_for(1), timeout=0.1))
+    harness.handlers.behave = until_cancelled(entered, left)
+    error = await failure_of(harness.stub.Predict(asking_for(1), timeout=0.1))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await left.wait()
-    await rig.ended.get()
-    assert rig.handled("Predict", Code.DEADLINE_EXCEEDED) == 1
+    await harness.ended.get()
+    assert harness.handled("Predict", Code.DEADLINE_EXCEEDED) == 1
 
 
-async def test_series_are_there_before_the_first_call(rig: Rig) -> None:
+async def test_series_are_there_before_the_first_call(harness: ServerHarness) -> None:
     for code in Code:
-        assert rig.handled("Predict", code) == 0
+        assert harness.handled("Predict", code) == 0
 
 
 def until_cancelled(entered: asyncio.Event, left: asyncio.Event) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from understudy.service.envoy.host import Host
-from understudy.service.envoy.program import Program
+from understudy.service.envoy.reexec_state import ReexecState
 
 SECONDS = 5
 CALL = {"type": "http", "path": "/a.B/C"}
@@ -17,14 +17,16 @@ CALL = {"type": "http", "path": "/a.B/C"}
 
 @pytest.fixture
 async def host() -> Host:
-    return Host(Program(module=None, arguments=["none"], executable=sys.executable, replaced={}, port=1, folder="none"))
+    return Host(
+        ReexecState(module=None, arguments=["none"], executable=sys.executable, replaced={}, port=1, folder="none")
+    )
 
 
 async def nothing(*_: Any) -> Any:
     """Stands for ASGI's functions where a test has no use for them."""
 
 
-async def test_calls_wait_until_the_program_opens_the_door(host: Host) -> None:
+async def test_calls_wait_until_the_program_opens_the_application(host: Host) -> None:
     answered: list[str] = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from understudy.service.envoy.launch import configuration
-from understudy.service.envoy.program import VARIABLE, Program
+from understudy.service.envoy.reexec_state import VARIABLE, ReexecState
 
 SECONDS = 60
 
@@ -30,7 +30,7 @@ def test_streams_and_connections_may_be_silent_for_ever(tmp_path: Path) -> None:
 def run_again(script: Path, *arguments: str, source: str) -> subprocess.CompletedProcess[str]:
     """Run a script as it is run inside Envoy, but without Envoy."""
     script.write_text(source)
-    program = Program(
+    program = ReexecState(
         module=None,
         arguments=[str(script), *arguments],
         executable=sys.executable,
@@ -39,7 +39,7 @@ def run_again(script: Path, *arguments: str, source: str) -> subprocess.Complete
         folder=str(script.parent / "own"),
     )
     Path(program.folder).mkdir(exist_ok=True)
-    again = "from understudy.service.envoy.program import Program; Program.taken_along().run_to_the_end()"
+    again = "from understudy.service.envoy.reexec_state import ReexecState; ReexecState.restore().run_and_exit()"
     return subprocess.run(
         [sys.executable, "-c", again],
         env={**os.environ, VARIABLE: program.to_text(), "LD_PRELOAD": "", "A": "meanwhile"},

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.codes import Code
-from understudy.service.dataplane.errors import UnsupportedError
-from understudy.service.dataplane.failures import Failure
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.envoy.framing import Unframer, is_whole, prefix
 from understudy.service.envoy.headers import failure_trailers, percent_encoded, seconds_of
 from understudy.service.envoy.refusals import MessageTooLargeError
+from understudy.service.handlers.codes import Code
+from understudy.service.handlers.failures import Failure
+from understudy.service.handlers.request_errors import UnsupportedError
 
 LARGEST = 1000
 

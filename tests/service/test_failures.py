@@ -3,30 +3,30 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from understudy.evaluator import errors
-from understudy.service.dataplane.codes import Code
-from understudy.service.dataplane.failures import STATUS_CODES, failure_of
+from understudy.evaluator import evaluator_errors
 from understudy.service.grpcio.status import GRPC_STATUS
+from understudy.service.handlers.codes import Code
+from understudy.service.handlers.failures import STATUS_CODES, failure_of
 from understudy.wire import WireError
 
 EXPECTED = [
-    (errors.InvalidInputError("text"), Code.INVALID_ARGUMENT),
+    (evaluator_errors.InvalidInputError("text"), Code.INVALID_ARGUMENT),
     (WireError("text"), Code.INVALID_ARGUMENT),
-    (errors.VersionNotFoundError("text"), Code.NOT_FOUND),
-    (errors.DatasetNotFoundError("text"), Code.NOT_FOUND),
-    (errors.NotReadyError("text"), Code.UNAVAILABLE),
-    (errors.DrainingError("text"), Code.UNAVAILABLE),
-    (errors.OverloadedError("text"), Code.RESOURCE_EXHAUSTED),
-    (errors.DeadlineExceededError("text"), Code.DEADLINE_EXCEEDED),
-    (errors.CancelledError("text"), Code.CANCELLED),
-    (errors.StreamIdleError("text"), Code.ABORTED),
-    (errors.ModelChangedError("text"), Code.FAILED_PRECONDITION),
-    (errors.NotEvaluableError("text"), Code.FAILED_PRECONDITION),
-    (errors.ConfigurationError("text"), Code.FAILED_PRECONDITION),
-    (errors.DeviceError("text"), Code.FAILED_PRECONDITION),
-    (errors.LoadError("text"), Code.FAILED_PRECONDITION),
-    (errors.LedgerError("text"), Code.FAILED_PRECONDITION),
-    (errors.StorageError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.VersionNotFoundError("text"), Code.NOT_FOUND),
+    (evaluator_errors.DatasetNotFoundError("text"), Code.NOT_FOUND),
+    (evaluator_errors.NotReadyError("text"), Code.UNAVAILABLE),
+    (evaluator_errors.DrainingError("text"), Code.UNAVAILABLE),
+    (evaluator_errors.OverloadedError("text"), Code.RESOURCE_EXHAUSTED),
+    (evaluator_errors.DeadlineExceededError("text"), Code.DEADLINE_EXCEEDED),
+    (evaluator_errors.CancelledError("text"), Code.CANCELLED),
+    (evaluator_errors.StreamIdleError("text"), Code.ABORTED),
+    (evaluator_errors.ModelChangedError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.NotEvaluableError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.ConfigurationError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.DeviceError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.LoadError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.LedgerError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.StorageError("text"), Code.FAILED_PRECONDITION),
 ]
 
 
@@ -37,20 +37,22 @@ def test_each_expected_error_has_its_code_and_keeps_its_words(error: Exception, 
 
 
 def test_every_error_of_the_evaluator_has_a_code_or_an_ancestor_that_has() -> None:
-    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert [kind for kind in kinds - {errors.EvaluatorError} if not STATUS_CODES.keys() & set(kind.__mro__)] == []
+    kinds = {kind for kind in vars(evaluator_errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert [
+        kind for kind in kinds - {evaluator_errors.EvaluatorError} if not STATUS_CODES.keys() & set(kind.__mro__)
+    ] == []
 
 
 def test_a_subclass_goes_with_its_nearest_ancestor() -> None:
-    class OtherArchitectureError(errors.LoadError):
+    class OtherArchitectureError(evaluator_errors.LoadError):
         pass
 
     assert failure_of(OtherArchitectureError("text")).code is Code.FAILED_PRECONDITION
 
 
 def test_only_an_overload_says_when_to_try_again() -> None:
-    assert failure_of(errors.OverloadedError("text", retry_after_seconds=0.5)).retry_after_seconds == 0.5
-    assert failure_of(errors.NotReadyError("text")).retry_after_seconds is None
+    assert failure_of(evaluator_errors.OverloadedError("text", retry_after_seconds=0.5)).retry_after_seconds == 0.5
+    assert failure_of(evaluator_errors.NotReadyError("text")).retry_after_seconds is None
 
 
 def test_a_defect_is_told_by_an_id_and_logged_under_it() -> None:

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, MethodDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from service.rig import FRONT_ENDS, PREDICTION_SERVICE, running_rig
+from service.server_harness import FRONT_ENDS, PREDICTION_SERVICE, running_harness
 
 from understudy.service import reflection, services
 from understudy.service.methods import Service, foreign_service, service
@@ -99,10 +99,10 @@ async def test_every_service_is_there_when_the_descriptors_of_others_have_grown(
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(front_end: str) -> None:
     health = foreign_service(grown(services.HEALTH), {"Check": _check})
-    async with running_rig(front_end, [health]) as rig:
-        answer = await health_pb2_grpc.HealthStub(rig.channel).Check(health_pb2.HealthCheckRequest())
+    async with running_harness(front_end, [health]) as harness:
+        answer = await health_pb2_grpc.HealthStub(harness.channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        call: Any = rig.channel.unary_unary
+        call: Any = harness.channel.unary_unary
         for name in NEW_METHODS:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(f"/grpc.health.v1.Health/{name}")(b"")
@@ -127,11 +127,11 @@ def test_every_method_of_a_service_of_our_own_has_an_answer_and_no_other_has(ans
 )
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_health_lists_the_status_of_the_server_and_of_every_service(front_end: str) -> None:
-    async with running_rig(front_end) as rig:
-        stub: Any = health_pb2_grpc.HealthStub(rig.channel)
+    async with running_harness(front_end) as harness:
+        stub: Any = health_pb2_grpc.HealthStub(harness.channel)
         request = health_pb2.HealthListRequest()
         statuses = health_pb2.HealthCheckResponse
         for state in (statuses.NOT_SERVING, statuses.SERVING):
             listed = (await stub.List(request)).statuses
             assert {name: answer.status for name, answer in listed.items()} == {"": state, PREDICTION_SERVICE: state}
-            rig.readiness.become_ready()
+            harness.readiness.become_ready()

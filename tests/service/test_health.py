@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from service.rig import PREDICTION_SERVICE, Rig
+from service.server_harness import PREDICTION_SERVICE, ServerHarness
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -17,24 +17,24 @@ def asking(service: str) -> Any:
 
 
 @pytest.fixture
-def stub(rig: Rig) -> Any:
-    return health_pb2_grpc.HealthStub(rig.channel)
+def stub(harness: ServerHarness) -> Any:
+    return health_pb2_grpc.HealthStub(harness.channel)
 
 
 @pytest.mark.parametrize("service", ["", PREDICTION_SERVICE])
 async def test_the_server_and_each_service_serve_from_the_first_checkpoint_until_draining(
-    rig: Rig, stub: Any, service: str
+    harness: ServerHarness, stub: Any, service: str
 ) -> None:
     assert (await stub.Check(asking(service))).status == NOT_SERVING
-    rig.readiness.become_ready()
+    harness.readiness.become_ready()
     assert (await stub.Check(asking(service))).status == SERVING
-    rig.readiness.start_draining()
+    harness.readiness.start_draining()
     assert (await stub.Check(asking(service))).status == NOT_SERVING
 
 
-async def test_a_draining_server_does_not_become_ready(rig: Rig, stub: Any) -> None:
-    rig.readiness.start_draining()
-    rig.readiness.become_ready()
+async def test_a_draining_server_does_not_become_ready(harness: ServerHarness, stub: Any) -> None:
+    harness.readiness.start_draining()
+    harness.readiness.become_ready()
     assert (await stub.Check(asking(""))).status == NOT_SERVING
 
 
@@ -50,21 +50,21 @@ async def test_watching_an_unknown_service_says_so(stub: Any) -> None:
     watch.cancel()
 
 
-async def test_every_watcher_sees_every_change_even_after_another_left(rig: Rig, stub: Any) -> None:
+async def test_every_watcher_sees_every_change_even_after_another_left(harness: ServerHarness, stub: Any) -> None:
     leaving = stub.Watch(asking(""))
     staying = aiter(stub.Watch(asking("")))
     assert [(await anext(watch)).status for watch in (aiter(leaving), staying)] == [NOT_SERVING, NOT_SERVING]
     leaving.cancel()
-    await rig.ended.get()
-    rig.readiness.become_ready()
+    await harness.ended.get()
+    harness.readiness.become_ready()
     assert (await anext(staying)).status == SERVING
-    rig.readiness.start_draining()
+    harness.readiness.start_draining()
     assert (await anext(staying)).status == NOT_SERVING
 
 
-async def test_watches_end_when_the_server_drains(rig: Rig, stub: Any) -> None:
-    rig.readiness.become_ready()
+async def test_watches_end_when_the_server_drains(harness: ServerHarness, stub: Any) -> None:
+    harness.readiness.become_ready()
     watch = aiter(stub.Watch(asking("")))
     assert (await anext(watch)).status == SERVING
-    rig.readiness.start_draining()
+    harness.readiness.start_draining()
     assert [response.status async for response in watch] == [NOT_SERVING]

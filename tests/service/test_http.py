@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from understudy.service import http
-from understudy.service.errors import PortInUseError
 from understudy.service.metrics.registry import new_registry
 from understudy.service.readiness import Readiness
+from understudy.service.service_errors import PortInUseError
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def readiness() -> Readiness:
 @pytest.fixture
 def registry() -> CollectorRegistry:
     registry = new_registry()
-    Counter("understudy_examples_total", "Rows computed.", registry=registry).inc(3)
+    Counter("understudy_examples_total", "Examples computed.", registry=registry).inc(3)
     return registry
 
 

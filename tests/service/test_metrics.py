@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
-from understudy.service.dataplane.codes import Code
-from understudy.service.metrics.engine import MetricsObserver
+from understudy.service.handlers.codes import Code
+from understudy.service.metrics.engine_metrics import MetricsObserver
 from understudy.service.metrics.registry import exposition, new_registry
 from understudy.service.metrics.rpc import RpcMetrics, methods_of
 from understudy.service.services import LIGHT_SERVICES, PREDICTION
@@ -75,11 +75,13 @@ def test_a_call_is_counted_and_timed(registry: CollectorRegistry) -> None:
 
 
 def test_a_batch_is_measured(registry: CollectorRegistry, observer: MetricsObserver) -> None:
-    observer.batch_computed("predict", rows=5, queue_seconds=[0.00001, 0.2], fill_seconds=0.0, compute_seconds=0.001)
+    observer.batch_computed(
+        "predict", examples=5, queue_seconds=[0.00001, 0.2], fill_seconds=0.0, compute_seconds=0.001
+    )
     value = registry.get_sample_value
     assert value("understudy_queue_seconds_count") == 2
     assert value("understudy_queue_seconds_bucket", {"le": "1e-05"}) == 1
-    assert value("understudy_batch_rows_sum") == 5
+    assert value("understudy_batch_examples_sum") == 5
     assert value("understudy_compute_seconds_sum") == 0.001
     assert value("understudy_batch_fill_seconds_count") == 1
     assert value("understudy_examples_total", {"operation": "predict"}) == 5
@@ -96,7 +98,7 @@ def test_refusals_loads_and_the_queue_are_shown_from_the_start(
     observer.queue_changed(17)
     observer.checkpoint_loaded("failed", seconds=0.5)
     assert value("understudy_rejected_total", {"reason": "deadline"}) == 1
-    assert value("understudy_queue_rows") == 17
+    assert value("understudy_queue_examples") == 17
     assert value("understudy_checkpoint_loads_total", {"outcome": "failed"}) == 1
     assert value("understudy_checkpoint_loads_total", {"outcome": "loaded"}) == 0
     assert value("understudy_checkpoint_load_seconds_sum") == 0.5

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.oip import inference_pb2
-from understudy.service.dataplane.oip.datatypes import CONTENTS_FIELDS, DATATYPES, config_type
-from understudy.service.dataplane.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
+from understudy.service.handlers.oip.datatypes import CONTENTS_FIELDS, DATATYPES, config_type
+from understudy.service.handlers.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
 from understudy.wire import WireError
 
 Contents = inference_pb2.InferTensorContents

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane import paging
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.handlers import paging
 
 
 @given(sequence=st.integers(0, 2**63 - 1), filters=st.binary())

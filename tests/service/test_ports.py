@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from understudy.service.errors import PortInUseError
 from understudy.service.ports import reserve
+from understudy.service.service_errors import PortInUseError
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])

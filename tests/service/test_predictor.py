@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.compute.engine import Engine, EngineSettings
-from understudy.evaluator.compute.pending import BorrowedHandle
-from understudy.evaluator.errors import DeadlineExceededError
+from understudy.evaluator.compute.request_queue import BorrowedHandle
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.outbox import Outbox, Outcome
+from understudy.evaluator.result_sink import Outcome, ResultSink
 from understudy.evaluator.types import Arrays, Prediction
-from understudy.service.dataplane.predictor import Gathering, LoopOutbox, Predictor
+from understudy.service.handlers.predictor import CoalescingOptions, EventLoopSink, Predictor
 
 TIMEOUT = 10.0
 
@@ -59,49 +59,49 @@ class EngineAlone:
 
     def predict_for(
         self,
-        waiter: asyncio.Future[Prediction],
-        outbox: LoopOutbox,
+        token: asyncio.Future[Prediction],
+        sink: EventLoopSink,
         inputs: Arrays,
         *,
         version: Any,
         deadline: Any,
-        wake: bool,
+        dispatch: bool,
     ) -> None:
-        counting = cast("Outbox[Any]", Counting(outbox, self.deliveries))
+        counting = cast("ResultSink[Any]", Counting(sink, self.deliveries))
         self.engine.submit(
             inputs,
             borrow=lambda: cast("BorrowedHandle", self),
             key=version,
             deadline=deadline,
-            waiter=waiter,
-            outbox=counting,
-            wake=wake,
+            token=token,
+            sink=counting,
+            dispatch=dispatch,
         )
 
-    def wake(self) -> None:
-        self.engine.wake()
+    def dispatch(self) -> None:
+        self.engine.dispatch()
 
     async def wait_until_busy(self) -> None:
         assert await asyncio.to_thread(self.began.acquire, timeout=TIMEOUT)
 
 
 class Counting:
-    """Counts the wake-ups of an outbox. All that are made for one outbox are equal."""
+    """Counts the wake-ups of a sink. All that are made for one sink are equal."""
 
-    def __init__(self, outbox: LoopOutbox, deliveries: list[int]) -> None:
-        self._outbox = outbox
+    def __init__(self, sink: EventLoopSink, deliveries: list[int]) -> None:
+        self._sink = sink
         self._deliveries = deliveries
-        self.begin, self.is_cancelled = outbox.begin, outbox.is_cancelled
+        self.begin, self.is_cancelled = sink.begin, sink.is_cancelled
 
     def deliver(self, outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
         self._deliveries.append(len(outcomes))
-        self._outbox.deliver(outcomes)
+        self._sink.deliver(outcomes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counting) and other._outbox is self._outbox
+        return isinstance(other, Counting) and other._sink is self._sink
 
     def __hash__(self) -> int:
-        return hash(self._outbox)
+        return hash(self._sink)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_what_the_loop_takes_in_at_one_time_shares_a_batch(alone: EngineAl
 
 
 async def test_requests_that_come_in_company_wait_some_turns_for_the_rest(alone: EngineAlone) -> None:
-    predictor = Predictor(cast("Evaluator", alone), Gathering(turns=8, rows=16))
+    predictor = Predictor(cast("Evaluator", alone), CoalescingOptions(loop_turns=8, examples=16))
     together = [begin(predictor, 0), begin(predictor, 1)]
     for value in range(2, 5):
         await asyncio.sleep(0)
@@ -150,14 +150,14 @@ async def test_requests_that_come_in_company_wait_some_turns_for_the_rest(alone:
 
 
 async def test_a_request_that_comes_alone_waits_for_nobody(alone: EngineAlone) -> None:
-    predictor = Predictor(cast("Evaluator", alone), Gathering(turns=1_000_000, rows=16))
+    predictor = Predictor(cast("Evaluator", alone), CoalescingOptions(loop_turns=1_000_000, examples=16))
     alone.go.release()
     await asyncio.wait_for(begin(predictor, 0), TIMEOUT)
     assert alone.batches == [1]
 
 
-async def test_rows_that_fill_a_batch_wait_for_no_others(alone: EngineAlone) -> None:
-    predictor = Predictor(cast("Evaluator", alone), Gathering(turns=1_000_000, rows=16))
+async def test_examples_that_fill_a_batch_wait_for_no_others(alone: EngineAlone) -> None:
+    predictor = Predictor(cast("Evaluator", alone), CoalescingOptions(loop_turns=1_000_000, examples=16))
     together = [begin(predictor, value) for value in range(16)]
     alone.go.release()
     await asyncio.wait_for(asyncio.gather(*together), TIMEOUT)
@@ -199,9 +199,9 @@ async def test_a_deadline_that_passes_in_the_queue_is_told_on_the_loop(
 
 def test_outcomes_for_a_loop_that_was_closed_are_dropped() -> None:
     loop = asyncio.new_event_loop()
-    outbox = LoopOutbox(loop)
-    future = outbox.new_future()
+    sink = EventLoopSink(loop)
+    future = sink.new_future()
     loop.close()
     with ThreadPoolExecutor(1) as device:
-        device.submit(outbox.deliver, [(future, Prediction(outputs={}, step=1))]).result(TIMEOUT)
+        device.submit(sink.deliver, [(future, Prediction(outputs={}, step=1))]).result(TIMEOUT)
     assert not future.done()

@@ -1,4 +1,4 @@
-"""The REST door over an evaluator that does what a test tells it to."""
+"""The REST application over an evaluator that does what a test tells it to."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from service.told import ToldEvaluator, prediction
+from service.scripted_evaluator import ScriptedEvaluator, prediction
 from starlette.applications import Starlette
 
-from understudy.evaluator.errors import InvalidInputError, NotReadyError, OverloadedError
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
-from understudy.service.dataplane.oip.plane import InferencePlane
-from understudy.service.dataplane.predictor import Predictor
-from understudy.service.dataplane.served_model import ServedModel
+from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.predictor import Predictor
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.readiness import Readiness
 from understudy.service.rest import elements
-from understudy.service.rest.door import RestDoor
 from understudy.service.rest.large_json import MAX_BYTES_AT_ONCE, let_go, read_json
+from understudy.service.rest.rest_app import RestApp
 from understudy.service.statistics import InferenceStatistics
 from understudy.wire import WireError
 
@@ -46,8 +46,8 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-async def evaluator() -> ToldEvaluator:
-    return ToldEvaluator()
+async def evaluator() -> ScriptedEvaluator:
+    return ScriptedEvaluator()
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ async def readiness() -> Readiness:
 
 @asynccontextmanager
 async def serving(
-    evaluator: ToldEvaluator, readiness: Readiness, executor: ThreadPoolExecutor, *, max_bytes: int
+    evaluator: ScriptedEvaluator, readiness: Readiness, executor: ThreadPoolExecutor, *, max_bytes: int
 ) -> AsyncIterator[httpx.AsyncClient]:
-    plane = InferencePlane(
+    handler = InferenceHandler(
         ServedModel(name="model", evaluator=evaluator.as_evaluator),
         Predictor(evaluator.as_evaluator),
         settings=EvaluatorSettings(state_dir=Path()),
@@ -68,15 +68,15 @@ async def serving(
         stream_depth=2,
         executor=executor,
     )
-    door = RestDoor(plane, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
-    app = Starlette(routes=door.routes())
+    rest_app = RestApp(handler, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
+    app = Starlette(routes=rest_app.routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
 
 
 @pytest.fixture
 async def client(
-    evaluator: ToldEvaluator, readiness: Readiness, executor: ThreadPoolExecutor
+    evaluator: ScriptedEvaluator, readiness: Readiness, executor: ThreadPoolExecutor
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(evaluator, readiness, executor, max_bytes=MAX_BYTES) as client:
         yield client
@@ -84,14 +84,14 @@ async def client(
 
 @pytest.fixture
 async def large_client(
-    evaluator: ToldEvaluator, readiness: Readiness, executor: ThreadPoolExecutor
+    evaluator: ScriptedEvaluator, readiness: Readiness, executor: ThreadPoolExecutor
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(evaluator, readiness, executor, max_bytes=1 << 24) as client:
         yield client
 
 
 @pytest.fixture
-def ask(client: httpx.AsyncClient, evaluator: ToldEvaluator) -> Ask:
+def ask(client: httpx.AsyncClient, evaluator: ScriptedEvaluator) -> Ask:
     """Return what sends a request to infer and lets the model give certain outputs."""
 
     async def ask(outputs: dict[str, Any], **request: Any) -> httpx.Response:
@@ -112,7 +112,7 @@ def body(*inputs: Any, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("data", [[1, 2.5], [[1, 2.5]], [[[1], [2.5]]]])
-async def test_data_may_be_flat_or_nested(ask: Ask, evaluator: ToldEvaluator, data: Any) -> None:
+async def test_data_may_be_flat_or_nested(ask: Ask, evaluator: ScriptedEvaluator, data: Any) -> None:
     answer = await ask({"y": np.array([[0.1]], np.float32)}, json=body(tensor(data), id="7"))
     np.testing.assert_array_equal(evaluator.asked["inputs"]["x"], np.array([[1, 2.5]], np.float32))
     assert answer.json() == {
@@ -129,7 +129,7 @@ async def test_not_a_number_and_infinity_come_as_most_json_readers_know_them(ask
     assert '"data":[NaN,Infinity,-Infinity]' in answer.text
 
 
-async def test_binary_data_goes_both_ways(ask: Ask, evaluator: ToldEvaluator) -> None:
+async def test_binary_data_goes_both_ways(ask: Ask, evaluator: ScriptedEvaluator) -> None:
     header = json.dumps(
         {
             "inputs": [
@@ -161,7 +161,7 @@ async def test_all_outputs_may_be_asked_for_as_binary_data(ask: Ask) -> None:
 
 @pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 async def test_a_body_may_be_compressed(
-    ask: Ask, evaluator: ToldEvaluator, coding: str, compress: Callable[[bytes], bytes]
+    ask: Ask, evaluator: ScriptedEvaluator, coding: str, compress: Callable[[bytes], bytes]
 ) -> None:
     content = compress(json.dumps(body(tensor([1, 2]))).encode())
     answer = await ask({"y": np.zeros((1, 1))}, content=content, headers={"content-encoding": coding})
@@ -257,7 +257,7 @@ async def test_a_body_is_taken_no_larger_than_it_may_be(
     [(NotReadyError("not yet"), 503), (OverloadedError("full"), 429), (ZeroDivisionError("x"), 500)],
 )
 async def test_failures_have_the_status_that_fits(
-    client: httpx.AsyncClient, evaluator: ToldEvaluator, error: Exception, status: int
+    client: httpx.AsyncClient, evaluator: ScriptedEvaluator, error: Exception, status: int
 ) -> None:
     evaluator.refusals = [error]
     answer = await client.post(INFER, json=body(tensor([1, 2])))
@@ -293,15 +293,18 @@ async def test_every_answer_has_the_caller_s_request_id(client: httpx.AsyncClien
 
 
 async def test_inputs_that_do_not_fit_are_refused_before_they_are_built(
-    client: httpx.AsyncClient, evaluator: ToldEvaluator, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, evaluator: ScriptedEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Any] = []
-    monkeypatch.setattr("understudy.service.rest.codec.decode_data", lambda *came, **_: built.append(came))
-    evaluator.form_refusals.append(InvalidInputError("input 'x' has shape [1, 2]; [rows, 7] was expected"))
+    monkeypatch.setattr("understudy.service.rest.infer_json.decode_data", lambda *came, **_: built.append(came))
+    evaluator.form_refusals.append(InvalidInputError("input 'x' has shape [1, 2]; [examples, 7] was expected"))
 
     answer = await client.post("/v2/models/model/versions/3/infer", json=body(tensor([1, 2])))
 
-    assert (answer.status_code, answer.json()) == (400, {"error": "input 'x' has shape [1, 2]; [rows, 7] was expected"})
+    assert (answer.status_code, answer.json()) == (
+        400,
+        {"error": "input 'x' has shape [1, 2]; [examples, 7] was expected"},
+    )
     assert evaluator.forms == {"forms": {"x": ("float32", (1, 2))}, "version": 3}
     assert built == []
 
@@ -347,7 +350,7 @@ def test_long_arrays_are_let_go_in_pieces() -> None:
 
 @pytest.mark.parametrize("compressed", [False, True])
 async def test_the_event_loop_turns_while_a_large_body_is_parsed(
-    evaluator: ToldEvaluator, large_client: httpx.AsyncClient, *, compressed: bool
+    evaluator: ScriptedEvaluator, large_client: httpx.AsyncClient, *, compressed: bool
 ) -> None:
     content = json.dumps(body(tensor([0] * 200_000, shape=(1, 200_000)))).encode()
     headers = {"content-encoding": "gzip"} if compressed else {}

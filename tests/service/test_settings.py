@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from understudy.service.errors import SettingsError
+from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
 
 RUN = Path("run")
@@ -71,6 +71,6 @@ def test_checkpoints_may_lie_at_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path:
     settings = ServeSettings(checkpoints=Path("gs://bucket/run"))
     state = settings.evaluator_state_dir
     monkeypatch.chdir(tmp_path)
-    assert settings.origin.url == "gs://bucket/run"
+    assert settings.location.url == "gs://bucket/run"
     assert settings.evaluator_state_dir == state
-    assert ServeSettings(checkpoints=tmp_path).origin.url is None
+    assert ServeSettings(checkpoints=tmp_path).location.url is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy.evaluator.errors import OverloadedError, StorageError
-from understudy.service.dataplane.spool import Spools
+from understudy.evaluator.evaluator_errors import OverloadedError, StorageError
+from understudy.service.handlers.spool import Spools
 from understudy.v1 import evaluation_pb2
 from understudy.wire import encode_all
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service.told import ToldEvaluator, prediction
+from service.scripted_evaluator import ScriptedEvaluator, prediction
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import predict_pb2
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.call import CallContext
-from understudy.service.dataplane.predictor import Predictor
-from understudy.service.dataplane.served_model import ServedModel
-from understudy.service.dataplane.tfserving.plane import TfServingPlane
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.predictor import Predictor
+from understudy.service.handlers.served_model import ServedModel
+from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)
@@ -33,15 +33,15 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-async def evaluator() -> ToldEvaluator:
-    return ToldEvaluator()
+async def evaluator() -> ScriptedEvaluator:
+    return ScriptedEvaluator()
 
 
 @pytest.fixture
-async def plane(evaluator: ToldEvaluator, executor: ThreadPoolExecutor) -> TfServingPlane:
+async def handlers(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor) -> TfServingHandler:
     model = ServedModel(name="model", evaluator=evaluator.as_evaluator)
     predictor = Predictor(evaluator.as_evaluator)
-    return TfServingPlane(model, predictor, max_tensor_bytes=MAX_BYTES, executor=executor)
+    return TfServingHandler(model, predictor, max_tensor_bytes=MAX_BYTES, executor=executor)
 
 
 def filled(inputs: int, *, elements: int) -> predict_pb2.PredictRequest:
@@ -55,53 +55,53 @@ def filled(inputs: int, *, elements: int) -> predict_pb2.PredictRequest:
     return request
 
 
-async def peak_bytes_of_refusal(plane: TfServingPlane, request: Any, error: type[Exception], words: str) -> int:
+async def peak_bytes_of_refusal(handlers: TfServingHandler, request: Any, error: type[Exception], words: str) -> int:
     tracemalloc.start()
     try:
         with pytest.raises(error, match=words):
-            await plane.predict(request, FOREVER)
+            await handlers.predict(request, FOREVER)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
 async def test_inputs_that_do_not_fit_are_refused_before_they_are_filled(
-    evaluator: ToldEvaluator, plane: TfServingPlane
+    evaluator: ScriptedEvaluator, handlers: TfServingHandler
 ) -> None:
     evaluator.form_refusals.append(InvalidInputError("the inputs 'x0' came; 'x' were expected"))
     request = filled(20, elements=1 << 21)
-    peak = await peak_bytes_of_refusal(plane, request, InvalidInputError, "'x' were expected")
+    peak = await peak_bytes_of_refusal(handlers, request, InvalidInputError, "'x' were expected")
     assert peak < 1 << 20
     assert evaluator.forms["forms"]["x19"] == ("float32", (1 << 21,))
 
 
-async def test_one_bound_holds_for_all_inputs_together(plane: TfServingPlane) -> None:
+async def test_one_bound_holds_for_all_inputs_together(handlers: TfServingHandler) -> None:
     peak = await peak_bytes_of_refusal(
-        plane, filled(3, elements=1 << 21), InvalidInputError, "the inputs have 25165824 bytes; at most 16777216"
+        handlers, filled(3, elements=1 << 21), InvalidInputError, "the inputs have 25165824 bytes; at most 16777216"
     )
     assert peak < 1 << 20
 
 
-async def test_more_elements_than_the_shape_has_are_refused_before_they_are_built(plane: TfServingPlane) -> None:
+async def test_more_elements_than_the_shape_has_are_refused_before_they_are_built(handlers: TfServingHandler) -> None:
     request = filled(1, elements=1)
     request.inputs["x0"].float_val.extend([1] * 300_000)
-    peak = await peak_bytes_of_refusal(plane, request, WireError, "needs 1 elements in float_val, but 300001 came")
+    peak = await peak_bytes_of_refusal(handlers, request, WireError, "needs 1 elements in float_val, but 300001 came")
     assert peak < 1 << 20
 
 
 async def test_large_requests_are_built_on_another_thread(
-    evaluator: ToldEvaluator, plane: TfServingPlane, monkeypatch: pytest.MonkeyPatch
+    evaluator: ScriptedEvaluator, handlers: TfServingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
-    decoded = plane._decoded
+    decoded = handlers._decoded
 
     def noted(request: Any) -> Any:
         threads.append(threading.current_thread().name)
         return decoded(request)
 
-    monkeypatch.setattr(plane, "_decoded", noted)
+    monkeypatch.setattr(handlers, "_decoded", noted)
     for elements in (2, 50_000):
-        answering = asyncio.create_task(plane.predict(filled(1, elements=elements), FOREVER))
+        answering = asyncio.create_task(handlers.predict(filled(1, elements=elements), FOREVER))
         (await evaluator.predictions.get()).set_result(prediction(1))
         await answering
         np.testing.assert_array_equal(evaluator.asked["inputs"]["x0"], np.ones(elements, np.float32))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2, types_pb2
 
-from understudy.service.dataplane.tfserving.tensors import decode, encode
+from understudy.service.handlers.tfserving.tensors import decode, encode
 from understudy.wire import WireError
 
 MAX_BYTES = 4096

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import goals, h2load, report, results
+from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.closed_loop import length_of, order
 from benchmarks.speed.entrants import FUNCTION, Asked, Cell, Served
-from benchmarks.speed.errors import BenchmarkError
 from benchmarks.speed.figures import Figures, Spread, spread_of_ratios
 from benchmarks.speed.models import BATCHES, MODELS
 from benchmarks.speed.processes import Launch, ProcessTree

@@ -20,7 +20,7 @@ def split_cpu(logical_cpus: tuple[str, ...]) -> None:
 def one_device(tmp_path_factory: pytest.TempPathFactory, split_cpu: None) -> tuple[Path, list[Any]]:
     """A finished training of the dense model on one device, and the events it told."""
     del split_cpu
-    from trainer.rig import Dense, run
+    from trainer.training_harness import Dense, run
 
     from understudy.trainer import JsonLinesReporter
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from trainer.rig import Dense, Noisy
+from trainer.training_harness import Dense, Noisy
 
 from understudy.experiments.arrays import IndexedExamples, array_examples, open_array
 from understudy.experiments.records import RecordExamples, record_examples

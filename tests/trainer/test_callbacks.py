@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.rig import Noisy
+from trainer.training_harness import Noisy
 
 from understudy.checkpoints import MODEL_FILE, DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
 from understudy.evaluator.records.ledger import Ledger
@@ -58,7 +58,7 @@ def test_every_epoch_is_published_and_the_last_is_final(tmp_path: Path) -> None:
 
 
 def test_steps_are_published_as_often_as_was_asked(tmp_path: Path) -> None:
-    fit(tmp_path, every=3)
+    fit(tmp_path, save_freq=3)
     assert finals(tmp_path) == {3: False, 6: False, 8: True}
 
 
@@ -144,7 +144,7 @@ def test_a_model_without_variables_is_refused(tmp_path: Path) -> None:
         publish_model(keras.Sequential([keras.layers.Dense(1)]), tmp_path, step=1)
 
 
-@pytest.mark.parametrize("every", [0, "batch", 2.5])
-def test_a_frequency_that_is_none_is_refused(every: Any) -> None:
+@pytest.mark.parametrize("save_freq", [0, "batch", 2.5])
+def test_a_frequency_that_is_none_is_refused(save_freq: Any) -> None:
     with pytest.raises(ValueError, match="'epoch' or a number of steps"):
-        PublishCheckpoint("run", every=every)
+        PublishCheckpoint("run", save_freq=save_freq)

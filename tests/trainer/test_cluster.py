@@ -10,7 +10,15 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from trainer.rig import STEPS, Task, assert_bit_equal, assert_one_architecture, cluster, state_of, weights_of
+from trainer.training_harness import (
+    STEPS,
+    Task,
+    assert_bit_equal,
+    assert_one_architecture,
+    cluster,
+    state_of,
+    weights_of,
+)
 
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE

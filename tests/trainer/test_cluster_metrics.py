@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from trainer.rig import BATCH, cluster, free_ports
+from trainer.training_harness import BATCH, cluster, free_ports
 
 from trainer import files
 

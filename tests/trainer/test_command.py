@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from trainer.rig import start_training, weights_of
+from trainer.training_harness import start_training, weights_of
 
 from understudy.checkpoints import DirectoryLock
 from understudy.cli.main import main

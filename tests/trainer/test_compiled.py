@@ -10,7 +10,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.rig import BATCH, STEPS, Dense, assert_bit_equal, assert_one_architecture, run, state_of, weights_of
+from trainer.training_harness import (
+    BATCH,
+    STEPS,
+    Dense,
+    assert_bit_equal,
+    assert_one_architecture,
+    run,
+    state_of,
+    weights_of,
+)
 
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE

@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from trainer.rig import Dense, cluster, run
+from trainer.training_harness import Dense, cluster, run
 
 from understudy.checkpoints import RunDir, read_manifest, read_training_status
-from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.trainer import (
     EvaluationStopping,
@@ -21,6 +21,7 @@ from understudy.trainer import (
     StopRuleError,
     TrainSettings,
 )
+from understudy.trainer.stopping import StopMode
 from understudy.trainer.waiting import wait_for_evaluation
 
 
@@ -151,7 +152,7 @@ def test_only_a_settled_result_of_the_same_model_ends_the_wait(tmp_path: Path) -
 def test_the_callback_stops_fit_by_the_evaluators_scores(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    stopping = EvaluationStopping("test/loss:1", state_dir=RunDir(tmp_path).evaluator)
+    stopping = EvaluationStopping("test/loss", patience=1, state_dir=RunDir(tmp_path).evaluator)
     publishing = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, _: publish(tmp_path, *([1.0, 2.0] if epoch == 2 else [1.0]))
     )
@@ -163,6 +164,16 @@ def test_the_callback_stops_fit_by_the_evaluators_scores(tmp_path: Path) -> None
     assert stopping.reason == "test/loss has not improved in 1 evaluations; the best is 1 at step 1"
 
 
-def test_the_callback_refuses_a_rule_it_cannot_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stop_when is 'loss:1'"):
-        EvaluationStopping("loss:1", state_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("monitor", "patience", "mode", "words"),
+    [
+        ("loss", 1, None, "monitor is 'loss'; give DATASET/METRIC"),
+        ("test/loss", 0, None, "patience is 0; give a number of evaluations from 1 up"),
+        ("test/auc", 1, None, "mode is missing; say whether"),
+    ],
+)
+def test_the_callback_refuses_a_rule_it_cannot_read(
+    tmp_path: Path, monitor: str, patience: int, mode: StopMode | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        EvaluationStopping(monitor, patience=patience, mode=mode, state_dir=tmp_path)

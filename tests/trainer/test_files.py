@@ -13,7 +13,7 @@ import psutil
 import pytest
 import tensorflow as tf
 from trainer.files import FOLDER, NoisyArrays, NoisyRecords, PlainArrays, PlainRecords, write_files
-from trainer.rig import (
+from trainer.training_harness import (
     BATCH,
     EXAMPLES,
     STEPS,

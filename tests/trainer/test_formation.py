@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from trainer.rig import Task, free_ports, leave_none, start_training, tf_config
+from trainer.training_harness import Task, free_ports, leave_none, start_training, tf_config
 
 from understudy.checkpoints import RunDir
 

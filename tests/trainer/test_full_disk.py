@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainer.rig import STEPS, Dense, run
+from trainer.training_harness import STEPS, Dense, run
 
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.trainer import PublishError

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from trainer.rig import Noisy, Slow, run
+from trainer.training_harness import Noisy, Slow, run
 
 from understudy.trainer import JsonLinesReporter
 from understudy.trainer.data import DataPlan
 from understudy.trainer.input_watch import InputWatch
-from understudy.trainer.job import Advance
+from understudy.trainer.job import ProgressEvent
 from understudy.trainer.loop import timed_next
 
 
@@ -22,14 +22,14 @@ def watch(*, cache: bool, first_step: int = 0) -> InputWatch:
     return InputWatch(plan, first_step=first_step)
 
 
-def advance(step: int, waited: float, seconds: float = 10.0) -> Advance:
-    return Advance(step=step, metrics={}, due=False, stopping=False, seconds=seconds, input_wait_seconds=waited)
+def event(step: int, waited: float, seconds: float = 10.0) -> ProgressEvent:
+    return ProgressEvent(step=step, metrics={}, due=False, stopping=False, seconds=seconds, input_wait_seconds=waited)
 
 
 def test_an_input_that_holds_training_up_is_told_once_with_what_helps(caplog: pytest.LogCaptureFixture) -> None:
     watching = watch(cache=False)
     for step in range(5, 60, 5):
-        watching.saw(advance(step, waited=5.0))
+        watching.saw(event(step, waited=5.0))
         assert bool(caplog.messages) == (step >= 20), "the first call traces the graph, then 30 s are judged"
     (message,) = caplog.messages
     assert message.startswith("training waited for its input 50% of the last 30 s: keep it in memory with --cache")
@@ -39,19 +39,19 @@ def test_an_input_that_holds_training_up_is_told_once_with_what_helps(caplog: py
 def test_an_input_that_keeps_up_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     watching = watch(cache=False)
     for step in range(5, 60, 5):
-        watching.saw(advance(step, waited=3.9))
+        watching.saw(event(step, waited=3.9))
     assert caplog.messages == []
 
 
 def test_the_pass_that_fills_the_cache_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
     watching = watch(cache=True, first_step=3)
     for step in range(4, 14):
-        watching.saw(advance(step, waited=9.0))
+        watching.saw(event(step, waited=9.0))
     for step in range(14, 60):
-        watching.saw(advance(step, waited=0.1))
+        watching.saw(event(step, waited=0.1))
     assert caplog.messages == []
     for step in range(60, 63):
-        watching.saw(advance(step, waited=9.0))
+        watching.saw(event(step, waited=9.0))
     (message,) = caplog.messages
     assert "--cache" not in message
 

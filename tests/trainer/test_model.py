@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from trainer.rig import Dense
+from trainer.training_harness import Dense
 
 from understudy.experiments import ExperimentError
 from understudy.trainer import ModelError

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.rig import Noisy, assert_one_architecture, cluster, run
+from trainer.training_harness import Noisy, assert_one_architecture, cluster, run
 
 from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.experiments.arrays import array_examples
 from understudy.trainer import ClusterError, DataError, PeerLostError, TFConfigError, TrainSettings
-from understudy.trainer.parameter_server.job import ParameterServerJob
+from understudy.trainer.parameter_server.parameter_server_job import ParameterServerJob
 from understudy.trainer.parameter_server.servers import wait_for_chief
 from understudy.trainer.strategies import training_task
 

@@ -8,8 +8,8 @@ import pytest
 
 from understudy.trainer import JsonLinesReporter, LineReporter, ProgressReporter, ProgressUpdate, TrainingPlan
 from understudy.trainer.data import DataPlan
-from understudy.trainer.job import Advance
-from understudy.trainer.pace import ProgressMeter
+from understudy.trainer.job import ProgressEvent
+from understudy.trainer.progress_meter import ProgressMeter
 
 PLAN = TrainingPlan(
     experiment="digits",
@@ -46,8 +46,8 @@ def update(step: int = 20, loss: float = 0.5, remaining_seconds: float | None = 
     )
 
 
-def advance(step: int, *, seconds: float, waited: float = 1.0) -> Advance:
-    return Advance(
+def event(step: int, *, seconds: float, waited: float = 1.0) -> ProgressEvent:
+    return ProgressEvent(
         step=step, metrics={"loss": 1.0}, due=False, stopping=False, seconds=seconds, input_wait_seconds=waited
     )
 
@@ -107,9 +107,9 @@ def test_the_rate_leaves_out_the_first_call() -> None:
     clock = Clock()
     plan = DataPlan(examples=100, global_batch_size=10, seed=0, shuffle_buffer=100, cache=True, keep_remainder=False)
     meter = ProgressMeter(100, plan, clock=clock)
-    first = meter.measure(advance(20, seconds=5.0))
+    first = meter.measure(event(20, seconds=5.0))
     clock.now += 2.0
-    second = meter.measure(advance(40, seconds=2.0))
+    second = meter.measure(event(40, seconds=2.0))
     assert (first.examples_per_second, first.remaining_seconds) == (0.0, None)
     assert (second.examples_per_second, second.remaining_seconds) == (100.0, 6.0)
     assert second.epoch == 4.0

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from trainer.rig import free_ports
+from trainer.training_harness import free_ports
 
 from understudy.trainer import ClusterError, ClusterTask, ClusterTimeoutError
 from understudy.trainer.rendezvous import wait_for_peers, wait_until_gone

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.rig import Dense
+from trainer.training_harness import Dense
 
 from understudy.trainer.model import build_model, prepare_for_replicas
-from understudy.trainer.parameter_server.metrics import StepMetrics
+from understudy.trainer.parameter_server.step_metrics import StepMetrics
 
 
 class Scored(Dense):

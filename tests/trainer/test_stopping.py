@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from understudy.checkpoints.results import StepResult
+from understudy.checkpoints.evaluation_results import StepResult
 from understudy.trainer.stopping import StopMode, StopRule, parse_stop_rule
 
 LOSS = StopRule(dataset="test", metric="loss", evaluations=2, mode="min")

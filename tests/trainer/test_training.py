@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer.rig import (
+from trainer.training_harness import (
     BATCH,
     STEPS,
     Array,
@@ -51,12 +51,12 @@ from understudy.trainer import (
 )
 from understudy.trainer.batches import global_batches
 from understudy.trainer.data import plan_data
-from understudy.trainer.errors import MetricsError
 from understudy.trainer.job import TrainingJob
 from understudy.trainer.model import build_model
 from understudy.trainer.replica_state import ReplicaState
 from understudy.trainer.strategies import build_strategy
 from understudy.trainer.summaries import FOLDER
+from understudy.trainer.trainer_errors import MetricsError
 
 
 def mirrored(replicas: int, cross_device_ops: str = "reduction_to_one_device") -> dict[str, Any]:
@@ -362,8 +362,8 @@ def test_every_replica_drops_out_its_own(logical_cpus: tuple[str, ...]) -> None:
 def test_what_was_captured_is_restored_to_every_replica(tmp_path: Path) -> None:
     settings = TrainSettings(run_dir=tmp_path, steps=4, checkpoint_every=2, steps_per_call=2, **mirrored(2))
     job = TrainingJob(Noisy(), settings, build_strategy(settings, None))
-    (advance,) = islice(job.run(0), 1)
-    step = advance.step
+    (event,) = islice(job.run(0), 1)
+    step = event.step
     captured = job.capture(step)
     list(job.run(step))
     moved_on = job.capture(4)

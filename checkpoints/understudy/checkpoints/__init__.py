@@ -1,6 +1,6 @@
 """The contract between whoever trains and whoever evaluates: checkpoints, and how training ended. No TensorFlow."""
 
-from understudy.checkpoints.errors import (
+from understudy.checkpoints.checkpoint_errors import (
     AlreadyPublishedError,
     CheckpointError,
     CheckpointGoneError,
@@ -9,15 +9,15 @@ from understudy.checkpoints.errors import (
     UnsupportedFormatError,
     UnsupportedLocationError,
 )
-from understudy.checkpoints.folder import FolderSource
+from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, read_manifest
 from understudy.checkpoints.publish import CheckpointPublisher
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.checkpoints.source import Checkpoint, CheckpointSource, RunSource
-from understudy.checkpoints.taken import TakenCheckpoint, open_taken
 from understudy.checkpoints.training import TrainingJournal, TrainingStatus, read_training_status
 
 __all__ = [
@@ -32,19 +32,19 @@ __all__ = [
     "DirectoryLock",
     "FileEntry",
     "FolderSource",
+    "LocalCheckpoint",
     "LockHeldError",
     "Manifest",
     "ModelKind",
     "RunDir",
     "RunSource",
     "Signature",
-    "TakenCheckpoint",
     "TensorSpec",
     "TrainingJournal",
     "TrainingStatus",
     "UnsupportedFormatError",
     "UnsupportedLocationError",
-    "open_taken",
+    "open_local_checkpoint",
     "read_manifest",
     "read_training_status",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats import Content, Format
 from understudy.checkpoints.stable_copy import FileChangedError, Stamp, stable_copy
 

@@ -9,7 +9,7 @@
     RUN/evaluator/                                    what the evaluator keeps; the trainer only reads it
                   results/<step, 12 digits>.json      what became of a checkpoint
                   best.json                           which one is best
-                  pinned/<step, 12 digits>/           copies of those that are needed
+                  leases/<step, 12 digits>/           copies of those that are needed
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANIFEST_FILE = "manifest.json"
 RESUME_DIR = "resume"
 BEST_FILE = "best.json"
 RESULTS_DIR = "results"
-PINNED_DIR = "pinned"
+LEASES_DIR = "leases"
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names with this prefix hold what is not committed; nobody reads them, and whoever holds the lock may delete them."""
@@ -68,9 +68,9 @@ class RunDir:
         return self.root / "evaluator"
 
     @property
-    def pinned(self) -> Path:
+    def leases(self) -> Path:
         """Where the evaluator keeps the checkpoints that it is using, one folder per step."""
-        return self.evaluator / PINNED_DIR
+        return self.evaluator / LEASES_DIR
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of one checkpoint, whether or not it exists."""

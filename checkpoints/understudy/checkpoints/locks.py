@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from understudy.checkpoints.errors import LockHeldError
+from understudy.checkpoints.checkpoint_errors import LockHeldError
 
 LOCK_FILE = "lock"
 

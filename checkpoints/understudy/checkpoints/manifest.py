@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from understudy.checkpoints.atomic import encode_json
-from understudy.checkpoints.errors import DamagedCheckpointError, UnsupportedFormatError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError, UnsupportedFormatError
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.low_priority import at_low_priority

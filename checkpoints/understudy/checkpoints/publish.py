@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from understudy.checkpoints.atomic import sync, write_bytes
-from understudy.checkpoints.errors import AlreadyPublishedError, LockHeldError
-from understudy.checkpoints.folders import remove_folder, sweep, temporary_folder
+from understudy.checkpoints.checkpoint_errors import AlreadyPublishedError, LockHeldError
+from understudy.checkpoints.fs import remove_folder, sweep, temporary_folder
 from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE, RunDir, step_name
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, describe_file, encode_manifest
@@ -109,7 +109,7 @@ class CheckpointPublisher:
         A failure is only logged: the new checkpoint is committed, and the next call tries again.
         """
         for step in self._run.committed_steps()[: -self._keep]:
-            if (self._run.pinned / step_name(step)).exists():
+            if (self._run.leases / step_name(step)).exists():
                 continue
             try:
                 remove_folder(self._run.checkpoint(step))

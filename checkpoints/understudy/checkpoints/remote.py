@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from understudy.checkpoints.errors import UnsupportedLocationError
-from understudy.checkpoints.folder import FolderSource
-from understudy.checkpoints.folders import remove_folder, sweep
+from understudy.checkpoints.checkpoint_errors import UnsupportedLocationError
+from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.formats.saved_model import GRAPH_FILE
 from understudy.checkpoints.formats.tf_checkpoint import STATE_FILE
+from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.layout import TEMPORARY_PREFIX
 from understudy.checkpoints.source import Checkpoint
 
@@ -53,7 +53,7 @@ class RemoteFolderSource:
             self.fetch()
         return self._local.poll(wanted)
 
-    def glance(self) -> object:
+    def peek(self) -> object:
         """See `CheckpointSource`. Nothing tells that costs less than looking."""
         return None
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from understudy.checkpoints.errors import (
+from understudy.checkpoints.checkpoint_errors import (
     CheckpointError,
     CheckpointGoneError,
     DamagedCheckpointError,
     UnsupportedFormatError,
 )
-from understudy.checkpoints.folders import link_or_copy
+from understudy.checkpoints.fs import link_or_copy
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
 from understudy.checkpoints.manifest import Manifest, decode_manifest, read_manifest, verify_files, verify_sizes
-from understudy.checkpoints.taken import TakenCheckpoint, take_once
 
 _Stamp = tuple[int, int, int]
 """Inode, size in bytes and time of last change in nanoseconds: what changes when a file is replaced."""
@@ -38,7 +38,7 @@ _LISTING_SECONDS = 10.0
 
 
 class Checkpoint(Protocol):
-    """A committed checkpoint, as a source found it. Immutable; `take` may be called from any thread."""
+    """A committed checkpoint, as a source found it. Immutable; `fetch` may be called from any thread."""
 
     @property
     def step(self) -> int:
@@ -62,9 +62,9 @@ class Checkpoint(Protocol):
 
     @property
     def copies(self) -> bool:
-        """Whether `take` copies files, which is dear, rather than linking them."""
+        """Whether `fetch` copies files, which is dear, rather than linking them."""
 
-    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
+    def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """Pin the checkpoint: link or copy its files into a private folder.
 
         A folder that holds this checkpoint already is returned; one that holds something else is replaced. After an
@@ -73,7 +73,7 @@ class Checkpoint(Protocol):
         Args:
             into: The private folder.
             verify: Whether to read linked files and check their hashes. Else only their sizes are checked, and
-                `TakenCheckpoint.verify` is to be called before they are used.
+                `LocalCheckpoint.verify` is to be called before they are used.
 
         Raises:
             DamagedCheckpointError: It is not whole.
@@ -91,7 +91,7 @@ class CheckpointSource(Protocol):
         """Whether the last `poll` returned everything. If not, the next one returns more."""
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
-        """Return what is committed now, in step order; damaged ones too, whose `take` says what is wrong.
+        """Return what is committed now, in step order; damaged ones too, whose `fetch` says what is wrong.
 
         Of many that are new, it returns the newest first, and the others when it is called again. What was seen to be
         there, and was deleted before it could be read, is returned once.
@@ -104,7 +104,7 @@ class CheckpointSource(Protocol):
             OSError: The place could not be read.
         """
 
-    def glance(self) -> object:
+    def peek(self) -> object:
         """Return something that differs from last time if something may have been committed since.
 
         It costs next to nothing. Where nothing cheap tells, it is always the same.
@@ -141,19 +141,19 @@ class PublishedCheckpoint:
         except (FileNotFoundError, CheckpointError):
             return None
 
-    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
+    def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """See `Checkpoint`."""
         fill = self._link_verified if verify else self._link
-        return take_once(into, digest=self.digest, fill=fill, verify=verify)
+        return fetch_once(into, digest=self.digest, fill=fill, verify=verify)
 
     def _link(self, folder: Path) -> Manifest:
-        gone = f"{self.directory} was deleted before it could be taken"
+        gone = f"{self.directory} was deleted before it could be fetched"
         try:
             manifest = read_manifest(self.directory)
         except FileNotFoundError as error:
             raise CheckpointGoneError(gone) from error
         if manifest.digest != self.digest:
-            raise CheckpointGoneError(f"{self.directory} was replaced before it could be taken")
+            raise CheckpointGoneError(f"{self.directory} was replaced before it could be fetched")
         for path in (*(entry.path for entry in manifest.files), MANIFEST_FILE):
             try:
                 link_or_copy(self.directory / path, folder / path)
@@ -182,7 +182,7 @@ class UnreadableCheckpoint:
     manifest: Manifest | None = None
     copies: bool = False
 
-    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
+    def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """Raise what was wrong with it. See `Checkpoint`."""
         del into, verify
         raise type(self.error)(str(self.error)) from self.error
@@ -211,11 +211,11 @@ class RunSource:
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
-        if self._listing is None or not self._listing.is_still_true(self.glance()) or self._unread:
+        if self._listing is None or not self._listing.is_still_true(self.peek()) or self._unread:
             self._refresh(wanted)
         return self._found
 
-    def glance(self) -> object:
+    def peek(self) -> object:
         """See `CheckpointSource`. Committing a checkpoint puts a folder into place, which changes the one around it."""
         try:
             return self._run.checkpoints.stat().st_mtime_ns
@@ -224,7 +224,7 @@ class RunSource:
 
     def _refresh(self, wanted: Collection[int]) -> None:
         limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
-        glance = self.glance()
+        peek = self.peek()
         folders = self._run.listed_steps()
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
         self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
@@ -245,7 +245,7 @@ class RunSource:
                     gone.append(_gone(self._run, step))
         found = [checkpoint for _, checkpoint in (*self._known.values(), *self._unreadable.values())]
         self._found = sorted((*found, *gone), key=lambda checkpoint: checkpoint.step)
-        self._listing = _Listing.of(glance, settled=not (gone or self._uncommitted or self._unreadable))
+        self._listing = _Listing.of(peek, settled=not (gone or self._uncommitted or self._unreadable))
 
     def _read(self, step: int, folder: _FolderStamp) -> None:
         """Read the manifest of a step, unless it is known to be unreadable and has not changed."""
@@ -271,17 +271,17 @@ class RunSource:
 class _Listing:
     """When a folder was listed, and what it looked like then."""
 
-    glance: object
+    peek: object
     expires_at: float
 
     @classmethod
-    def of(cls, glance: object, *, settled: bool) -> _Listing:
-        """Return a listing that was begun after a glance, good for some time unless something may still change."""
-        is_old = isinstance(glance, int) and time.time_ns() - glance > _COARSE_NS
-        return cls(glance=glance, expires_at=time.monotonic() + (_LISTING_SECONDS if settled and is_old else 0.0))
+    def of(cls, peek: object, *, settled: bool) -> _Listing:
+        """Return a listing that was begun after a peek, good for some time unless something may still change."""
+        is_old = isinstance(peek, int) and time.time_ns() - peek > _COARSE_NS
+        return cls(peek=peek, expires_at=time.monotonic() + (_LISTING_SECONDS if settled and is_old else 0.0))
 
-    def is_still_true(self, glance: object) -> bool:
-        return glance == self.glance and time.monotonic() < self.expires_at
+    def is_still_true(self, peek: object) -> bool:
+        return peek == self.peek and time.monotonic() < self.expires_at
 
 
 def _gone(run: RunDir, step: int) -> UnreadableCheckpoint:

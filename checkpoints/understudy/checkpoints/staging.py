@@ -1,4 +1,4 @@
-"""Private copies of foreign checkpoints, made when they are discovered and handed over when they are taken."""
+"""Private copies of foreign checkpoints, made when they are discovered and handed over when they are fetched."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.checkpoints.errors import CheckpointGoneError, DamagedCheckpointError
-from understudy.checkpoints.folders import link_or_copy, remove_folder, sweep, temporary_folder
+from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, DamagedCheckpointError
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
+from understudy.checkpoints.fs import link_or_copy, remove_folder, sweep, temporary_folder
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
 from understudy.checkpoints.manifest import Manifest, describe_file
 from understudy.checkpoints.stable_copy import FileChangedError
-from understudy.checkpoints.taken import TakenCheckpoint, take_once
 
 
 class Staging:
@@ -76,9 +76,9 @@ class ForeignCheckpoint:
     manifest: Manifest | None = None
     copies: bool = True
 
-    def take(self, into: Path, *, verify: bool = True) -> TakenCheckpoint:
+    def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """See `Checkpoint`."""
-        return take_once(into, digest=self.digest, fill=self._fill, verify=verify)
+        return fetch_once(into, digest=self.digest, fill=self._fill, verify=verify)
 
     def _fill(self, folder: Path) -> Manifest:
         if not self.staging.hand_over(self.digest, folder):
@@ -94,7 +94,7 @@ class ForeignCheckpoint:
         )
 
     def _copy_again(self, folder: Path) -> None:
-        gone = f"{self.origin.path} was overwritten or deleted before step {self.step} could be taken"
+        gone = f"{self.origin.path} was overwritten or deleted before step {self.step} could be fetched"
         try:
             whole = self.origin.copy_into(folder)
         except (FileNotFoundError, FileChangedError, DamagedCheckpointError) as error:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from understudy.checkpoints.atomic import write_json
-from understudy.checkpoints.errors import UnsupportedFormatError
+from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
 from understudy.checkpoints.layout import RunDir
 
 _log = logging.getLogger(__name__)

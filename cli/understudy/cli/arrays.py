@@ -2,7 +2,7 @@
 
 The keys of an ``.npz`` file are the model's own names: of its inputs, and, for scoring, of its outputs. A lone input
 may also go by ``x``, a lone target by ``y`` or ``targets``; several go by `numpy.savez`'s ``arr_0``, ``arr_1`` and so
-on too, the inputs first, in the model's order. ``sample_weight`` holds a weight for each row. The server's
+on too, the inputs first, in the model's order. ``sample_weight`` holds a weight for each example. The server's
 ``--eval-data`` takes the same files.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from understudy.cli.errors import CommandError
+from understudy.cli.command_errors import CommandError
 
 if TYPE_CHECKING:
     from understudy.clients import ModelMetadata, TensorSpec
@@ -30,8 +30,8 @@ _WEIGHT_KEY: Final = "sample_weight"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Arrays ``[rows, ...]`` by name. Targets are those of the outputs' names; weights are ``[rows]``."""
+class Examples:
+    """Arrays ``[examples, ...]`` by name. Targets are those of the outputs' names; weights are ``[examples]``."""
 
     inputs: Mapping[str, Array]
     targets: Mapping[str, Array]
@@ -42,46 +42,46 @@ class Rows:
         """The length of axis 0."""
         return len(next(iter(self.inputs.values())))
 
-    def inputs_by(self, batch_rows: int) -> Iterator[Mapping[str, Array]]:
-        """Yield the inputs in order, so many rows at a time, then what is left."""
-        for rows in self._slices(batch_rows):
-            yield _sliced(self.inputs, rows)
+    def inputs_by(self, batch_size: int) -> Iterator[Mapping[str, Array]]:
+        """Yield the inputs in order, so many examples at a time, then what is left."""
+        for examples in self._slices(batch_size):
+            yield _sliced(self.inputs, examples)
 
-    def batches_of(self, batch_rows: int) -> Iterator[tuple[Any, ...]]:
+    def batches_of(self, batch_size: int) -> Iterator[tuple[Any, ...]]:
         """Yield ``(inputs, targets)`` or ``(inputs, targets, weights)``, likewise."""
         (lone_target, *others) = self.targets.values()
-        for rows in self._slices(batch_rows):
-            targets = _sliced(self.targets, rows) if others else lone_target[rows]
-            weights = () if self.sample_weight is None else (self.sample_weight[rows],)
-            yield (_sliced(self.inputs, rows), targets, *weights)
+        for examples in self._slices(batch_size):
+            targets = _sliced(self.targets, examples) if others else lone_target[examples]
+            weights = () if self.sample_weight is None else (self.sample_weight[examples],)
+            yield (_sliced(self.inputs, examples), targets, *weights)
 
-    def _slices(self, batch_rows: int) -> Iterator[slice]:
-        return (slice(start, start + batch_rows) for start in range(0, self.count, batch_rows))
+    def _slices(self, batch_size: int) -> Iterator[slice]:
+        return (slice(start, start + batch_size) for start in range(0, self.count, batch_size))
 
 
-def rows_to_predict(file: Path, metadata: ModelMetadata) -> Rows:
+def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
     """Return the model's inputs from a ``.npy`` or ``.npz`` file; other arrays in it are left alone.
 
     Raises:
         CommandError: The file cannot be read, lacks an input, or its arrays differ in length.
     """
     arrays = _read(file)
-    return _checked(file, Rows(inputs=_taken(file, arrays, metadata.inputs, _INPUT_ALIASES, cast=True), targets={}))
+    return _checked(file, Examples(inputs=_taken(file, arrays, metadata.inputs, _INPUT_ALIASES, cast=True), targets={}))
 
 
-def rows_to_score(file: Path, metadata: ModelMetadata) -> Rows:
+def examples_to_score(file: Path, metadata: ModelMetadata) -> Examples:
     """Return the model's inputs, the targets of all its outputs, and the weights if any, from an ``.npz`` file.
 
     Raises:
         CommandError: The file cannot be read, lacks an array, or its arrays differ in length.
     """
     arrays = _read(file)
-    rows = Rows(
+    examples = Examples(
         inputs=_taken(file, arrays, metadata.inputs, _INPUT_ALIASES, cast=True),
         targets=_taken(file, arrays, metadata.outputs, _TARGET_ALIASES, cast=False, first_place=len(metadata.inputs)),
         sample_weight=arrays.get(_WEIGHT_KEY),
     )
-    return _checked(file, rows)
+    return _checked(file, examples)
 
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
@@ -136,18 +136,20 @@ def _cast(array: Array, dtype: str) -> Array:
     return array.astype(dtype, copy=False) if np.can_cast(array.dtype, dtype, casting="same_kind") else array
 
 
-def _checked(file: Path, rows: Rows) -> Rows:
-    arrays = {**rows.inputs, **rows.targets}
-    if rows.sample_weight is not None:
-        arrays[_WEIGHT_KEY] = rows.sample_weight
+def _checked(file: Path, examples: Examples) -> Examples:
+    arrays = {**examples.inputs, **examples.targets}
+    if examples.sample_weight is not None:
+        arrays[_WEIGHT_KEY] = examples.sample_weight
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise CommandError(f"the arrays of {file} have these numbers of rows: {lengths}; all need the same, at least 1")
-    return rows
+        raise CommandError(
+            f"the arrays of {file} have these numbers of examples: {lengths}; all need the same, at least 1"
+        )
+    return examples
 
 
-def _sliced(arrays: Mapping[str, Array], rows: slice) -> dict[str, Array]:
-    return {name: array[rows] for name, array in arrays.items()}
+def _sliced(arrays: Mapping[str, Array], examples: slice) -> dict[str, Array]:
+    return {name: array[examples] for name, array in arrays.items()}
 
 
 def _portable(array: Array) -> Array:

@@ -11,7 +11,7 @@ import click
 from understudy.cli.connection import ConnectionSettings, VersionType, connected, json_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
-from understudy.cli.scoring import batch_size_option, counted_batches, metric_option, progress_bar
+from understudy.cli.scoring_options import batch_size_option, counted_batches, metric_option, progress_bar
 
 if TYPE_CHECKING:
     from understudy.clients import Client, CompareResult, Metric, Version
@@ -45,7 +45,7 @@ class _VersionsType(click.ParamType["tuple[Version, ...]"]):
     default=1000,
     show_default=True,
     metavar="N",
-    help="How many times to resample the rows for the intervals.",
+    help="How many times to resample the examples for the intervals.",
 )
 @click.option(
     "--confidence",
@@ -69,10 +69,10 @@ def command(
     settings: ConnectionSettings,
     **bootstrap: Any,
 ) -> None:
-    """Score versions on the same rows, those of FILE or of a dataset the server has, and tell which is better.
+    """Score versions on the same examples, those of FILE or of a dataset the server has, and tell which is better.
 
     FILE is an .npz file as for `understudy evaluate`. A version is better or worse than the first if the interval of
-    the difference of their mean losses, made by a paired bootstrap over the rows, does not hold 0.
+    the difference of their mean losses, made by a paired bootstrap over the examples, does not hold 0.
     """
     if (file is None) == (dataset is None):
         raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")
@@ -90,33 +90,33 @@ def command(
 def _compare_file(
     client: Client, file: Path, versions: tuple[Version, ...], *, batch_size: int, **options: Any
 ) -> CompareResult:
-    from understudy.cli.arrays import rows_to_score
+    from understudy.cli.arrays import examples_to_score
 
-    rows = rows_to_score(file, client.metadata())
+    examples = examples_to_score(file, client.metadata())
     with progress_bar(f"comparing on {file.name}") as advance:
-        batches = counted_batches(rows, batch_size, advance)
+        batches = counted_batches(examples, batch_size, advance)
         return client.compare(batches, versions=versions, **options)
 
 
 def _show(result: CompareResult) -> None:
     first = result.versions[0].score
     names = sorted(first.metrics, key=lambda name: (name != "loss", name))
-    rows = [
+    examples = [
         (str(version.score.step), name, f"{version.score.metrics[name]:.9g}", f"{version.differences[name]:+.6g}")
         for version in result.versions
         for name in names
     ]
     title = f"{first.examples} examples, held against step {first.step}"
-    print_table(("step", "metric", "value", "difference"), rows, title=title)
+    print_table(("step", "metric", "value", "difference"), examples, title=title)
     for version in result.versions[1:]:
         paired = version.loss_difference
         if paired is not None:
             click.echo(
-                f"step {version.score.step} is {_VERDICTS[paired.verdict]} step {first.step}: loss of a row "
+                f"step {version.score.step} is {_CONCLUSIONS[paired.conclusion]} step {first.step}: loss of an example "
                 f"{paired.mean:+.6g}, {result.confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"
             )
     for note in dict.fromkeys((*result.notes, *(note for version in result.versions for note in version.score.notes))):
         click.echo(f"note: {note}")
 
 
-_VERDICTS = {"better": "better than", "worse": "worse than", "undecided": "not told apart from"}
+_CONCLUSIONS = {"better": "better than", "worse": "worse than", "undecided": "not told apart from"}

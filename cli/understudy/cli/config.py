@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from understudy.cli.errors import CommandError
+from understudy.cli.command_errors import CommandError
 
 F = TypeVar("F", bound=Callable[..., Any])
 

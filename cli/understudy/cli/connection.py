@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from understudy.cli.errors import CommandError, reported
+from understudy.cli.command_errors import CommandError, reported
 
 if TYPE_CHECKING:
     from understudy.clients import Client, Version
@@ -56,7 +56,7 @@ class ConnectionSettings:
 @contextmanager
 def connected(settings: ConnectionSettings) -> Iterator[Client]:
     """Give a client, and report what it raises to the user."""
-    from understudy.clients import Client, DeadlineError, UnavailableError, UnderstudyError
+    from understudy.clients import Client, DeadlineExceededError, UnavailableError, UnderstudyError
 
     limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
     if settings.timeout_seconds is not None:
@@ -71,7 +71,7 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
             yield client
         except UnavailableError as error:
             raise CommandError(f"{error} ({asked}; --target says whom to ask)") from error
-        except DeadlineError as error:
+        except DeadlineExceededError as error:
             raise CommandError(f"{error} ({asked}; --timeout-seconds says how long to wait)") from error
 
 

@@ -11,7 +11,7 @@ import click
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
-from understudy.cli.scoring import batch_size_option, counted_batches, metric_option, progress_bar
+from understudy.cli.scoring_options import batch_size_option, counted_batches, metric_option, progress_bar
 
 if TYPE_CHECKING:
     from understudy.clients import Client, EvaluateResult, Metric, Progress, Version
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @click.command("evaluate")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-@version_option("The version to score; loaded for the purpose if need be. The one on stage by default.")
+@version_option("The version to score; loaded for the purpose if need be. The serving version by default.")
 @metric_option
 @batch_size_option
 @click.option(
     "--dataset", metavar="NAME", help="Score on this dataset of the server, which records it, instead of FILE."
 )
 @click.option(
-    "--step", "steps", metavar="N,M,...", help="The steps to score on --dataset; the version on stage by default."
+    "--step", "steps", metavar="N,M,...", help="The steps to score on --dataset; the serving version by default."
 )
 @json_option("Print one JSON object per result.")
 @settings_options(settings=ConnectionSettings)
@@ -41,10 +41,10 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Score a version on the rows of FILE, or on a dataset the server has.
+    """Score a version on the examples of FILE, or on a dataset the server has.
 
     FILE is an .npz file with every input and every target under the names of the model's inputs and outputs (a lone
-    input may also be called x, a lone target y), and optionally sample_weight, a weight for each row.
+    input may also be called x, a lone target y), and optionally sample_weight, a weight for each example.
     """
     if (file is None) == (dataset is None):
         raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")
@@ -71,11 +71,11 @@ def _parsed(steps: str) -> list[int]:
 def _score_file(
     client: Client, file: Path, version: Version | None, metrics: tuple[Metric, ...], batch_size: int
 ) -> EvaluateResult:
-    from understudy.cli.arrays import rows_to_score
+    from understudy.cli.arrays import examples_to_score
 
-    rows = rows_to_score(file, client.metadata())
+    examples = examples_to_score(file, client.metadata())
     with progress_bar(f"scoring {file.name}") as advance:
-        return client.evaluate(counted_batches(rows, batch_size, advance), version=version, metrics=metrics)
+        return client.evaluate(counted_batches(examples, batch_size, advance), version=version, metrics=metrics)
 
 
 def _score_dataset(client: Client, dataset: str, version: Version | None) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from understudy.cli.errors import CommandError, reported
-from understudy.evaluator.errors import EvaluatorError
-from understudy.service.errors import SettingsError
+from understudy.cli.command_errors import CommandError, reported
+from understudy.evaluator.evaluator_errors import EvaluatorError
+from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def command(
     No server needs to run; the best checkpoint is there even when the trainer has deleted its own copy of it. A
     SavedModel has one signature, serving_default, with the names of the model's inputs and outputs.
     """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
-    from understudy.evaluator.export import CheckpointStore
+    from understudy.evaluator.export import CheckpointExporter
     from understudy.experiments import ExperimentError, load_experiment
 
     try:
@@ -97,7 +97,7 @@ def command(
         raise click.UsageError(str(error)) from error
     with reported(EvaluatorError, ExperimentError):
         build_model = None if experiment is None else load_experiment(experiment).build_model
-        store = CheckpointStore(run_dir=run_dir, state_dir=settings.evaluator_state_dir, build_model=build_model)
+        store = CheckpointExporter(run_dir=run_dir, state_dir=settings.evaluator_state_dir, build_model=build_model)
         chosen = store.resolve(step)
         try:
             written = store.export(chosen, output, form)

@@ -10,8 +10,8 @@ from typing import Final
 import click
 from click.core import ParameterSource
 
+from understudy.cli.command_errors import CommandError
 from understudy.cli.connection import ConnectionSettings, connected
-from understudy.cli.errors import CommandError
 from understudy.cli.options import settings_options
 
 _PATIENCE_SECONDS: Final = 5.0

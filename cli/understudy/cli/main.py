@@ -11,21 +11,21 @@ from typing import Final
 
 import click
 
-from understudy.cli.errors import missing_extras_reported
+from understudy.cli.command_errors import missing_extras_reported
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
     "serve": "Take up, score and serve the checkpoints of a run.",
     "run": "Do what TF_CONFIG assigns to this task of a cluster.",
     "demo": "Train, evaluate and serve on this machine, and watch it happen.",
-    "predict": "Send rows from a file to a server and show what the model makes of them.",
+    "predict": "Send examples from a file to a server and show what the model makes of them.",
     "evaluate": "Score a version on a file, or on a dataset the server has.",
-    "compare": "Score versions on the same rows, and tell a difference from noise.",
+    "compare": "Score versions on the same examples, and tell a difference from noise.",
     "status": "Show the versions a server has and their latest evaluations.",
     "evaluations": "Show or export what a server has recorded of every checkpoint.",
     "watch": "Follow evaluations as they are recorded.",
     "export": "Take a checkpoint out of a run, as a Keras file or a SavedModel.",
-    "promote": "Pin a version to the stage, take the pin back, or roll back.",
+    "promote": "Pin a version, remove the pin, or roll back.",
     "health": "Ask a server whether it serves; the exit status is the answer.",
 }
 

@@ -22,17 +22,22 @@ _SHOWN_ROWS: Final = 20
 
 @click.command("predict")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@version_option("A version that is loaded; the one on stage by default.")
+@version_option("A version that is loaded; the serving version by default.")
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Rows to send at once."
+    "--batch-size",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Examples to send at once.",
 )
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.npz",
-    help="Write every output under its name, and the step that computed each row under 'step'.",
+    help="Write every output under its name, and the step that computed each example under 'step'.",
 )
-@json_option("Print one JSON object per batch: step, first_row, and outputs as nested lists by name.")
+@json_option("Print one JSON object per batch: step, first_example, and outputs as nested lists by name.")
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
@@ -43,7 +48,7 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Send the rows of FILE to a server and show what the model makes of them.
+    """Send the examples of FILE to a server and show what the model makes of them.
 
     FILE is a .npy file with the model's one input, or an .npz file with every input under its name (one input may also
     be called x). Other arrays in it are left alone.
@@ -59,10 +64,10 @@ def command(
 
 
 def _predictions(client: Client, file: Path, version: Version | None, batch_size: int) -> Iterator[PredictResult]:
-    from understudy.cli.arrays import rows_to_predict
+    from understudy.cli.arrays import examples_to_predict
     from understudy.clients import UnderstudyError
 
-    rows = rows_to_predict(file, client.metadata(version=version))
+    rows = examples_to_predict(file, client.metadata(version=version))
     for outcome in client.predict_many(rows.inputs_by(batch_size), version=version):
         if isinstance(outcome, UnderstudyError):
             raise outcome
@@ -77,15 +82,15 @@ def _write(file: Path, results: list[PredictResult]) -> None:
     arrays = _joined(results)
     arrays["step"] = np.concatenate([np.full(_rows(result), result.step) for result in results])
     write_npz(file, arrays)
-    click.echo(f"wrote {len(arrays['step'])} rows of {', '.join(sorted(arrays))} to {file}")
+    click.echo(f"wrote {len(arrays['step'])} examples of {', '.join(sorted(arrays))} to {file}")
 
 
 def _print_as_json(results: Iterator[PredictResult]) -> None:
-    first_row = 0
+    first_example = 0
     for result in results:
         outputs = {name: array.tolist() for name, array in result.outputs.items()}
-        print_json({"step": result.step, "first_row": first_row, "outputs": outputs})
-        first_row += _rows(result)
+        print_json({"step": result.step, "first_example": first_example, "outputs": outputs})
+        first_example += _rows(result)
 
 
 def _print_as_table(results: list[PredictResult]) -> None:
@@ -97,7 +102,7 @@ def _print_as_table(results: list[PredictResult]) -> None:
     ]
     print_table(("row", "step", *arrays), rows)
     if len(steps) > _SHOWN_ROWS:
-        click.echo(f"and {len(steps) - _SHOWN_ROWS} more rows; --output and --json give all of them")
+        click.echo(f"and {len(steps) - _SHOWN_ROWS} more examples; --output and --json give all of them")
 
 
 def _joined(results: list[PredictResult]) -> dict[str, npt.NDArray[Any]]:
@@ -111,7 +116,7 @@ def _rows(result: PredictResult) -> int:
 
 
 def _cell(value: Any) -> str:
-    """Return one row of one output as text; of a vector of scores, also which is the largest."""
+    """Return one example of one output as text; of a vector of scores, also which is the largest."""
     import numpy as np
 
     array = np.asarray(value)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("promote")
 @click.option("--pin", type=VersionType(), help="Serve this version, loading it if need be, until --unpin.")
 @click.option("--unpin", is_flag=True, help="Follow the server's own policy again.")
-@click.option("--roll-back", is_flag=True, help="Serve and pin the version that was on stage before the present one.")
+@click.option("--roll-back", is_flag=True, help="Serve and pin the version that was serving before the present one.")
 @json_option("Print one JSON object: serving_step, previous_step, pinned_step.")
 @settings_options(settings=ConnectionSettings)
 def command(
@@ -39,7 +39,7 @@ def command(
     else:
         before = "" if promotion.previous_step is None else f", before it step {promotion.previous_step}"
         pinned = "nothing is pinned" if promotion.pinned_step is None else f"step {promotion.pinned_step} is pinned"
-        click.echo(f"on stage: step {promotion.serving_step}{before}; {pinned}")
+        click.echo(f"serving: step {promotion.serving_step}{before}; {pinned}")
 
 
 def _decided(client: Client, pin: Version | None, *, unpin: bool) -> Promotion:

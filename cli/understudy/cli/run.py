@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 from click.core import ParameterSource
 
-from understudy.cli.errors import reported
+from understudy.cli.command_errors import reported
 from understudy.cli.options import settings_makers
 from understudy.cli.serve import run_service
 from understudy.cli.supervisor import Supervisor, end_with_supervisor, is_supervised, own_command

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from understudy.checkpoints.errors import CheckpointError
-from understudy.cli.errors import DEVICE_FAILED, TIMED_OUT, TRAINING_FAILED, CommandError, reported
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.cli.command_errors import DEVICE_FAILED, TIMED_OUT, TRAINING_FAILED, CommandError, reported
 from understudy.cli.options import settings_options
-from understudy.evaluator.errors import EvaluatorError
+from understudy.evaluator.evaluator_errors import EvaluatorError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.experiments import ExperimentError
-from understudy.service.errors import ServiceError
+from understudy.service.service_errors import ServiceError
 from understudy.service.settings import ServeSettings
 
 
@@ -23,7 +23,7 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
     understudy serve --run-dir RUN --experiment digits
     understudy serve --checkpoints DIR --eval-data test=file.npz
 
-    Prints LISTENING once both ports answer and READY once the first checkpoint is on stage. SIGTERM lets calls under
+    Prints LISTENING once both ports answer and READY once the first checkpoint is serving. SIGTERM lets calls under
     way finish, then ends with status 0. With --exit-when-finished it also ends by itself once training has ended and
     all that it left is evaluated.
 
@@ -35,14 +35,14 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
     """Serve until SIGTERM or the end of training; raise CommandError for what is expected to go wrong."""
-    from understudy.evaluator.ending import Ending
+    from understudy.evaluator.training_end import ExitReason
     from understudy.service.server import serve
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):
-        verdict = serve(settings, evaluator_settings)
-    if verdict.ending is Ending.FAILED:
-        raise CommandError(verdict.text, exit_code=TRAINING_FAILED)
-    if verdict.ending is Ending.TIMED_OUT:
-        raise CommandError(verdict.text, exit_code=TIMED_OUT)
-    if verdict.ending is Ending.DEVICE_FAILED:
-        raise CommandError(verdict.text, exit_code=DEVICE_FAILED)
+        service_exit = serve(settings, evaluator_settings)
+    if service_exit.reason is ExitReason.FAILED:
+        raise CommandError(service_exit.message, exit_code=TRAINING_FAILED)
+    if service_exit.reason is ExitReason.TIMED_OUT:
+        raise CommandError(service_exit.message, exit_code=TIMED_OUT)
+    if service_exit.reason is ExitReason.DEVICE_FAILED:
+        raise CommandError(service_exit.message, exit_code=DEVICE_FAILED)

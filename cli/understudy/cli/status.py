@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Show the versions a server has and their latest evaluations.
 
-    Exits with 1 if none is on stage yet.
+    Exits with 1 if none is serving yet.
     """
     with connected(settings) as client:
         status = client.status()

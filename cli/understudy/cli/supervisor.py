@@ -15,7 +15,7 @@ from types import FrameType
 import click
 
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
-from understudy.trainer.errors import RESTART_COUNT
+from understudy.trainer.trainer_errors import RESTART_COUNT
 
 _RESTARTABLE = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
 _PID = "UNDERSTUDY_SUPERVISOR_PID"

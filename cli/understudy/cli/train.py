@@ -10,8 +10,8 @@ from typing import Literal, NoReturn
 
 import click
 
-from understudy.checkpoints.errors import CheckpointError
-from understudy.cli.errors import CommandError
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.cli.command_errors import CommandError
 from understudy.cli.options import settings_options
 from understudy.experiments import ExperimentError, load_experiment
 from understudy.trainer import (

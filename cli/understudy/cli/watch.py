@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from understudy.cli.command_errors import INTERRUPTED
 from understudy.cli.connection import ConnectionSettings, connected, json_option
-from understudy.cli.errors import INTERRUPTED
 from understudy.cli.options import settings_options
 from understudy.cli.output import formatted_metrics, print_json
 
@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Follow evaluations as they are recorded, those there are and then those to come, until interrupted.
 
-    A broken connection is taken up again where it broke off.
+    A broken connection resumes where it broke off.
     """
     with connected(settings) as client:
         try:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from understudy.clients.async_client import AsyncClient
 from understudy.clients.client import Client
-from understudy.clients.errors import (
+from understudy.clients.client_errors import (
     AbortedError,
     CancelledError,
-    DeadlineError,
+    DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
@@ -50,7 +50,7 @@ __all__ = [
     "Client",
     "CompareResult",
     "ComparedVersion",
-    "DeadlineError",
+    "DeadlineExceededError",
     "EvaluateResult",
     "Evaluation",
     "FailedPreconditionError",

@@ -21,7 +21,7 @@ from understudy.clients import requests, responses
 from understudy.clients.async_model_calls import AsyncModelCalls, Request, Response
 from understudy.clients.async_status import CallEnd
 from understudy.clients.async_streams import drawn, outcomes, write_all
-from understudy.clients.errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
+from understudy.clients.client_errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
 from understudy.clients.pipelining import Outcome, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.types import (

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import grpc
 from grpc import aio
 
-from understudy.clients.errors import error_of
+from understudy.clients.client_errors import error_of
 
 _MADE_UP: Final = "Internal error from Core"
 _LONGEST_WAIT_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ class CallEnd:
 
     @asynccontextmanager
     async def translated(self) -> AsyncIterator[None]:
-        """Raise what `understudy.clients.errors` says for the way in which the call really ended."""
+        """Raise what `understudy.clients.client_errors` says for the way in which the call really ended."""
         try:
             yield
         except aio.AioRpcError as error:

@@ -11,7 +11,7 @@ from grpc import aio
 
 from understudy.clients import responses
 from understudy.clients.async_status import CallEnd
-from understudy.clients.errors import UnderstudyError
+from understudy.clients.client_errors import UnderstudyError
 from understudy.clients.pipelining import Exhausted, Mark, Outcome, Sent, Unsendable, ended_early
 from understudy.v1 import prediction_pb2
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from understudy.clients import requests, responses
-from understudy.clients.errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
+from understudy.clients.client_errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
 from understudy.clients.feed import Feed
 from understudy.clients.model_calls import ModelCalls, Request, Response
 from understudy.clients.pipelining import Outcome, Pipeline, ended_early
@@ -32,7 +32,7 @@ class Client(ModelCalls):
     """Asks one or several servers of the same model. Safe for use by many threads at once.
 
     Unavailable servers are tried again where a call may be repeated, and several take turns. Every method raises an
-    `understudy.clients.errors.UnderstudyError`; see that module for which.
+    `understudy.clients.client_errors.UnderstudyError`; see that module for which.
 
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
@@ -47,10 +47,10 @@ class Client(ModelCalls):
         """Predict one batch.
 
         Args:
-            inputs: Every input by name, each ``[rows, ...]``; or, without names, the one input of the model, or a list
-                of several in the model's order. The names are then asked for once. dtypes must be the model's. Text
-                and bytes make string tensors.
-            version: A step that is loaded, or a label; the version on stage by default.
+            inputs: Every input by name, each ``[examples, ...]``; or, without names, the one input of the model, or a
+                list of several in the model's order. The names are then asked for once. dtypes must be the model's.
+                Text and bytes make string tensors.
+            version: A step that is loaded, or a label; the serving version by default.
             timeout_seconds: Instead of the client's own.
         """
         request = requests.predict(inputs, version, self._names(unless=isinstance(inputs, Mapping)))
@@ -105,9 +105,10 @@ class Client(ModelCalls):
 
         Args:
             batches: Any iterable, a ``tf.data.Dataset`` too, of ``(x, y)`` or ``(x, y, sample_weight)``, each an array
-                ``[rows, ...]``, arrays by name, or, of several inputs or targets, a list in the model's order. Sample
-                weights are one array or arrays by name. Drawn on another thread; what it raises is raised here.
-            version: A step or a label; one that is not loaded is loaded for the purpose. The one on stage by default.
+                ``[examples, ...]``, arrays by name, or, of several inputs or targets, a list in the model's order.
+                Sample weights are one array or arrays by name. Drawn on another thread; what it raises is raised here.
+            version: A step or a label; one that is not loaded is loaded for the purpose. The serving version by
+                default.
             metrics: Keras metrics; the compiled ones by default.
             timeout_seconds: For the whole stream, instead of the client's own.
         """
@@ -140,9 +141,9 @@ class Client(ModelCalls):
             versions: From 2 to 16 steps or labels. Those that are not loaded take turns on the same batches.
             dataset: The dataset of the server to score on instead.
             metrics: Keras metrics; the compiled ones by default.
-            resamples: How many times the rows are resampled for the intervals.
+            resamples: How many times the examples are resampled for the intervals.
             confidence: The part of the resampled differences that an interval holds.
-            seed: The same rows in the same order with the same seed give the same intervals.
+            seed: The same examples in the same order with the same seed give the same intervals.
             timeout_seconds: For the whole stream, instead of the client's own.
         """
         options = requests.compare_options(
@@ -183,7 +184,7 @@ class Client(ModelCalls):
     ) -> Generator[Evaluation, None, None]:
         """Yield every entry of the ledger after a sequence number, those there are and then those to come, for ever.
 
-        A broken connection is taken up again where it broke off, so that nothing is missed and nothing comes twice.
+        A broken connection resumes where it broke off, so that nothing is missed and nothing comes twice.
 
         Raises:
             UnavailableError: No server could be reached for ``give_up_after_seconds``.

@@ -10,7 +10,7 @@ import grpc
 
 from understudy.clients import requests, responses
 from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, channel_options, channel_target
-from understudy.clients.errors import translated
+from understudy.clients.client_errors import translated
 from understudy.clients.types import (
     Checkpoint,
     Evaluation,
@@ -109,7 +109,7 @@ class ModelCalls:
         return self._promoted(model_pb2.PromoteRequest(unpin=True), timeout_seconds)
 
     def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
-        """Serve and pin the version that was on stage before the present one."""
+        """Serve and pin the version that was serving before the present one."""
         return self._promoted(model_pb2.PromoteRequest(roll_back=True), timeout_seconds)
 
     def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from understudy.clients import responses
-from understudy.clients.errors import InternalError, UnderstudyError, translated
+from understudy.clients.client_errors import InternalError, UnderstudyError, translated
 from understudy.clients.types import PredictResult
 from understudy.v1 import prediction_pb2
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from understudy.clients.errors import DeadlineError, UnavailableError, UnderstudyError
+from understudy.clients.client_errors import DeadlineExceededError, UnavailableError, UnderstudyError
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -37,7 +37,7 @@ class Reconnection:
         Raises:
             UnderstudyError: The error itself, if trying again would not help or has not helped for too long.
         """
-        if isinstance(error, DeadlineError):  # the stream's own, after a long time of silence
+        if isinstance(error, DeadlineExceededError):  # the stream's own, after a long time of silence
             self.connected()
             return 0.0
         now = self._clock()

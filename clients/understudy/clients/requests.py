@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from understudy.clients.errors import InvalidArgumentError
+from understudy.clients.client_errors import InvalidArgumentError
 from understudy.clients.types import EvaluationOutcome, Metric, ModelMetadata, Tensors, Version
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode_all
@@ -156,7 +156,7 @@ def pin(version: Version) -> model_pb2.PromoteRequest:
 
 
 def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:
-    """Return the selector of a version; None for the one on stage.
+    """Return the selector of a version; None for the serving version.
 
     Raises:
         InvalidArgumentError: The version is neither a step nor a label.

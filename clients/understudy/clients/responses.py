@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from understudy.clients.errors import InternalError, UnderstudyError, error_from_code
+from understudy.clients.client_errors import InternalError, UnderstudyError, error_from_code
 from understudy.clients.types import (
     Checkpoint,
     ComparedVersion,

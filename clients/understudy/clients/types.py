@@ -30,8 +30,8 @@ class PredictResult:
     """What the model made of one batch.
 
     Attributes:
-        outputs: Every output by name, each ``[rows, ...]`` and read-only; strings are ``bytes`` in object arrays.
-        step: The step of the checkpoint that computed all rows.
+        outputs: Every output by name, each ``[examples, ...]`` and read-only; strings are ``bytes`` in object arrays.
+        step: The step of the checkpoint that computed all examples.
     """
 
     outputs: Mapping[str, Array]
@@ -59,7 +59,7 @@ class EvaluateResult:
 
     Attributes:
         metrics: The loss (as ``loss``) and every metric by name.
-        examples: The rows scored.
+        examples: The examples scored.
         batches: The batches scored.
         step: The step of the checkpoint.
         waiting_seconds: What the batches spent waiting for a device, summed.
@@ -78,10 +78,11 @@ class EvaluateResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """By how much a version's mean loss of a row exceeds the first version's; below 0 is better.
+    """By how much a version's mean loss of an example exceeds the first version's; below 0 is better.
 
-    ``low`` and ``high`` bound the paired bootstrap's percentile interval. A row's loss is the compiled one without its
-    reduction, weighted by its sample weight; for several outputs it is their weighted total. Regularizers are left out.
+    ``low`` and ``high`` bound the paired bootstrap's percentile interval. An example's loss is the compiled one without
+    its reduction, weighted by its sample weight; for several outputs it is their weighted total. Regularizers are left
+    out.
     """
 
     mean: float
@@ -89,7 +90,7 @@ class LossDifference:
     high: float
 
     @property
-    def verdict(self) -> Literal["better", "worse", "undecided"]:
+    def conclusion(self) -> Literal["better", "worse", "undecided"]:
         """Whether the interval lies below 0, above 0, or holds it."""
         return "better" if self.high < 0 else "worse" if self.low > 0 else "undecided"
 
@@ -101,8 +102,8 @@ class ComparedVersion:
     Attributes:
         score: Its score, as an evaluation of it alone gives it.
         differences: By how much each metric exceeds the first version's.
-        loss_difference: The same of the mean loss of a row, with its interval; None for the first version, and where
-            rows have no losses of their own.
+        loss_difference: The same of the mean loss of an example, with its interval; None for the first version, and
+            where examples have no losses of their own.
     """
 
     score: EvaluateResult
@@ -116,7 +117,7 @@ class CompareResult:
 
     Attributes:
         versions: The first is what the others are held against.
-        resamples: How many times the rows were resampled for the intervals.
+        resamples: How many times the examples were resampled for the intervals.
         confidence: The part of the resampled differences that an interval holds.
         seed: Of the resampling.
         notes: Why there are no intervals, or why versions took turns.
@@ -218,7 +219,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """What is on stage after a decision, what was before, and what is pinned; None where nothing is or was."""
+    """What is serving after a decision, what was before, and what is pinned; None where nothing is or was."""
 
     serving_step: int
     previous_step: int | None

@@ -1,4 +1,4 @@
-"""The evaluator: watches checkpoints, loads them onto replicas, scores them, and serves the one on stage.
+"""The evaluator: watches checkpoints, loads them onto replicas, scores them, and serves one of them.
 
 Knows neither gRPC nor Prometheus. TensorFlow is imported when an `Evaluator` is started, not before.
 """

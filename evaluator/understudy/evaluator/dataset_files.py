@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from understudy.evaluator.datasets import EvaluationDataset, load_npz
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.saved_dataset import is_saved_dataset, load_saved
 from understudy.evaluator.tfrecord_dataset import RecordDataset, find_records
 

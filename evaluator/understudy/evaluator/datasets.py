@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.types import Array, Arrays, Batch
 
 TARGETS = "targets"
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class EvaluationDataset(Protocol):
-    """Labelled rows in a fixed order, which can be read as often as needed, from one thread at a time or several."""
+    """Labelled examples in a fixed order, which any number of threads can read as often as needed."""
 
     @property
     def name(self) -> str:
@@ -44,11 +44,11 @@ class EvaluationDataset(Protocol):
         """A SHA-256 that tells its content from another's."""
 
     @property
-    def rows(self) -> int | None:
-        """The number of rows, or None if unknown."""
+    def examples(self) -> int | None:
+        """The number of examples, or None if unknown."""
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
-        """Yield the rows in order, ``batch_rows`` at a time, then what is left.
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
+        """Yield the examples in order, ``batch_size`` at a time, then what is left.
 
         Inputs are cast to the signature's dtypes within a kind or to a wider kind (float64 or uint8 to float32, but not
         float32 to int64), as Keras would.
@@ -64,7 +64,7 @@ class ArrayDataset:
     Args:
         name: Its name.
         arrays: Arrays of equal length by the names of the model's inputs (``x`` for a lone one) and of its outputs
-            (``y`` or ``targets`` for a lone one), and optionally ``sample_weight``, ``[rows]``.
+            (``y`` or ``targets`` for a lone one), and optionally ``sample_weight``, ``[examples]``.
 
     Raises:
         ConfigurationError: The name is no folder's, or the arrays are missing, empty or of different lengths.
@@ -73,18 +73,18 @@ class ArrayDataset:
     def __init__(self, name: str, arrays: Arrays) -> None:
         self.name = checked_name(name)
         self._arrays = {key: as_bytes(array) for key, array in arrays.items()}
-        self.rows = _common_length(name, self._arrays)
+        self.examples = _common_length(name, self._arrays)
         self.digest = digest_of(self._arrays)
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
         whole = arrange(self.name, self._arrays, signature)
-        for start in range(0, self.rows, batch_rows):
-            rows = slice(start, start + batch_rows)
+        for start in range(0, self.examples, batch_size):
+            examples = slice(start, start + batch_size)
             yield Batch(
-                inputs={key: array[rows] for key, array in whole.inputs.items()},
-                targets={key: array[rows] for key, array in whole.targets.items()},
-                sample_weights={key: array[rows] for key, array in whole.sample_weights.items()},
+                inputs={key: array[examples] for key, array in whole.inputs.items()},
+                targets={key: array[examples] for key, array in whole.targets.items()},
+                sample_weights={key: array[examples] for key, array in whole.sample_weights.items()},
             )
 
 
@@ -93,7 +93,7 @@ def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
 
     Args:
         dataset: What errors call the dataset.
-        arrays: Arrays ``[rows, ...]`` under the names that `ArrayDataset` takes.
+        arrays: Arrays ``[examples, ...]`` under the names that `ArrayDataset` takes.
         signature: Of the model.
 
     Raises:
@@ -157,7 +157,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def digest_of(arrays: Arrays) -> str:
-    """Return the SHA-256 of names, dtypes, shapes ``[rows, ...]`` and values, whatever the order of the names."""
+    """Return the SHA-256 of names, dtypes, shapes ``[examples, ...]`` and values, whatever the order of the names."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         array = np.ascontiguousarray(arrays[key])
@@ -223,7 +223,8 @@ def _common_length(name: str, arrays: Arrays) -> int:
     length = next(iter(lengths.values()), 0)
     if not length or any(other != length for other in lengths.values()):
         raise ConfigurationError(
-            f"dataset {name!r}: its arrays have these numbers of rows: {lengths}; all must have the same, at least 1"
+            f"dataset {name!r}: its arrays have these numbers of examples: {lengths}; all must have the same, at "
+            "least 1"
         )
     return length
 

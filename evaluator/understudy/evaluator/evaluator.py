@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.device_state import DeviceListener, DeviceState
-from understudy.evaluator.errors import (
+from understudy.evaluator.evaluator_errors import (
     DatasetNotFoundError,
     DrainingError,
     InvalidInputError,
@@ -22,11 +22,11 @@ from understudy.evaluator.errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.lifecycle.checked_borrow import borrow_checked
-from understudy.evaluator.lifecycle.readiness import ReadySignal
+from understudy.evaluator.lifecycle.ready_signal import ReadySignal
 from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.outbox import FutureOutbox, Outbox
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.result_sink import FutureSink, ResultSink
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
     ArrayForm,
@@ -37,29 +37,32 @@ from understudy.evaluator.types import (
     MetricSpec,
     ModelDescription,
     Prediction,
-    StageChange,
+    ServingChange,
     Version,
     VersionStatus,
 )
 
 if TYPE_CHECKING:
+    from understudy.evaluator.assembly import Components
     from understudy.evaluator.comparison.batches import ReplayableBatches
     from understudy.evaluator.comparison.bootstrap import BootstrapOptions
     from understudy.evaluator.comparison.result import Comparison
     from understudy.evaluator.compute.devices import MemoryKind
-    from understudy.evaluator.parts import Parts
-    from understudy.evaluator.stream import EvaluationStream
+    from understudy.evaluator.evaluation_stream import EvaluationStream
 
 _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
 
-_FUTURES = FutureOutbox()
+_FUTURES = FutureSink()
 
-_Waiter = TypeVar("_Waiter")
+_Token = TypeVar("_Token")
 
 Progress = Callable[[int, int | None], None]
-"""Told the rows scored so far and the rows of the dataset (None if unknown); must be quick and must not raise."""
+"""Called with the examples scored so far and those of the dataset (None if unknown).
+
+Must be quick and must not raise.
+"""
 
 
 class Evaluator:
@@ -95,7 +98,7 @@ class Evaluator:
         self._ready = ReadySignal()
         self._device_listener: DeviceListener = lambda _state, _error: None
         self._stack = ExitStack()
-        self._running: Parts | None = None
+        self._running: Components | None = None
         self._closing = False
         self._close_by = float("inf")
 
@@ -103,30 +106,30 @@ class Evaluator:
         """Lock the state folder, open the ledger, build the replicas and begin to follow the source.
 
         TensorFlow cannot change its devices once it has run anything. If something of the user's runs before, such as
-        an experiment, build the strategy first, with the same settings; see `understudy.evaluator.parts`.
+        an experiment, build the strategy first, with the same settings; see `understudy.evaluator.assembly`.
 
         Raises:
             ConfigurationError: The settings do not fit together, or the monitored dataset does not exist.
             DeviceError: The devices cannot be had.
             LedgerError: The ledger cannot be read.
-            understudy.checkpoints.errors.LockHeldError: Another evaluator uses the state folder.
+            understudy.checkpoints.checkpoint_errors.LockHeldError: Another evaluator uses the state folder.
         """
-        from understudy.evaluator.parts import start_parts
+        from understudy.evaluator.assembly import start_components
 
         with ExitStack() as undo:
-            self._running = start_parts(
+            self._running = start_components(
                 self._settings,
                 source=self._source,
                 datasets=self._all_datasets,
                 build_model=self._build_model,
                 observer=self._observer,
-                on_stage=self._ready.give,
+                on_promoted=self._ready.give,
                 on_device_state=self._tell_device_state,
                 remaining_seconds=self._remaining_seconds,
                 stack=undo,
             )
             self._stack = undo.pop_all()
-        _log.info("evaluator started", extra={"replicas": self.replicas, "devices": list(self._parts.devices)})
+        _log.info("evaluator started", extra={"replicas": self.replicas, "devices": list(self._components.devices)})
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Refuse new work, finish what waits, end every thread and give the state folder free. Idempotent.
@@ -143,62 +146,62 @@ class Evaluator:
     def predict(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
     ) -> Future[Prediction]:
-        """Run one loaded version on rows; see `predict_for`, which says what is raised at once."""
+        """Run one loaded version on examples; see `predict_for`, which says what is raised at once."""
         future: Future[Prediction] = Future()
         self.predict_for(future, _FUTURES, inputs, version=version, deadline=deadline)
         return future
 
     def predict_for(
         self,
-        waiter: _Waiter,
-        outbox: Outbox[_Waiter],
+        token: _Token,
+        sink: ResultSink[_Token],
         inputs: Arrays,
         *,
         version: Version = "serving",
         deadline: float | None = None,
-        wake: bool = True,
+        dispatch: bool = True,
     ) -> None:
-        """Run one loaded version on rows ``[rows, ...]`` by input name, merged into batches with other requests.
+        """Run one loaded version on inputs ``[examples, ...]`` by name, merged into batches with other requests.
 
         Args:
-            waiter: Who waits for the outcome.
-            outbox: Tells it: the prediction, or DeadlineExceededError, VersionNotFoundError, ModelChangedError or what
+            token: Who waits for the outcome.
+            sink: Tells it: the prediction, or DeadlineExceededError, VersionNotFoundError, ModelChangedError or what
                 went wrong. It is told the outcomes of a batch at once.
             inputs: Every input by name; not to be changed until the outcome is told.
             version: The version to run.
             deadline: When the answer is no longer wanted.
-            wake: Whether to run it at once where the devices are idle; if not, `wake` is to be called soon, so that
-                requests that come at one time share a batch.
+            dispatch: Whether to run it at once where the devices are idle; if not, `dispatch` is to be called soon, so
+                that requests that come at one time share a batch.
 
         Raises:
-            InvalidInputError: The inputs do not fit the model's signature, or are more rows than the queue holds.
-            NotReadyError: Nothing is on stage yet.
+            InvalidInputError: The inputs do not fit the model's signature, or are more examples than the queue holds.
+            NotReadyError: Nothing is serving yet.
             VersionNotFoundError: The version does not exist or is not loaded.
             OverloadedError: The queue is full, or the deadline will pass before those who wait are done.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is being closed.
         """
-        parts = self._open_parts()
+        components = self._started_components()
         step = None if version == "serving" else self._resolve(version)
-        servable = parts.manager.servable(step)
+        servable = components.manager.servable(step)
         self._check_inputs(servable.slot, inputs)
         architecture = servable.slot.architecture
-        parts.engine.submit(
+        components.engine.submit(
             inputs,
-            borrow=partial(borrow_checked, parts.manager, step, inputs, servable.step, architecture),
+            borrow=partial(borrow_checked, components.manager, step, inputs, servable.step, architecture),
             key=(step, architecture),
             deadline=deadline,
-            waiter=waiter,
-            outbox=outbox,
-            wake=wake,
+            token=token,
+            sink=sink,
+            dispatch=dispatch,
         )
 
-    def check_room(self, deadline: float | None) -> None:
+    def check_admission(self, deadline: float | None) -> None:
         """Raise what `predict_for` would because of load, the deadline or the end, whatever the request.
 
         For whoever wants to know before taking a request apart.
         """
-        self._open_parts().engine.check_room(deadline)
+        self._started_components().engine.check_admission(deadline)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
         """Raise what `predict_for` would because of the names, dtypes and shapes of the inputs, and of the version.
@@ -207,38 +210,38 @@ class Evaluator:
         """
         from understudy.evaluator.compute.inputs import check_forms
 
-        parts = self._open_parts()
+        components = self._started_components()
         step = None if version == "serving" else self._resolve(version)
-        rows = check_forms(forms, parts.manager.servable(step).slot.signature.inputs)
-        parts.engine.check_size(rows)
+        examples = check_forms(forms, components.manager.servable(step).slot.signature.inputs)
+        components.engine.check_size(examples)
 
-    def wake(self) -> None:
+    def dispatch(self) -> None:
         """Run what waits, if the devices are idle."""
-        self._parts.engine.wake()
+        self._components.engine.dispatch()
 
     def open_stream(
         self, *, version: Version = "serving", metrics: Sequence[MetricSpec] = (), deadline: float | None = None
     ) -> Future[EvaluationStream]:
-        """Open a stream of batches to be scored on one version, which is loaded as a guest if need be.
+        """Open a stream of batches to be scored on one version, which is loaded on demand if need be.
 
         The stream must be closed by the caller. The future's exception may be InvalidInputError (no such metric),
         NotEvaluableError, OverloadedError (the deadline passed while waiting in line for a slot) or LoadError.
 
         Raises:
-            NotReadyError: Nothing is on stage yet, and the version is ``serving``.
+            NotReadyError: Nothing is serving yet, and the version is ``serving``.
             VersionNotFoundError: There is no such checkpoint.
             DrainingError: The evaluator is being closed.
         """
-        parts = self._open_parts()
+        components = self._started_components()
 
         def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
-            from understudy.evaluator.stream import EvaluationStream
+            from understudy.evaluator.evaluation_stream import EvaluationStream
 
-            stream = EvaluationStream(handle, handle.slot.scorer(metrics), parts.engine)
-            parts.streams.add(stream)
+            stream = EvaluationStream(handle, handle.slot.scorer(metrics), components.engine)
+            components.streams.add(stream)
             return stream
 
-        return parts.openings.submit(self._resolve(version), work, deadline=deadline)
+        return components.stream_executor.submit(self._resolve(version), work, deadline=deadline)
 
     def score_dataset(
         self,
@@ -257,11 +260,11 @@ class Evaluator:
             VersionNotFoundError: There is no such checkpoint.
             DatasetNotFoundError: There is no such dataset.
         """
-        parts = self._open_parts()
+        components = self._started_components()
         data = self._dataset(dataset)
         step = self._resolve(version)
-        known = parts.shelf.find(step)
-        score = parts.records.recorder.score(step, known.digest, data) if known else None
+        known = components.store.find(step)
+        score = components.records.recorder.score(step, known.digest, data) if known else None
         if score is not None:
             done: Future[EvaluationRecord] = Future()
             done.set_result(score)
@@ -269,11 +272,11 @@ class Evaluator:
 
         def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
             with handle:
-                return parts.scorer.score(
+                return components.scorer.score(
                     handle.servable, data, is_wanted=is_wanted, deadline=deadline, progress=progress
                 )
 
-        return parts.scorings.submit(step, work, deadline=deadline)
+        return components.scoring_executor.submit(step, work, deadline=deadline)
 
     def compare(
         self,
@@ -286,8 +289,9 @@ class Evaluator:
     ) -> Future[Comparison]:
         """Score versions on the same batches and hold them against the first.
 
-        Those that are loaded are scored side by side. Then the others take turns in a slot for guests, on the same
-        batches. The future's exceptions are those of `open_stream` and of the batches. Nothing goes to the ledger.
+        Those that are loaded are scored side by side. Then the others take turns in a slot for on-demand versions, on
+        the same batches. The future's exceptions are those of `open_stream` and of the batches. Nothing goes to the
+        ledger.
 
         Args:
             versions: From 2 to 16.
@@ -298,15 +302,15 @@ class Evaluator:
 
         Raises:
             InvalidInputError: There are too few or too many versions.
-            NotReadyError: Nothing is on stage yet, and a version is ``serving``.
+            NotReadyError: Nothing is serving yet, and a version is ``serving``.
             VersionNotFoundError: There is no such checkpoint.
             DatasetNotFoundError: There is no such dataset.
             DrainingError: The evaluator is being closed.
         """
         from understudy.evaluator.comparison.bootstrap import BootstrapOptions
 
-        parts = self._open_parts()
-        return parts.comparer.submit(
+        components = self._started_components()
+        return components.comparer.submit(
             [self._resolve(version) for version in versions],
             self._batches_of(batches) if isinstance(batches, str) else batches,
             metrics=metrics,
@@ -314,92 +318,92 @@ class Evaluator:
             deadline=deadline,
         )
 
-    def pin(self, version: Version, *, deadline: float | None = None) -> Future[StageChange]:
-        """Put a version on stage, loading it if need be, and keep it there until `unpin`, also after a restart."""
-        return self._open_parts().director.pin(self._resolve(version), deadline=deadline)
+    def pin(self, version: Version, *, deadline: float | None = None) -> Future[ServingChange]:
+        """Put a serving version, loading it if need be, and keep it there until `unpin`, also after a restart."""
+        return self._started_components().controller.pin(self._resolve(version), deadline=deadline)
 
-    def unpin(self, *, deadline: float | None = None) -> Future[StageChange]:
-        """Take the pin back and follow the serving policy again. Without a pin, nothing changes."""
-        return self._open_parts().director.unpin(deadline=deadline)
+    def unpin(self, *, deadline: float | None = None) -> Future[ServingChange]:
+        """Remove the pin and follow the serving policy again. Without a pin, nothing changes."""
+        return self._started_components().controller.unpin(deadline=deadline)
 
-    def roll_back(self, *, deadline: float | None = None) -> Future[StageChange]:
-        """Put the version that was on stage before the present one there again, and pin it.
+    def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
+        """Put the version that was serving before the present one there again, and pin it.
 
         Raises:
-            VersionNotFoundError: Nothing was on stage before.
+            VersionNotFoundError: Nothing was serving before.
         """
-        return self._open_parts().director.roll_back(deadline=deadline)
+        return self._started_components().controller.roll_back(deadline=deadline)
 
     def metadata(self, version: Version = "serving") -> ModelDescription:
         """Describe one loaded version.
 
         Raises:
-            NotReadyError: Nothing is on stage yet.
+            NotReadyError: Nothing is serving yet.
             VersionNotFoundError: The version does not exist or is not loaded.
         """
-        parts = self._open_parts()
-        with parts.manager.borrow(None if version == "serving" else self._resolve(version)) as handle:
+        components = self._started_components()
+        with components.manager.borrow(None if version == "serving" else self._resolve(version)) as handle:
             return ModelDescription(
                 step=handle.step,
                 signature=handle.slot.signature,
-                replicas=parts.replicas,
-                devices=parts.devices,
+                replicas=components.replicas,
+                devices=components.devices,
                 datasets=tuple(self._datasets),
                 notes=handle.slot.notes,
             )
 
     def status(self) -> list[VersionStatus]:
-        """Return the state of every version taken up, newest first."""
-        return self._parts.history.statuses(serving=self.serving_step)
+        """Return the state of every version discovered, newest first."""
+        return self._components.version_monitor.statuses(serving=self.serving_step)
 
     def is_caught_up(self, since: float) -> bool:
         """Return whether it looked for checkpoints after a moment, by `time.monotonic`, and left none unevaluated."""
-        return self._parts.follower.is_caught_up(since)
+        return self._components.watcher.is_caught_up(since)
 
     @property
     def last_sequence(self) -> int:
         """The sequence of the newest entry of the ledger, 0 if there is none."""
-        return self._parts.records.ledger.last_sequence
+        return self._components.records.ledger.last_sequence
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return the checkpoints that can be asked for, by ascending step."""
-        return self._parts.shelf.checkpoints()
+        return self._components.store.checkpoints()
 
     @property
     def ledger(self) -> Ledger:
         """The record of every evaluation. Open from `start` to `close`."""
-        return self._parts.records.ledger
+        return self._components.records.ledger
 
     @property
     def serving_step(self) -> int | None:
-        """The step on stage, or None before the first."""
-        stage = self._stage()
-        return None if stage is None else stage.step
+        """The serving step, or None before the first."""
+        serving = self._serving()
+        return None if serving is None else serving.step
 
     @property
     def latest_step(self) -> int | None:
         """The newest step that has been loaded, or None before the first."""
-        return self._parts.history.latest_step
+        return self._components.version_monitor.latest_step
 
     @property
     def best_step(self) -> int | None:
         """The step with the best value of the monitored metric, or None before the first result."""
-        return self._parts.records.ranking.best()
+        return self._components.records.ranking.best()
 
     @property
     def pinned_step(self) -> int | None:
         """The step pinned at run time, or None."""
-        return self._parts.director.pinned_step
+        return self._components.controller.pinned_step
 
     @property
     def replicas(self) -> int:
         """The number of replicas that a batch is split over."""
-        return self._parts.replicas
+        return self._components.replicas
 
     def checkpoint_age_seconds(self) -> float | None:
-        """Return how long ago the checkpoint on stage was written, or None if none is."""
-        stage = self._stage()
-        return None if stage is None else max(0.0, time.time() - stage.created_at)
+        """Return how long ago the serving checkpoint was written, or None if none is."""
+        serving = self._serving()
+        return None if serving is None else max(0.0, time.time() - serving.created_at)
 
     def device_memory(self) -> Mapping[tuple[str, MemoryKind], int]:
         """Return bytes by device and kind (``current``, ``peak``); ``CPU`` stands for the whole process."""
@@ -414,11 +418,11 @@ class Evaluator:
         return gpu_readings()
 
     def wait_ready(self, timeout_seconds: float) -> bool:
-        """Wait until a servable is on stage; return whether one is."""
+        """Wait until a servable is serving; return whether one is."""
         return self._ready.wait(timeout_seconds)
 
     def on_ready(self, callback: Callable[[int], None]) -> None:
-        """Call back once with the step when the first servable is on stage; at once if one is.
+        """Call back once with the step when the first servable is serving; at once if one is.
 
         The callback runs on a thread of the evaluator or on this one, must be quick and must not raise.
         """
@@ -437,16 +441,16 @@ class Evaluator:
         The future's exception is what the run raised, or NotReadyError.
 
         Raises:
-            OverloadedError: Too many rows wait.
+            OverloadedError: Too many examples wait.
             DrainingError: The evaluator is being closed.
         """
-        parts = self._open_parts()
+        components = self._started_components()
 
         def work() -> None:
-            with parts.manager.borrow(None) as handle:
+            with components.manager.borrow(None) as handle:
                 handle.slot.try_out()
 
-        return parts.engine.run(work, rows=1)
+        return components.engine.run(work, examples=1)
 
     def _tell_device_state(self, state: DeviceState, error: str) -> None:
         self._device_listener(state, error)
@@ -461,15 +465,15 @@ class Evaluator:
         self.close()
 
     @property
-    def _parts(self) -> Parts:
+    def _components(self) -> Components:
         if self._running is None:
             raise NotReadyError("the evaluator was not started")
         return self._running
 
-    def _open_parts(self) -> Parts:
+    def _started_components(self) -> Components:
         if self._closing:
             raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
-        return self._parts
+        return self._components
 
     def _dataset(self, name: str) -> EvaluationDataset:
         if name not in self._datasets:
@@ -479,10 +483,10 @@ class Evaluator:
     def _batches_of(self, dataset: str) -> ReplayableBatches:
         from understudy.evaluator.comparison.batches import DatasetBatches
 
-        return DatasetBatches(self._dataset(dataset), batch_rows=self._settings.evaluation_batch_rows)
+        return DatasetBatches(self._dataset(dataset), batch_size=self._settings.evaluation_batch_size)
 
-    def _stage(self) -> Servable | None:
-        return self._parts.manager.stage
+    def _serving(self) -> Servable | None:
+        return self._components.manager.serving
 
     def _resolve(self, version: Version) -> int:
         """Return the step that a version stands for at this moment."""
@@ -492,7 +496,7 @@ class Evaluator:
         if step is None and version == "best":
             raise VersionNotFoundError("no version is best yet; wait for the first result of the monitored metric")
         if step is None:
-            raise NotReadyError("no checkpoint is on stage yet; wait for the first to be published and loaded")
+            raise NotReadyError("no checkpoint is serving yet; wait for the first to be published and loaded")
         return step
 
     def _check_inputs(self, slot: ModelSlot, inputs: Arrays) -> None:

@@ -7,8 +7,8 @@ import errno
 import re
 from collections.abc import Iterator
 
-from understudy.checkpoints.errors import CheckpointError
-from understudy.evaluator.errors import EvaluatorError, OutOfResourcesError
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.evaluator.evaluator_errors import EvaluatorError, OutOfResourcesError
 
 
 class Resource(enum.Enum):

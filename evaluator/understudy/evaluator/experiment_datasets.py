@@ -10,11 +10,11 @@ import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets import SAMPLE_WEIGHTS, TARGETS, as_bytes, cast_inputs, checked_name, digest_of
-from understudy.evaluator.errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.types import Array, Batch
 from understudy.experiments import Experiment
 
-FINGERPRINT_ROWS = 256
+FINGERPRINT_EXAMPLES = 256
 _PARTS_WITH_WEIGHTS = 3
 
 
@@ -37,12 +37,12 @@ class ExperimentDataset:
         self._examples = examples
         self._check_elements()
         cardinality = int(examples.cardinality())
-        self.rows: int | None = cardinality if cardinality >= 0 else None
+        self.examples: int | None = cardinality if cardinality >= 0 else None
         self.digest = self._fingerprint()
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
-        for x, y, *weights in self._examples.batch(batch_rows).as_numpy_iterator():
+        for x, y, *weights in self._examples.batch(batch_size).as_numpy_iterator():
             inputs = self._named(x, signature.inputs, "inputs")
             targets = self._named(y, signature.outputs, "targets")
             yield Batch(
@@ -59,11 +59,11 @@ class ExperimentDataset:
             )
 
     def _fingerprint(self) -> str:
-        head = next(iter(self._examples.batch(FINGERPRINT_ROWS).take(1).as_numpy_iterator()), None)
+        head = next(iter(self._examples.batch(FINGERPRINT_EXAMPLES).take(1).as_numpy_iterator()), None)
         if head is None:
             raise ConfigurationError(f"dataset {self.name!r} is empty; give at least one example")
         content = digest_of({path: as_bytes(np.asarray(leaf)) for path, leaf in _leaves(head)})
-        return hashlib.sha256(f"{content}:{self.rows}:{self._examples.element_spec}".encode()).hexdigest()
+        return hashlib.sha256(f"{content}:{self.examples}:{self._examples.element_spec}".encode()).hexdigest()
 
     def _weights(self, structure: Any, signature: Signature) -> dict[str, Array]:
         leaves = _leaves(structure)

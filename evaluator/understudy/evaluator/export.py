@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from understudy.checkpoints.errors import CheckpointError
-from understudy.checkpoints.folders import temporary_folder
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.fs import temporary_folder
 from understudy.checkpoints.kinds import ModelKind
-from understudy.checkpoints.layout import BEST_FILE, MODEL_FILE, PINNED_DIR, RunDir, parse_step, step_name
+from understudy.checkpoints.layout import BEST_FILE, LEASES_DIR, MODEL_FILE, RunDir, parse_step, step_name
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.checkpoints.manifest import read_manifest
 from understudy.checkpoints.source import PublishedCheckpoint
-from understudy.checkpoints.taken import TakenCheckpoint
-from understudy.evaluator.errors import ConfigurationError, LoadError, VersionNotFoundError
+from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError
 
 ExportFormat = Literal["keras", "saved_model"]
 KERAS_SUFFIX = ".keras"
 
 
-class CheckpointStore:
+class CheckpointExporter:
     """The checkpoints of a run on disk: those the trainer has kept, and those the evaluator holds.
 
     Args:
@@ -41,9 +41,9 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps that can be exported, ascending."""
-        held = (parse_step(folder.name) for folder in (self._state_dir / PINNED_DIR).glob("*"))
+        leased = (parse_step(folder.name) for folder in (self._state_dir / LEASES_DIR).glob("*"))
         kept = [] if self._run is None else self._run.committed_steps()
-        return sorted({*(step for step in held if step is not None), *kept})
+        return sorted({*(step for step in leased if step is not None), *kept})
 
     def resolve(self, step: int | Literal["best", "latest"]) -> int:
         """Return the step that is meant.
@@ -70,7 +70,7 @@ class CheckpointStore:
                 ``saved_model``, the folder that becomes the SavedModel.
             form: ``keras`` copies a ``.keras`` file as it is, and makes one, without the optimizer's state, of what
                 else holds a Keras model; ``saved_model`` writes what serving systems load: one signature,
-                ``serving_default``, with the model's names for inputs and outputs and any number of rows.
+                ``serving_default``, with the model's names for inputs and outputs and any number of examples.
 
         Raises:
             VersionNotFoundError: There is no checkpoint of this step.
@@ -82,18 +82,18 @@ class CheckpointStore:
         if target.exists():
             raise ConfigurationError(f"{target} is there already; choose another output or move it away")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(target) as folder, self._taken(step, folder) as taken:
-            self._write(taken, folder / f"written{target.suffix}", form).rename(target)
+        with temporary_folder(target) as folder, self._local_checkpoint(step, folder) as local:
+            self._write(local, folder / f"written{target.suffix}", form).rename(target)
         return target
 
-    def _write(self, taken: TakenCheckpoint, path: Path, form: ExportFormat) -> Path:
-        if form == "keras" and taken.kind is ModelKind.KERAS:
-            shutil.copyfile(taken.model_file, path)
+    def _write(self, local: LocalCheckpoint, path: Path, form: ExportFormat) -> Path:
+        if form == "keras" and local.kind is ModelKind.KERAS:
+            shutil.copyfile(local.model_file, path)
             return path
         from understudy.evaluator.compute import model_writing
 
         write = model_writing.write_keras if form == "keras" else model_writing.write_saved_model
-        write(taken, path, self._build_model)
+        write(local, path, self._build_model)
         return path
 
     def _best(self) -> int:
@@ -110,20 +110,20 @@ class CheckpointStore:
             ) from error
 
     @contextmanager
-    def _taken(self, step: int, folder: Path) -> Iterator[TakenCheckpoint]:
+    def _local_checkpoint(self, step: int, folder: Path) -> Iterator[LocalCheckpoint]:
         """Give a verified copy of a checkpoint, which nobody deletes meanwhile."""
         for origin in self._origins(step):
             try:
                 checkpoint = PublishedCheckpoint.of(origin, read_manifest(origin))
-                taken = checkpoint.take(folder / "taken")
+                local = checkpoint.fetch(folder / "taken")
             except FileNotFoundError:
                 continue
             except CheckpointError as error:
                 raise LoadError(f"step {step} cannot be exported: {error}") from error
-            yield taken
+            yield local
             return
         raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")
 
     def _origins(self, step: int) -> list[Path]:
-        held = self._state_dir / PINNED_DIR / step_name(step)
-        return [held] if self._run is None else [held, self._run.checkpoint(step)]
+        leased = self._state_dir / LEASES_DIR / step_name(step)
+        return [leased] if self._run is None else [leased, self._run.checkpoint(step)]

@@ -18,7 +18,7 @@ class Observer(Protocol):
         self,
         operation: Operation,
         *,
-        rows: int,
+        examples: int,
         queue_seconds: Sequence[float],
         fill_seconds: float,
         compute_seconds: float,
@@ -28,7 +28,7 @@ class Observer(Protocol):
 
         Args:
             operation: What the batch was for.
-            rows: Its number of rows, without padding.
+            examples: Its number of examples, without padding.
             queue_seconds: How long each of its requests had waited before the batch was closed.
             fill_seconds: How long the batch was held open for more requests.
             compute_seconds: From the call of the function to the outputs being in host memory.
@@ -38,8 +38,8 @@ class Observer(Protocol):
     def request_failed(self, *, step: int, seconds: float) -> None:
         """The computation of a Predict request failed at this step, as long after its arrival as this."""
 
-    def queue_changed(self, rows: int) -> None:
-        """The queue now holds this many rows."""
+    def queue_changed(self, examples: int) -> None:
+        """The queue now holds this many examples."""
 
     def rejected(self, reason: str) -> None:
         """A request was refused or dropped.
@@ -65,7 +65,7 @@ class SilentObserver:
         self,
         operation: Operation,
         *,
-        rows: int,
+        examples: int,
         queue_seconds: Sequence[float],
         fill_seconds: float,
         compute_seconds: float,
@@ -76,7 +76,7 @@ class SilentObserver:
     def request_failed(self, *, step: int, seconds: float) -> None:
         """See `Observer`."""
 
-    def queue_changed(self, rows: int) -> None:
+    def queue_changed(self, examples: int) -> None:
         """See `Observer`."""
 
     def rejected(self, reason: str) -> None:

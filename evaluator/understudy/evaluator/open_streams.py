@@ -6,8 +6,8 @@ import logging
 import threading
 import weakref
 
-from understudy.evaluator.errors import StreamIdleError
-from understudy.evaluator.stream import EvaluationStream
+from understudy.evaluator.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluator_errors import StreamIdleError
 
 RECALL_SILENT_SECONDS = 10.0
 """A stream that its caller left without a batch for so long, in all, gives its slot up to whoever waits for one."""

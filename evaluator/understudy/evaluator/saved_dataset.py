@@ -8,7 +8,7 @@ from pathlib import Path
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.experiment_datasets import ExperimentDataset
 from understudy.evaluator.types import Batch
 
@@ -57,12 +57,12 @@ class SavedDataset(ExperimentDataset):
         self._folder = folder
         self.digest = _digest_of(folder)
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
         import tensorflow as tf
 
         try:
-            yield from super().batches(signature, batch_rows)
+            yield from super().batches(signature, batch_size)
         except tf.errors.OpError as error:
             raise ConfigurationError(
                 f"dataset {self.name!r}: {self._folder} was changed or damaged since it was opened: {first_line(error)}"

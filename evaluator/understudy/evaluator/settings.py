@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError
 
-ServingPolicy = Literal["latest", "best"]
+VersionPolicy = Literal["latest", "best"]
 EvaluationPolicy = Literal["every", "latest"]
 MonitorMode = Literal["min", "max"]
 Precision = Literal["exact", "fast"]
 
 MIN_SLOTS = 2
-"""One on stage and one to load the next checkpoint into."""
+"""One serving and one to load the next checkpoint into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class EvaluatorSettings:
     """
 
     state_dir: Path = field(
-        metadata={"help": "Folder of the ledger, the results and the pinned checkpoints.", "metavar": "DIR"}
+        metadata={"help": "Folder of the ledger, the results and the leased checkpoints.", "metavar": "DIR"}
     )
     devices: tuple[str, ...] = field(
         default=(),
@@ -68,9 +68,9 @@ class EvaluatorSettings:
     )
     slots: int = field(
         default=3,
-        metadata={"help": "Checkpoints held in memory at most: on stage, incoming, guests.", "metavar": "N"},
+        metadata={"help": "Checkpoints held in memory at most: serving, incoming, on-demand versions.", "metavar": "N"},
     )
-    serve: ServingPolicy | int = field(
+    version_policy: VersionPolicy | int = field(
         default="latest",
         metadata={"help": "Which checkpoint to serve: latest, best or a step.", "metavar": "latest|best|STEP"},
     )
@@ -99,12 +99,12 @@ class EvaluatorSettings:
     min_improvement: float | None = field(
         default=None,
         metadata={
-            "help": "A gate: serve only checkpoints whose monitored value is better than that of the one on stage by "
-            "this much.",
+            "help": "A gate: serve only checkpoints whose monitored value is better than the serving version's by this "
+            "much.",
             "metavar": "VALUE",
         },
     )
-    policy: EvaluationPolicy | int = field(
+    evaluation_policy: EvaluationPolicy | int = field(
         default="every",
         metadata={
             "help": "Which checkpoints to evaluate: every one, the latest when several wait, or one in K (the first, "
@@ -112,11 +112,13 @@ class EvaluatorSettings:
             "metavar": "every|latest|K",
         },
     )
-    max_batch_rows: int = field(
+    max_batch_size: int = field(
         default=256,
-        metadata={"help": "Rows that one call of the model takes at most on each replica.", "metavar": "ROWS"},
+        metadata={"help": "Examples that one call of the model takes at most on each replica.", "metavar": "EXAMPLES"},
     )
-    max_queue_rows: int = field(default=4096, metadata={"help": "Rows that may wait for a device.", "metavar": "ROWS"})
+    max_queue_examples: int = field(
+        default=4096, metadata={"help": "Examples that may wait for a device.", "metavar": "EXAMPLES"}
+    )
     max_batch_delay_ms: float = field(
         default=0.0,
         metadata={"help": "How long a batch waits for more requests, in milliseconds.", "metavar": "MS"},
@@ -128,8 +130,8 @@ class EvaluatorSettings:
             "GPUs."
         },
     )
-    evaluation_batch_rows: int = field(
-        default=256, metadata={"help": "Rows in a batch when a dataset is scored.", "metavar": "ROWS"}
+    evaluation_batch_size: int = field(
+        default=256, metadata={"help": "Examples in a batch when a dataset is scored.", "metavar": "EXAMPLES"}
     )
     max_device_failures: int = field(
         default=5,
@@ -160,9 +162,9 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         self._check_at_least("slots", MIN_SLOTS)
-        for name in ("max_batch_rows", "evaluation_batch_rows", "load_attempts", "max_device_failures"):
+        for name in ("max_batch_size", "evaluation_batch_size", "load_attempts", "max_device_failures"):
             self._check_at_least(name, 1)
-        self._check_at_least("max_queue_rows", self.max_batch_rows)
+        self._check_at_least("max_queue_examples", self.max_batch_size)
         self._check_at_least("max_batch_delay_ms", 0)
         for name in ("stream_idle_timeout_seconds", "poll_interval_seconds", "load_retry_seconds"):
             if getattr(self, name) <= 0:
@@ -171,11 +173,15 @@ class EvaluatorSettings:
             raise ConfigurationError(f"monitor_mode is {self.monitor_mode!r}; give min or max")
         if self.precision not in ("exact", "fast"):
             raise ConfigurationError(f"precision is {self.precision!r}; give exact or fast")
-        if self.policy not in ("every", "latest") and not (isinstance(self.policy, int) and self.policy >= 1):
-            raise ConfigurationError(f"policy is {self.policy!r}; give every, latest, or a number from 1 up")
+        if self.evaluation_policy not in ("every", "latest") and not (
+            isinstance(self.evaluation_policy, int) and self.evaluation_policy >= 1
+        ):
+            raise ConfigurationError(
+                f"evaluation_policy is {self.evaluation_policy!r}; give every, latest, or a number from 1 up"
+            )
         self._check_gate()
-        if isinstance(self.serve, str) and self.serve not in ("latest", "best"):
-            raise ConfigurationError(f"serve is {self.serve!r}; give latest, best or a step")
+        if isinstance(self.version_policy, str) and self.version_policy not in ("latest", "best"):
+            raise ConfigurationError(f"version_policy is {self.version_policy!r}; give latest, best or a step")
 
     def _check_gate(self) -> None:
         for name in ("min_value", "min_improvement"):
@@ -184,8 +190,10 @@ class EvaluatorSettings:
                 continue
             if not math.isfinite(value):
                 raise ConfigurationError(f"{name} is {value}; give a finite number")
-            if isinstance(self.serve, int):
-                raise ConfigurationError(f"{name} goes with serve latest or best; step {self.serve} is served anyhow")
+            if isinstance(self.version_policy, int):
+                raise ConfigurationError(
+                    f"{name} goes with version_policy latest or best; step {self.version_policy} is served anyhow"
+                )
         if self.min_improvement is not None:
             self._check_at_least("min_improvement", 0)
 

@@ -1,9 +1,10 @@
-"""Datasets in TFRecord files, one `tf.train.Example` for each row.
+"""Datasets in TFRecord files, one `tf.train.Example` for each example.
 
 A feature has the name of the model's input or output (``x`` for a lone input, ``y`` for a lone output), or is
 ``sample_weight``. It holds one of:
 
-- numbers (``int64_list``, ``float_list``): the values of the row's tensor, the last axis varying fastest. An input gets
+- numbers (``int64_list``, ``float_list``): the values of the example's tensor, the last axis varying fastest. An input
+gets
   the shape that the model's signature says, and so does a target with as many values as the output. A target of one
   value is a scalar, as class indices are; any other is a vector.
 - ``bytes_list``, where the model takes strings: the strings, shaped in the same way.
@@ -24,7 +25,7 @@ import numpy as np
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.datasets import INPUT_ALIASES, TARGET_ALIASES, arrange, checked_name, spec_for
-from understudy.evaluator.errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.types import Array, Batch
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -45,27 +46,27 @@ class RecordDataset:
         files: The files in order, compressed if they end in ``.gz``.
 
     Raises:
-        ConfigurationError: The name is no folder's, a file is damaged, or there is no row.
+        ConfigurationError: The name is no folder's, a file is damaged, or there is no example.
     """
 
     def __init__(self, name: str, files: Sequence[Path]) -> None:
         self.name = checked_name(name)
         self._files = tuple(files)
-        digest, rows = hashlib.sha256(), 0
+        digest, examples = hashlib.sha256(), 0
         for record in self._records():
             digest.update(hashlib.sha256(record).digest())
-            rows += 1
-        if not rows:
-            raise ConfigurationError(f"dataset {name!r} is empty; give at least one row")
-        self.rows: int | None = rows
+            examples += 1
+        if not examples:
+            raise ConfigurationError(f"dataset {name!r} is empty; give at least one example")
+        self.examples: int | None = examples
         self.digest = digest.hexdigest()
 
-    def batches(self, signature: Signature, batch_rows: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
         records = self._records()
-        while chunk := list(itertools.islice(records, batch_rows)):
-            rows = [self._decode(record, signature) for record in chunk]
-            yield arrange(self.name, {key: self._column(key, rows) for key in rows[0]}, signature)
+        while chunk := list(itertools.islice(records, batch_size)):
+            examples = [self._decode(record, signature) for record in chunk]
+            yield arrange(self.name, {key: self._column(key, examples) for key in examples[0]}, signature)
 
     def _records(self) -> Iterator[bytes]:
         import tensorflow as tf
@@ -92,21 +93,21 @@ class RecordDataset:
                 "understudy.evaluator.tfrecord_dataset for what features hold"
             ) from error
 
-    def _column(self, key: str, rows: Sequence[dict[str, Array]]) -> Array:
-        """Put the values of one feature together, ``[rows, ...]``."""
+    def _column(self, key: str, examples: Sequence[dict[str, Array]]) -> Array:
+        """Put the values of one feature together, ``[examples, ...]``."""
         try:
-            return np.stack([row[key] for row in rows])
+            return np.stack([example[key] for example in examples])
         except KeyError as error:
             raise InvalidInputError(f"dataset {self.name!r}: feature {key!r} is not in every record") from error
         except ValueError as error:
-            shapes = sorted({row[key].shape for row in rows})
+            shapes = sorted({example[key].shape for example in examples})
             raise InvalidInputError(
                 f"dataset {self.name!r}: feature {key!r} has the shapes {shapes} in one batch; expected one shape"
             ) from error
 
 
 def _value_of(feature: Any, key: str, signature: Signature) -> Array:
-    """Return one row's value of a feature."""
+    """Return one example's value of a feature."""
     import tensorflow as tf
 
     kind = feature.WhichOneof("kind")
@@ -119,7 +120,7 @@ def _value_of(feature: Any, key: str, signature: Signature) -> Array:
         tensor: Array = tf.make_ndarray(tf.make_tensor_proto(0).FromString(values[0]))
         return tensor
     dtype = {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind]
-    return np.array(values, dtype).reshape(_row_shape(len(values), key, signature))
+    return np.array(values, dtype).reshape(_example_shape(len(values), key, signature))
 
 
 def _takes_strings(key: str, signature: Signature) -> bool:
@@ -127,8 +128,8 @@ def _takes_strings(key: str, signature: Signature) -> bool:
     return spec is not None and spec.dtype == "string"
 
 
-def _row_shape(count: int, key: str, signature: Signature) -> tuple[int, ...]:
-    """Return the shape of a row's tensor of so many values; -1 stands for one length to be inferred."""
+def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...]:
+    """Return the shape of an example's tensor of so many values; -1 stands for one length to be inferred."""
     spec = spec_for(key, signature.inputs, INPUT_ALIASES)
     if spec is not None:
         return tuple(-1 if length is None else length for length in spec.shape[1:])

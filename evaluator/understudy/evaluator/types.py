@@ -51,7 +51,7 @@ class VersionStatus:
 
 
 class Prediction(NamedTuple):
-    """What one version made of one batch: outputs by name, each ``[rows, ...]``, all computed at ``step``."""
+    """What one version made of one batch: outputs by name, each ``[examples, ...]``, all computed at ``step``."""
 
     outputs: Arrays
     step: int
@@ -59,13 +59,13 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Rows with what the model should have made of them.
+    """Examples with what the model should have made of them.
 
     Attributes:
-        inputs: Every input by name, each ``[rows, ...]``.
+        inputs: Every input by name, each ``[examples, ...]``.
         targets: Every target by the name of its output, or ``{"targets": ...}`` where there is one output.
-        sample_weights: Weights ``[rows]`` by the name of the output, or ``{"sample_weights": ...}`` for all outputs;
-            may be empty.
+        sample_weights: Weights ``[examples]`` by the name of the output, or ``{"sample_weights": ...}`` for all
+            outputs; may be empty.
     """
 
     inputs: Arrays
@@ -73,7 +73,7 @@ class Batch:
     sample_weights: Arrays = field(default_factory=dict)
 
     @property
-    def rows(self) -> int:
+    def examples(self) -> int:
         """The length of axis 0 of the first input."""
         return int(next(iter(self.inputs.values())).shape[0])
 
@@ -92,7 +92,7 @@ class EvaluationResult:
 
     Attributes:
         metrics: The loss (as ``loss``) and every metric by name.
-        examples: The rows scored.
+        examples: The examples scored.
         batches: The batches scored.
         step: The step of the checkpoint.
         waiting_seconds: What the batches spent waiting for a device, summed.
@@ -176,8 +176,8 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageChange:
-    """What is on stage after a decision, what was before it, and what is pinned at run time."""
+class ServingChange:
+    """What is serving after a decision, what was before it, and what is pinned at run time."""
 
     serving_step: int
     previous_step: int | None

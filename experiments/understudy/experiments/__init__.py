@@ -1,7 +1,7 @@
 """What a user writes: a model and its data."""
 
 from understudy.experiments.contract import Experiment
-from understudy.experiments.errors import ExperimentError
+from understudy.experiments.experiment_errors import ExperimentError
 from understudy.experiments.loading import load_experiment
 
 __all__ = ["Experiment", "ExperimentError", "load_experiment"]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from understudy.experiments.errors import ExperimentError
+from understudy.experiments.experiment_errors import ExperimentError
 
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: ends with the lengths of its name and its extra field
 

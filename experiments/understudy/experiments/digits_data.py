@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from understudy.experiments.errors import ExperimentError
+from understudy.experiments.experiment_errors import ExperimentError
 
 Split = Literal["train", "validation", "test"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from understudy.experiments.contract import Experiment
-from understudy.experiments.errors import ExperimentError
+from understudy.experiments.experiment_errors import ExperimentError
 
 BUNDLED = {"digits": "understudy.experiments.digits:Digits"}
 """The experiments that come with the package, by name."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from understudy.experiments.errors import ExperimentError
+from understudy.experiments.experiment_errors import ExperimentError
 
 _FILES_AT_ONCE = 8  # a part of the order of examples, so not left to be tuned
 _RECORDS_IN_A_ROW = 16

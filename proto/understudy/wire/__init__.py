@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from understudy.wire.codec import (
+from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype
+from understudy.wire.tensor_codec import (
     check_count,
     check_shape,
     decode,
@@ -14,7 +15,6 @@ from understudy.wire.codec import (
     numbers,
     strings,
 )
-from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype
 
 __all__ = [
     "WireError",

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from understudy.service.dataplane.codes import Code
+from understudy.service.handlers.codes import Code
 
 _log = structlog.get_logger(__name__)
 _threshold: Final = logging.getLogger(__name__)

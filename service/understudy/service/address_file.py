@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from understudy.service.errors import SettingsError
+from understudy.service.service_errors import SettingsError
 
 
 def write_address_file(file: Path, addresses: str) -> None:

@@ -1,4 +1,4 @@
-"""What carries gRPC between the network and the data plane."""
+"""What carries gRPC between the network and the handlers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from understudy.service.dataplane.planes import DataPlane
-from understudy.service.dataplane.predictor import Gathering
+from understudy.service.handlers.predictor import CoalescingOptions
+from understudy.service.handlers.request_handlers import RequestHandlers
 from understudy.service.readiness import Readiness
 
 
@@ -15,7 +15,7 @@ class FrontEnd(Protocol):
     """Answers calls on one port. Belongs to the event loop that it was made on."""
 
     @property
-    def gathering(self) -> Gathering:
+    def coalescing(self) -> CoalescingOptions:
         """How long calls that came at one time wait for each other."""
 
     def bind(self, host: str, port: int) -> int:
@@ -25,7 +25,7 @@ class FrontEnd(Protocol):
             PortInUseError: It cannot be had.
         """
 
-    async def start(self, plane: DataPlane) -> None:
+    async def start(self, handlers: RequestHandlers) -> None:
         """Begin to answer.
 
         Raises:

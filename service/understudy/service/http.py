@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from understudy.service.errors import PortInUseError
 from understudy.service.metrics.registry import exposition
 from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.service_errors import PortInUseError
 
 _SHUTDOWN_SECONDS = 1
 

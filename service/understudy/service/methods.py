@@ -11,10 +11,10 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.call import CallContext
-from understudy.service.dataplane.errors import UnsupportedError
-from understudy.service.dataplane.recognizer import Recognizer
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.request_errors import UnsupportedError
+from understudy.service.handlers.request_templates import RequestTemplateCache
 from understudy.service.metrics.rpc import RpcMethod, methods_of
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]
@@ -35,28 +35,28 @@ class Method:
         request_type: The class of its request messages.
         answer: What answers it: an `Answer`, or a `Stream` where ``rpc.streams_responses``.
         admit: What its calls must pass, if there is anything.
-        recognizer: Takes requests apart that it knows, if there is one; what it makes of them goes to the answer.
+        template_cache: Takes requests apart that it knows, if there is one; what it makes of them goes to the answer.
     """
 
     rpc: RpcMethod
     request_type: Any
     answer: Answer | Stream
     admit: Admission | None = None
-    recognizer: Recognizer[Any, Any] | None = None
+    template_cache: RequestTemplateCache[Any, Any] | None = None
 
     def parse(self, data: bytes, begin: int = 0) -> Any:
-        """Return the request that bytes are from there on: a message, or what the recognizer makes of it.
+        """Return the request that bytes are from there on: a message, or what the template cache makes of it.
 
         Raises:
             InvalidInputError: They are none.
         """
-        recognizer = self.recognizer
-        if recognizer is not None and (request := recognizer.recognize(data, begin)) is not None:
+        template_cache = self.template_cache
+        if template_cache is not None and (request := template_cache.match(data, begin)) is not None:
             return request
         data = data[begin:]
         message = self._parse(data)
-        if recognizer is not None:
-            recognizer.learn(data, message)
+        if template_cache is not None:
+            template_cache.learn(data, message)
         return message
 
     def _parse(self, data: bytes) -> Any:
@@ -85,7 +85,7 @@ def service(
     descriptor: ServiceDescriptor,
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
-    recognizers: Mapping[str, Recognizer[Any, Any]] = MappingProxyType({}),
+    template_caches: Mapping[str, RequestTemplateCache[Any, Any]] = MappingProxyType({}),
 ) -> Service:
     """Return a service.
 
@@ -93,7 +93,7 @@ def service(
         descriptor: The service.
         answers: What answers each of its methods, by their names.
         admissions: What the calls of some methods must pass, by their names.
-        recognizers: What recognizes the requests of some methods, by their names.
+        template_caches: What matches the requests of some methods, by their names.
 
     Raises:
         ValueError: There is an answer too many or too few.
@@ -103,14 +103,14 @@ def service(
             f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are answers to "
             f"{sorted(answers)}"
         )
-    return foreign_service(descriptor, answers, admissions, recognizers)
+    return foreign_service(descriptor, answers, admissions, template_caches)
 
 
 def foreign_service(
     descriptor: ServiceDescriptor,
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
-    recognizers: Mapping[str, Recognizer[Any, Any]] = MappingProxyType({}),
+    template_caches: Mapping[str, RequestTemplateCache[Any, Any]] = MappingProxyType({}),
 ) -> Service:
     """Return a service that another project describes, whose methods depend on the version of its package.
 
@@ -121,7 +121,7 @@ def foreign_service(
         descriptor: The service.
         answers: What answers its methods, by their names.
         admissions: What the calls of some methods must pass, by their names.
-        recognizers: What recognizes the requests of some methods, by their names.
+        template_caches: What matches the requests of some methods, by their names.
     """
     descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
     methods = tuple(
@@ -130,7 +130,7 @@ def foreign_service(
             request_type=GetMessageClass(descriptors[rpc.name].input_type),
             answer=answers[rpc.name],
             admit=admissions.get(rpc.name),
-            recognizer=recognizers.get(rpc.name),
+            template_cache=template_caches.get(rpc.name),
         )
         for rpc in methods_of(descriptor)
         if rpc.name in answers

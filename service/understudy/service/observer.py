@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from understudy.evaluator.observer import Operation
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationRecord
-from understudy.service.metrics.engine import MetricsObserver
+from understudy.service.metrics.engine_metrics import MetricsObserver
 from understudy.service.statistics import InferenceStatistics
 
 _RECALL_PAGE = 1000
@@ -35,7 +35,7 @@ class ServiceObserver(MetricsObserver):
         self,
         operation: Operation,
         *,
-        rows: int,
+        examples: int,
         queue_seconds: Sequence[float],
         fill_seconds: float,
         compute_seconds: float,
@@ -44,14 +44,14 @@ class ServiceObserver(MetricsObserver):
         """A batch left the device."""
         super().batch_computed(
             operation,
-            rows=rows,
+            examples=examples,
             queue_seconds=queue_seconds,
             fill_seconds=fill_seconds,
             compute_seconds=compute_seconds,
         )
         if step is not None:
             self._statistics.batch_computed(
-                step, rows=rows, queue_seconds=queue_seconds, compute_seconds=compute_seconds
+                step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
             )
 
     def request_failed(self, *, step: int, seconds: float) -> None:

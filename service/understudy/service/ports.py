@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from understudy.service.errors import grpc_port_in_use
+from understudy.service.service_errors import grpc_port_in_use
 
 
 def reserve(host: str, port: int) -> socket.socket:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from understudy.service.bell import Bell
+from understudy.service.notifier import Notifier
 
 
 class ReadinessState(enum.Enum):
@@ -24,7 +24,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self._state = ReadinessState.WAITING
-        self.changed = Bell()
+        self.changed = Notifier()
 
     @property
     def state(self) -> ReadinessState:
@@ -32,7 +32,7 @@ class Readiness:
         return self._state
 
     def become_ready(self) -> None:
-        """Say that the first servable is on stage; has no effect while draining."""
+        """Say that the first servable is serving; has no effect while draining."""
         if self._state is ReadinessState.WAITING:
             self._change(ReadinessState.READY)
 
@@ -52,4 +52,4 @@ class Readiness:
 
     def _change(self, state: ReadinessState) -> None:
         self._state = state
-        self.changed.ring()
+        self.changed.notify()

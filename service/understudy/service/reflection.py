@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from understudy.service.dataplane.call import CallContext
+from understudy.service.handlers.call import CallContext
 from understudy.service.methods import Requests, Service, foreign_service
 
 ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]

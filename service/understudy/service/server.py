@@ -17,37 +17,37 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from understudy.evaluator.device_state import END_AFTER
-from understudy.evaluator.ending import Ending, EndOfTraining, Verdict
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.service import http, logging
 from understudy.service.address_file import write_address_file
-from understudy.service.bell import Bell
-from understudy.service.dataplane.batch_stream import StreamLimits
-from understudy.service.dataplane.evaluation import EvaluationPlane
-from understudy.service.dataplane.metrics import MetricsPlane
-from understudy.service.dataplane.model import ModelPlane
-from understudy.service.dataplane.oip.plane import InferencePlane
-from understudy.service.dataplane.planes import DataPlane
-from understudy.service.dataplane.prediction import PredictionPlane
-from understudy.service.dataplane.predictor import Gathering, Predictor
-from understudy.service.dataplane.served_model import ServedModel
-from understudy.service.dataplane.spool import Spools
 from understudy.service.device_watch import DeviceWatch
 from understudy.service.front_end import FrontEnd, MakeFrontEnd
-from understudy.service.grpcio.server import GrpcServer
+from understudy.service.grpcio.grpc_server import GrpcServer
+from understudy.service.handlers.batch_stream import StreamLimits
+from understudy.service.handlers.evaluation_handler import EvaluationHandler
+from understudy.service.handlers.metrics_handler import MetricsHandler
+from understudy.service.handlers.model_handler import ModelHandler
+from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.prediction_handler import PredictionHandler
+from understudy.service.handlers.predictor import CoalescingOptions, Predictor
+from understudy.service.handlers.request_handlers import RequestHandlers
+from understudy.service.handlers.served_model import ServedModel
+from understudy.service.handlers.spool import Spools
 from understudy.service.metrics.gauges import EvaluatorCollector
 from understudy.service.metrics.registry import new_registry
+from understudy.service.notifier import Notifier
 from understudy.service.observer import ServiceObserver
 from understudy.service.readiness import Readiness
-from understudy.service.rest.door import RestDoor
+from understudy.service.rest.rest_app import RestApp
 from understudy.service.settings import ServeSettings
 from understudy.service.statistics import InferenceStatistics
 
 if TYPE_CHECKING:
-    from understudy.evaluator.opening import Opened
+    from understudy.evaluator.factory import NamedEvaluator
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """How often to look whether training is over."""
 
 BLOCKING_THREADS = 8
@@ -59,14 +59,14 @@ Announce = Callable[[str], None]
 OnSignal = Callable[[signal.Signals], None]
 
 
-def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
     """Serve until SIGTERM or SIGINT, or until training is over if the settings say so; then drain and return why.
 
     A second signal ends the process at once. With the envoy front end this process first becomes Envoy, and the program
     is run again inside it from its beginning, up to here.
 
     Prints ``LISTENING grpc=H:P http=H:P`` when both ports answer and ``READY grpc=H:P http=H:P step=S`` when the first
-    checkpoint is on stage. Call it from the main thread.
+    checkpoint is serving. Call it from the main thread.
 
     Args:
         settings: What the operator chose about the service.
@@ -85,20 +85,20 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ver
     return _serve_over_grpcio(settings, evaluator_settings)
 
 
-def _serve_over_grpcio(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+def _serve_over_grpcio(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
     import uvloop  # each event of gRPC's core is a turn of the loop, so a lighter loop counts
 
     return uvloop.run(_serve_until_signalled(settings, evaluator_settings, _hear_signals, GrpcServer))
 
 
-def _serve_in_envoy(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Verdict:
+def _serve_in_envoy(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
+    from understudy.service.envoy.envoy_server import EnvoyServer
     from understudy.service.envoy.host import current
-    from understudy.service.envoy.launch import become_envoy
-    from understudy.service.envoy.server import EnvoyServer
+    from understudy.service.envoy.launch import exec_envoy
 
     host = current()
     if host is None:
-        become_envoy(settings)
+        exec_envoy(settings)
     make_front_end = functools.partial(EnvoyServer, host)
     return host.run(_serve_until_signalled(settings, evaluator_settings, host.hear_signals, make_front_end))
 
@@ -108,7 +108,7 @@ async def _serve_until_signalled(
     evaluator_settings: EvaluatorSettings,
     hear_signals: Callable[[OnSignal], None],
     make_front_end: MakeFrontEnd,
-) -> Verdict:
+) -> ServiceExit:
     stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
@@ -158,13 +158,13 @@ class Service:
         self._make_front_end = make_front_end
         self._loop = asyncio.get_running_loop()
         self._readiness = Readiness()
-        self._recorded = Bell()
+        self._recorded = Notifier()
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
 
-    async def run(self, stop: asyncio.Event) -> Verdict:
+    async def run(self, stop: asyncio.Event) -> ServiceExit:
         """Serve until ``stop`` is set, or training is over where that is the end; then drain.
 
         Raises what `serve` raises.
@@ -175,16 +175,18 @@ class Service:
             rpc, rpc_port = self._bind_rpc()
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            plane = self._plane(opened, rpc.gathering)
-            await self._start_http(stack, listener, plane)
-            await rpc.start(plane)
+            handlers = self._handlers(opened, rpc.coalescing)
+            await self._start_http(stack, listener, handlers)
+            await rpc.start(handlers)
             stack.push_async_callback(self._drain, rpc)
             self._announce_progress(opened.evaluator, rpc_port, listener.getsockname()[1], stack)
             devices = DeviceWatch(opened.evaluator, self._readiness)
             stack.push_async_callback(devices.stop)
             return await self._end_or_failure(stop, opened.evaluator, devices.failed)
 
-    async def _end_or_failure(self, stop: asyncio.Event, evaluator: Evaluator, failed: asyncio.Future[str]) -> Verdict:
+    async def _end_or_failure(
+        self, stop: asyncio.Event, evaluator: Evaluator, failed: asyncio.Future[str]
+    ) -> ServiceExit:
         """Wait for the end, or for the devices to fail for good, and return which it was."""
         end = asyncio.create_task(self._end(stop, evaluator))
         either: list[asyncio.Future[Any]] = [end, failed]
@@ -195,26 +197,26 @@ class Service:
         finally:
             end.cancel()
         times = END_AFTER * self._evaluator_settings.max_device_failures
-        return Verdict(
-            ending=Ending.DEVICE_FAILED, text=f"the devices failed {times} times in a row: {failed.result()}"
+        return ServiceExit(
+            reason=ExitReason.DEVICE_FAILED, message=f"the devices failed {times} times in a row: {failed.result()}"
         )
 
-    async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> Verdict:
+    async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> ServiceExit:
         """Wait for the end and return why it came."""
         if not self._settings.exit_when_finished:
             await stop.wait()
-            return Verdict(ending=Ending.SIGNALLED)
-        training = EndOfTraining(
-            self._settings.origin.folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds
+            return ServiceExit(reason=ExitReason.SIGNALLED)
+        training = TrainingEndMonitor(
+            self._settings.location.folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds
         )
         while not stop.is_set():
-            verdict = await self._loop.run_in_executor(self._executor, training.look)
-            if verdict is not None:
-                _log.info(verdict.text, ending=verdict.ending.value)
-                return verdict
+            service_exit = await self._loop.run_in_executor(self._executor, training.check)
+            if service_exit is not None:
+                _log.info(service_exit.message, ending=service_exit.reason.value)
+                return service_exit
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
-        return Verdict(ending=Ending.SIGNALLED)
+                await asyncio.wait_for(stop.wait(), POLL_SECONDS)
+        return ServiceExit(reason=ExitReason.SIGNALLED)
 
     def _bind_rpc(self) -> tuple[FrontEnd, int]:
         settings = self._settings
@@ -223,16 +225,16 @@ class Service:
         )
         return rpc, rpc.bind(settings.host, settings.grpc_port)
 
-    async def _start_evaluator(self, stack: AsyncExitStack) -> Opened:
-        from understudy.evaluator.opening import open_evaluator  # imports TensorFlow: a port in use is told before
+    async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
+        from understudy.evaluator.factory import create_evaluator  # imports TensorFlow: a port in use is told before
 
         observer = ServiceObserver(
-            self._registry, statistics=self._statistics, on_record=self._recorded.ring_from_thread
+            self._registry, statistics=self._statistics, on_record=self._recorded.notify_threadsafe
         )
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
         opened = await self._loop.run_in_executor(
-            self._executor, open_evaluator, self._settings.origin, evaluator_settings, observer
+            self._executor, create_evaluator, self._settings.location, evaluator_settings, observer
         )
         evaluator = opened.evaluator
         _freeze_heap()  # before the first model is loaded: what is frozen is never collected
@@ -242,29 +244,29 @@ class Service:
         self._registry.register(EvaluatorCollector(evaluator))
         return opened
 
-    async def _start_http(self, stack: AsyncExitStack, listener: socket.socket, plane: DataPlane) -> None:
-        door = RestDoor(
-            plane.inference,
+    async def _start_http(self, stack: AsyncExitStack, listener: socket.socket, handlers: RequestHandlers) -> None:
+        rest_app = RestApp(
+            handlers.inference,
             readiness=self._readiness,
             max_body_bytes=self._settings.max_rest_bytes,
             executor=self._builder,
         )
         app = http.build_app(
-            registry=self._registry, readiness=self._readiness, executor=self._executor, routes=door.routes()
+            registry=self._registry, readiness=self._readiness, executor=self._executor, routes=rest_app.routes()
         )
         server = http.HttpServer(app, listener)
         await server.start()
         stack.push_async_callback(server.stop)
 
-    def _plane(self, opened: Opened, gathering: Gathering) -> DataPlane:
-        from understudy.service.dataplane.tfserving.plane import TfServingPlane  # imports TensorFlow
+    def _handlers(self, opened: NamedEvaluator, coalescing: CoalescingOptions) -> RequestHandlers:
+        from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler  # imports TensorFlow
 
         settings, evaluator = self._settings, opened.evaluator
         model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
-        predictor = Predictor(evaluator, gathering)
-        return DataPlane(
-            prediction=PredictionPlane(predictor, stream_depth=settings.stream_depth),
-            evaluation=EvaluationPlane(
+        predictor = Predictor(evaluator, coalescing)
+        return RequestHandlers(
+            prediction=PredictionHandler(predictor, stream_depth=settings.stream_depth),
+            evaluation=EvaluationHandler(
                 evaluator,
                 recorded=self._recorded,
                 readiness=self._readiness,
@@ -275,9 +277,9 @@ class Service:
                 ),
                 spools=Spools(settings.spool_dir, max_bytes=settings.spool_mib * 1024 * 1024),
             ),
-            model=ModelPlane(evaluator, model_name=model.name, executor=self._executor),
-            metrics=MetricsPlane(self._registry, executor=self._executor),
-            inference=InferencePlane(
+            model=ModelHandler(evaluator, model_name=model.name, executor=self._executor),
+            metrics=MetricsHandler(self._registry, executor=self._executor),
+            inference=InferenceHandler(
                 model,
                 predictor,
                 settings=self._evaluator_settings,
@@ -286,7 +288,7 @@ class Service:
                 stream_depth=settings.stream_depth,
                 executor=self._builder,
             ),
-            tf_serving=TfServingPlane(
+            tf_serving=TfServingHandler(
                 model, predictor, max_tensor_bytes=settings.max_message_bytes, executor=self._builder
             ),
         )
@@ -307,7 +309,7 @@ class Service:
 
     async def _drain(self, rpc: FrontEnd) -> None:
         self._readiness.start_draining()
-        self._recorded.ring()
+        self._recorded.notify()
         await rpc.drain(self._settings.drain_seconds)
 
     async def _close_evaluator(self, evaluator: Evaluator) -> None:

@@ -1,4 +1,4 @@
-"""Every service on the port, and which function of the data plane answers each of its methods."""
+"""Every service on the port, and which handler answers each of its methods."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from understudy.oip import inference_pb2
-from understudy.service.dataplane import predict_requests
-from understudy.service.dataplane.health import HealthPlane
-from understudy.service.dataplane.oip import codec
-from understudy.service.dataplane.oip import plane as oip
-from understudy.service.dataplane.planes import DataPlane
+from understudy.service.handlers import predict_requests
+from understudy.service.handlers.health_handler import HealthHandler
+from understudy.service.handlers.oip import infer_messages
+from understudy.service.handlers.oip import inference_handler as oip
+from understudy.service.handlers.request_handlers import RequestHandlers
 from understudy.service.methods import Service, foreign_service, refusals, service
 from understudy.service.readiness import Readiness
 from understudy.service.reflection import ALPHA, reflection_services
@@ -27,16 +27,16 @@ LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALP
 """Every service but TensorFlow Serving's, whose messages load TensorFlow."""
 
 
-def all_services(plane: DataPlane, readiness: Readiness) -> tuple[Service, ...]:
+def all_services(handlers: RequestHandlers, readiness: Readiness) -> tuple[Service, ...]:
     """Return every service.
 
     Args:
-        plane: Answers.
+        handlers: Answers.
         readiness: What health tells.
     """
-    working = (*_own(plane), _inference(plane), *_tf_serving(plane))
+    working = (*_own(handlers), _inference(handlers), *_tf_serving(handlers))
     names = [each.name for each in working]
-    health = HealthPlane(readiness, names)
+    health = HealthHandler(readiness, names)
     return (
         *working,
         foreign_service(HEALTH, {"Check": health.check, "List": health.list, "Watch": health.watch}),
@@ -44,14 +44,14 @@ def all_services(plane: DataPlane, readiness: Readiness) -> tuple[Service, ...]:
     )
 
 
-def _own(plane: DataPlane) -> tuple[Service, ...]:
-    prediction, evaluation, model = plane.prediction, plane.evaluation, plane.model
+def _own(handlers: RequestHandlers) -> tuple[Service, ...]:
+    prediction, evaluation, model = handlers.prediction, handlers.evaluation, handlers.model
     return (
         service(
             PREDICTION,
             {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
-            {"Predict": prediction.check_room},
-            {"Predict": predict_requests.recognizer(), "PredictStream": predict_requests.stream_recognizer()},
+            {"Predict": prediction.check_admission},
+            {"Predict": predict_requests.template_cache(), "PredictStream": predict_requests.stream_template_cache()},
         ),
         service(
             EVALUATION,
@@ -72,12 +72,12 @@ def _own(plane: DataPlane) -> tuple[Service, ...]:
                 "Promote": model.promote,
             },
         ),
-        service(METRICS, {"GetMetrics": plane.metrics.get_metrics}),
+        service(METRICS, {"GetMetrics": handlers.metrics.get_metrics}),
     )
 
 
-def _inference(plane: DataPlane) -> Service:
-    inference = plane.inference
+def _inference(handlers: RequestHandlers) -> Service:
+    inference = handlers.inference
     return service(
         INFERENCE,
         {
@@ -93,8 +93,8 @@ def _inference(plane: DataPlane) -> Service:
             "RepositoryIndex": inference.repository_index,
             **refusals(oip.UNSUPPORTED),
         },
-        {"ModelInfer": inference.check_room},
-        {"ModelInfer": codec.recognizer(), "ModelStreamInfer": codec.recognizer()},
+        {"ModelInfer": inference.check_admission},
+        {"ModelInfer": infer_messages.template_cache(), "ModelStreamInfer": infer_messages.template_cache()},
     )
 
 
@@ -108,10 +108,10 @@ def tf_serving_services() -> tuple[ServiceDescriptor, ServiceDescriptor]:
     )
 
 
-def _tf_serving(plane: DataPlane) -> tuple[Service, ...]:
-    from understudy.service.dataplane.tfserving.plane import UNSUPPORTED
+def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
+    from understudy.service.handlers.tfserving.tfserving_handler import UNSUPPORTED
 
-    tf_serving = plane.tf_serving
+    tf_serving = handlers.tf_serving
     prediction, model = tf_serving_services()
     refused = refusals(UNSUPPORTED)
     return (
@@ -122,7 +122,7 @@ def _tf_serving(plane: DataPlane) -> tuple[Service, ...]:
                 "GetModelMetadata": tf_serving.get_model_metadata,
                 **{name: refused[name] for name in ("Classify", "Regress", "MultiInference")},
             },
-            {"Predict": tf_serving.check_room},
+            {"Predict": tf_serving.check_admission},
         ),
         foreign_service(
             model,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from understudy.evaluator.origin import Origin
-from understudy.service.errors import SettingsError
+from understudy.evaluator.checkpoint_location import CheckpointLocation
+from understudy.service.service_errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 FrontEndName = Literal["grpcio", "envoy"]
@@ -58,7 +58,7 @@ class ServeSettings:
     state_dir: Path | None = field(
         default=None,
         metadata={
-            "help": "The folder of the ledger, the results and the pinned checkpoints; by default RUN/evaluator, or "
+            "help": "The folder of the ledger, the results and the leased checkpoints; by default RUN/evaluator, or "
             "for --checkpoints a folder under $XDG_STATE_HOME/understudy.",
             "metavar": "DIR",
         },
@@ -175,12 +175,12 @@ class ServeSettings:
             raise SettingsError(f"{name} is {value}; give {expected}")
 
     @property
-    def origin(self) -> Origin:
+    def location(self) -> CheckpointLocation:
         """Where checkpoints and the data to score them on come from."""
         folder = self.run_dir or self.checkpoints
         assert folder is not None  # noqa: S101 - __post_init__ saw to it
         is_run = self.run_dir is not None
-        return Origin(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
+        return CheckpointLocation(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
 
     @property
     def evaluator_state_dir(self) -> Path:
@@ -190,7 +190,7 @@ class ServeSettings:
         if self.run_dir is not None:
             return self.run_dir / "evaluator"
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        folder = self.origin.folder if self.origin.url else self.origin.folder.resolve()
+        folder = self.location.folder if self.location.url else self.location.folder.resolve()
         return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
     @property

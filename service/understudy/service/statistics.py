@@ -31,16 +31,16 @@ class StepStatistics:
     """What one version has computed for Predict, in whatever protocol it was asked.
 
     Attributes:
-        rows: The rows, without padding.
+        examples: The examples, without padding.
         succeeded: The requests that were answered, from their arrival to the end of their batch.
         failed: The requests whose computation failed.
         queued: What the requests waited.
         computed: The requests, each with the whole time of its batch.
-        batches: The batches by their number of rows.
+        batches: The batches by their number of examples.
         last_at: When the last batch ended, in seconds since the epoch; 0 if none did.
     """
 
-    rows: int = 0
+    examples: int = 0
     succeeded: Times = field(default_factory=Times)
     failed: Times = field(default_factory=Times)
     queued: Times = field(default_factory=Times)
@@ -48,15 +48,15 @@ class StepStatistics:
     batches: defaultdict[int, Times] = field(default_factory=lambda: defaultdict(Times))
     last_at: float = 0.0
 
-    def add_batch(self, rows: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
+    def add_batch(self, examples: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
         """Add one batch and the requests it was made of."""
         requests = len(queue_seconds)
         queued, computed = sum(queue_seconds), compute_seconds * requests
-        self.rows += rows
+        self.examples += examples
         self.succeeded.add(queued + computed, count=requests)
         self.queued.add(queued, count=requests)
         self.computed.add(computed, count=requests)
-        self.batches[rows].add(compute_seconds)
+        self.batches[examples].add(compute_seconds)
 
 
 class InferenceStatistics:
@@ -76,11 +76,13 @@ class InferenceStatistics:
         with self._lock:
             return copy.deepcopy(self._steps.get(step, StepStatistics()))
 
-    def batch_computed(self, step: int, *, rows: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
+    def batch_computed(
+        self, step: int, *, examples: int, queue_seconds: Sequence[float], compute_seconds: float
+    ) -> None:
         """A batch of Predict left the device."""
         with self._lock:
             statistics = self._touch(step)
-            statistics.add_batch(rows, queue_seconds, compute_seconds)
+            statistics.add_batch(examples, queue_seconds, compute_seconds)
             statistics.last_at = self._clock()
 
     def request_failed(self, step: int, *, seconds: float) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from understudy.service.dataplane.failures import Failure
+from understudy.service.handlers.failures import Failure
 
 DETAILS_KEY = "grpc-status-details-bin"
 """The trailing metadata key under which gRPC libraries look for a serialized ``google.rpc.Status``."""

@@ -14,11 +14,11 @@ from understudy.evaluator.comparison.bootstrap import (
     LossResampling,
     difference,
 )
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 
 
 def resample(losses: Any, cuts: list[int], **options: Any) -> LossDifference:
-    """Return the difference of the second row of losses to the first, given in batches cut at these rows."""
+    """Return the difference of the second example of losses to the first, given in batches cut at these examples."""
     chosen = BootstrapOptions(**options)
     resampling = LossResampling(chosen, versions=2)
     for first, second in zip(*(np.split(row, cuts) for row in losses), strict=True):
@@ -28,7 +28,7 @@ def resample(losses: Any, cuts: list[int], **options: Any) -> LossDifference:
 
 
 def reference(losses: Any, *, resamples: int, confidence: float, seed: int) -> LossDifference:
-    """Do the same over all rows at once, in as few words as possible."""
+    """Do the same over all examples at once, in as few words as possible."""
     apart = losses[1] - losses[0]
     weights = np.random.default_rng(seed).poisson(1.0, (len(apart), resamples))
     means = (apart @ weights) / weights.sum(axis=0)
@@ -44,7 +44,7 @@ def draw(seed: int, rows: int, *, better_by: float) -> Any:
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [3, 10, 11, 400]])
-def test_the_interval_is_the_references_however_the_rows_are_cut_into_batches(cuts: list[int]) -> None:
+def test_the_interval_is_the_references_however_the_examples_are_cut_into_batches(cuts: list[int]) -> None:
     losses = draw(1, 500, better_by=0.02)
     found = resample(losses, cuts, resamples=300, confidence=0.9, seed=5)
     expected = reference(losses, resamples=300, confidence=0.9, seed=5)
@@ -81,7 +81,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 165 <= covered <= 195
 
 
-def test_pairing_finds_what_the_noise_of_the_rows_would_hide() -> None:
+def test_pairing_finds_what_the_noise_of_the_examples_would_hide() -> None:
     found = resample(draw(4, 400, better_by=0.05), [], resamples=500)
     assert found.high < 0.0
 
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_a_number_makes_none_of_the_interval() -> None:
     assert np.isnan([found.mean, found.low, found.high]).all()
 
 
-def test_one_row_gives_an_interval_of_no_width() -> None:
+def test_one_example_gives_an_interval_of_no_width() -> None:
     found = resample(np.array([[1.0], [3.0]]), [], resamples=20)
     assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
 

@@ -30,8 +30,8 @@ def strategy(logical_cpus: tuple[str, ...]) -> Callable[[int], Any]:
 def make_slot(strategy: Callable[[int], Any], tmp_path_factory: pytest.TempPathFactory) -> MakeSlot:
     """Save a model and load it into a slot."""
 
-    def make(model: Any, *, replicas: int = 1, max_rows: int = 64) -> Slot:
-        return Slot(strategy(replicas), save(model, tmp_path_factory.mktemp("model")), max_rows=max_rows)
+    def make(model: Any, *, replicas: int = 1, max_batch_size: int = 64) -> Slot:
+        return Slot(strategy(replicas), save(model, tmp_path_factory.mktemp("model")), max_batch_size=max_batch_size)
 
     return make
 

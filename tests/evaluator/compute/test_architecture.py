@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.compute import wider_zoo
+from evaluator.compute import more_sample_models
 from keras import layers
 
 from understudy.checkpoints import ModelKind
@@ -99,7 +99,7 @@ KINDS = (
 )
 
 MODELS: dict[str, Build] = {
-    **{name: wider_zoo.KINDS[name].build for name in KINDS},
+    **{name: more_sample_models.KINDS[name].build for name in KINDS},
     "two branches": net,
     "a layer that is called twice": lambda: net(shared=True),
     "built by its first batch": lambda: deferred(rows=3),

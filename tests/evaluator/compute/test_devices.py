@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.evaluator.compute.devices import DeviceSettings, build_strategy, device_memory
-from understudy.evaluator.errors import DeviceError
+from understudy.evaluator.evaluator_errors import DeviceError
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from understudy.evaluator.compute.batch_scheduler import MAX_PREDICTS_BEFORE_EVALUATE
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.inline import Cost
-from understudy.evaluator.compute.pace import Pace
-from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE
-from understudy.evaluator.errors import (
+from understudy.evaluator.compute.latency_estimator import LatencyEstimator
+from understudy.evaluator.evaluator_errors import (
     DeadlineExceededError,
     DrainingError,
     InvalidInputError,
@@ -25,14 +25,14 @@ from understudy.evaluator.errors import (
     OverloadedError,
 )
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.outbox import FutureOutbox
+from understudy.evaluator.result_sink import FutureSink
 from understudy.evaluator.types import Array, Arrays, Prediction
 
 TIMEOUT = 10.0
 
 
-class PuppetSlot:
-    """Doubles its rows when it is told to, and remembers the size of each batch."""
+class ControlledSlot:
+    """Doubles its examples when it is told to, and remembers the size of each batch."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -60,7 +60,7 @@ class PuppetSlot:
 
 
 class CountedHandle:
-    def __init__(self, slot: PuppetSlot, step: int = 7) -> None:
+    def __init__(self, slot: ControlledSlot, step: int = 7) -> None:
         self.slot = slot
         self.step = step
         self.released = 0
@@ -73,24 +73,24 @@ class Recorder(SilentObserver):
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.computed: list[dict[str, Any]] = []
-        self.queue_rows: list[int] = []
+        self.queue_examples: list[int] = []
 
     def rejected(self, reason: str) -> None:
         self.reasons.append(reason)
 
     def queue_changed(self, rows: int) -> None:
-        self.queue_rows.append(rows)
+        self.queue_examples.append(rows)
 
     def batch_computed(self, operation: Any, **values: Any) -> None:
         self.computed.append({"operation": operation, **values})
 
 
-class Stand:
+class EngineHarness:
     """An engine with a puppet for a slot."""
 
     def __init__(self, **settings: Any) -> None:
         self.observer = Recorder()
-        self.slot = PuppetSlot()
+        self.slot = ControlledSlot()
         self.handles: list[CountedHandle] = []
         self.engine = Engine(EngineSettings(**settings), self.observer)
 
@@ -105,12 +105,12 @@ class Stand:
         return self.engine.predict({"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
 
     def submit(self, value: float) -> Future[Prediction]:
-        """Queue one row without waking the device."""
-        waiter: Future[Prediction] = Future()
+        """Queue one example without waking the device."""
+        token: Future[Prediction] = Future()
         inputs = {"x": np.array([[value]], np.float32)}
-        outbox = FutureOutbox()
-        self.engine.submit(inputs, borrow=self.borrow, key=1, deadline=None, waiter=waiter, outbox=outbox, wake=False)
-        return waiter
+        sink = FutureSink()
+        self.engine.submit(inputs, borrow=self.borrow, key=1, deadline=None, token=token, sink=sink, dispatch=False)
+        return token
 
     def batches_take(self, seconds: float, *, rows: int = 1) -> None:
         """Have the engine believe so of batches like those that `submit` makes."""
@@ -133,8 +133,8 @@ class Stand:
 
 
 @pytest.fixture
-def stand() -> Iterator[Stand]:
-    built = Stand(max_batch_rows=8, max_queue_rows=16)
+def harness() -> Iterator[EngineHarness]:
+    built = EngineHarness(max_batch_size=8, max_queue_examples=16)
     yield built
     built.close()
 
@@ -143,411 +143,411 @@ def outputs(future: Future[Prediction]) -> list[float]:
     return [float(value) for value in future.result(TIMEOUT).outputs["y"][:, 0]]
 
 
-def test_a_request_runs_at_once_where_nothing_else_does(stand: Stand) -> None:
-    stand.go()
-    future = stand.predict(1.0, 2.0)
+def test_a_request_runs_at_once_where_nothing_else_does(harness: EngineHarness) -> None:
+    harness.go()
+    future = harness.predict(1.0, 2.0)
     assert outputs(future) == [2.0, 4.0]
     assert future.result().step == 7
 
 
-def test_what_arrives_during_a_batch_forms_the_next(stand: Stand) -> None:
-    first = stand.occupy()
-    futures = [stand.predict(float(index), index + 0.5) for index in range(1, 4)]
-    stand.go()
+def test_what_arrives_during_a_batch_forms_the_next(harness: EngineHarness) -> None:
+    first = harness.occupy()
+    futures = [harness.predict(float(index), index + 0.5) for index in range(1, 4)]
+    harness.go()
     assert outputs(first) == [0.0]
     assert [outputs(future) for future in futures] == [[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
-    assert stand.slot.batches == [1, 6]
+    assert harness.slot.batches == [1, 6]
 
 
-def test_a_batch_is_never_larger_than_the_largest(stand: Stand) -> None:
-    stand.occupy()
-    futures = [stand.predict(1.0, 2.0, 3.0) for _ in range(5)]
-    stand.go()
+def test_a_batch_is_never_larger_than_the_largest(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0, 2.0, 3.0) for _ in range(5)]
+    harness.go()
     for future in futures:
         future.result(TIMEOUT)
-    assert stand.slot.batches == [1, 6, 6, 3]
+    assert harness.slot.batches == [1, 6, 6, 3]
 
 
-def test_a_brief_batch_runs_on_the_thread_that_wakes_the_device(stand: Stand) -> None:
-    stand.go()
-    stand.batches_take(1e-4, rows=2)
-    futures = [stand.submit(1.0), stand.submit(2.0)]
-    stand.engine.wake()
+def test_a_brief_batch_runs_on_the_thread_that_wakes_the_device(harness: EngineHarness) -> None:
+    harness.go()
+    harness.batches_take(1e-4, rows=2)
+    futures = [harness.submit(1.0), harness.submit(2.0)]
+    harness.engine.dispatch()
     assert [future.done() for future in futures] == [True, True]
-    assert (stand.slot.batches, stand.slot.threads) == ([2], [threading.get_ident()])
+    assert (harness.slot.batches, harness.slot.threads) == ([2], [threading.get_ident()])
 
 
-def test_a_brief_batch_that_is_too_large_runs_in_several(stand: Stand) -> None:
-    stand.go()
-    stand.batches_take(1e-4, rows=8)
-    futures = [stand.submit(float(index)) for index in range(10)]
-    stand.engine.wake()
+def test_a_brief_batch_that_is_too_large_runs_in_several(harness: EngineHarness) -> None:
+    harness.go()
+    harness.batches_take(1e-4, rows=8)
+    futures = [harness.submit(float(index)) for index in range(10)]
+    harness.engine.dispatch()
     assert [outputs(future) for future in futures] == [[2.0 * index] for index in range(10)]
-    assert stand.slot.batches == [8, 2]
+    assert harness.slot.batches == [8, 2]
 
 
 @pytest.mark.parametrize(
     ("seconds", "settings"),
     [(0.1, {}), (1e-4, {"max_batch_delay_seconds": 1e-6}), (1e-4, {"inline_batches": False})],
-    ids=["long", "held_back", "switched_off"],
+    ids=["long", "leased_back", "switched_off"],
 )
 def test_other_batches_run_on_the_engines_thread(seconds: float, settings: dict[str, Any]) -> None:
-    stand = Stand(**settings)
-    stand.go()
-    stand.batches_take(seconds)
-    future = stand.submit(1.0)
-    stand.engine.wake()
+    harness = EngineHarness(**settings)
+    harness.go()
+    harness.batches_take(seconds)
+    future = harness.submit(1.0)
+    harness.engine.dispatch()
     assert outputs(future) == [2.0]
-    assert threading.get_ident() not in stand.slot.threads
-    stand.close()
+    assert threading.get_ident() not in harness.slot.threads
+    harness.close()
 
 
-def test_whoever_wakes_a_busy_device_does_not_wait_for_it(stand: Stand) -> None:
-    stand.occupy()
-    stand.batches_take(1e-4)
-    future = stand.submit(1.0)
-    stand.engine.wake()
+def test_whoever_wakes_a_busy_device_does_not_wait_for_it(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.batches_take(1e-4)
+    future = harness.submit(1.0)
+    harness.engine.dispatch()
     assert not future.done()
-    stand.go()
+    harness.go()
     assert outputs(future) == [2.0]
-    assert threading.get_ident() not in stand.slot.threads
+    assert threading.get_ident() not in harness.slot.threads
 
 
-def test_versions_and_shapes_are_never_mixed(stand: Stand) -> None:
-    stand.occupy()
-    futures = [stand.predict(1.0, key=1), stand.predict(1.0, key=2), stand.predict(1.0, width=3)]
-    futures.append(stand.predict(1.0, key=1))
-    stand.go()
+def test_versions_and_shapes_are_never_mixed(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0, key=1), harness.predict(1.0, key=2), harness.predict(1.0, width=3)]
+    futures.append(harness.predict(1.0, key=1))
+    harness.go()
     for future in futures:
         future.result(TIMEOUT)
-    assert stand.slot.batches == [1, 2, 1, 1]
+    assert harness.slot.batches == [1, 2, 1, 1]
 
 
-def test_a_request_larger_than_a_batch_runs_alone_and_whole(stand: Stand) -> None:
-    stand.go()
-    assert outputs(stand.predict(*range(12))) == [2.0 * index for index in range(12)]
-    assert stand.slot.batches == [12]
+def test_a_request_larger_than_a_batch_runs_alone_and_whole(harness: EngineHarness) -> None:
+    harness.go()
+    assert outputs(harness.predict(*range(12))) == [2.0 * index for index in range(12)]
+    assert harness.slot.batches == [12]
 
 
-def test_a_request_larger_than_the_queue_is_invalid(stand: Stand) -> None:
-    with pytest.raises(InvalidInputError, match="17 rows came in one request; at most 16"):
-        stand.predict(*range(17))
-    assert stand.observer.reasons == ["invalid"]
+def test_a_request_larger_than_the_queue_is_invalid(harness: EngineHarness) -> None:
+    with pytest.raises(InvalidInputError, match="17 examples came in one request; at most 16"):
+        harness.predict(*range(17))
+    assert harness.observer.reasons == ["invalid"]
 
 
-def test_a_full_queue_refuses_at_once(stand: Stand) -> None:
-    stand.occupy()
-    stand.predict(*range(15))
-    with pytest.raises(OverloadedError, match="15 rows are waiting and at most 16 may"):
-        stand.predict(1.0, 2.0)
-    assert stand.observer.reasons == ["queue_full"]
+def test_a_full_queue_refuses_at_once(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.predict(*range(15))
+    with pytest.raises(OverloadedError, match="15 examples are waiting and at most 16 may"):
+        harness.predict(1.0, 2.0)
+    assert harness.observer.reasons == ["queue_full"]
 
 
-def test_what_nobody_wants_makes_room_in_a_full_queue(stand: Stand) -> None:
-    stand.occupy()
-    abandoned = stand.predict(*range(16))
+def test_what_nobody_wants_makes_room_in_a_full_queue(harness: EngineHarness) -> None:
+    harness.occupy()
+    abandoned = harness.predict(*range(16))
     assert abandoned.cancel()
-    future = stand.predict(5.0)
-    stand.go()
+    future = harness.predict(5.0)
+    harness.go()
     assert outputs(future) == [10.0]
-    assert stand.observer.reasons == ["cancelled"]
+    assert harness.observer.reasons == ["cancelled"]
 
 
-def test_the_handle_is_borrowed_once_for_each_batch_and_returned(stand: Stand) -> None:
-    stand.occupy()
-    futures = [stand.predict(1.0) for _ in range(5)]
-    stand.go()
+def test_the_handle_is_borrowed_once_for_each_batch_and_returned(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0) for _ in range(5)]
+    harness.go()
     for future in futures:
         future.result(TIMEOUT)
-    stand.close()
-    assert [handle.released for handle in stand.handles] == [1, 1]
+    harness.close()
+    assert [handle.released for handle in harness.handles] == [1, 1]
 
 
-def test_a_handle_that_cannot_be_borrowed_fails_the_batch(stand: Stand) -> None:
+def test_a_handle_that_cannot_be_borrowed_fails_the_batch(harness: EngineHarness) -> None:
     def refuse() -> CountedHandle:
-        raise NotReadyError("nothing is on stage yet")
+        raise NotReadyError("nothing is serving yet")
 
-    future = stand.engine.predict({"x": np.ones((1, 1), np.float32)}, borrow=refuse, key=1)
+    future = harness.engine.predict({"x": np.ones((1, 1), np.float32)}, borrow=refuse, key=1)
     with pytest.raises(NotReadyError):
         future.result(TIMEOUT)
 
 
-def test_a_cancelled_request_never_reaches_the_device(stand: Stand) -> None:
-    stand.occupy()
-    cancelled, kept = stand.predict(1.0, 2.0), stand.predict(3.0)
+def test_a_cancelled_request_never_reaches_the_device(harness: EngineHarness) -> None:
+    harness.occupy()
+    cancelled, kept = harness.predict(1.0, 2.0), harness.predict(3.0)
     assert cancelled.cancel()
-    stand.go()
+    harness.go()
     assert outputs(kept) == [6.0]
-    assert stand.slot.batches == [1, 1]
+    assert harness.slot.batches == [1, 1]
     with pytest.raises(CancelledError):
         cancelled.result(TIMEOUT)
-    assert stand.observer.reasons == ["cancelled"]
+    assert harness.observer.reasons == ["cancelled"]
 
 
-def test_a_deadline_that_passes_in_the_queue_drops_the_request(stand: Stand) -> None:
-    stand.occupy()
+def test_a_deadline_that_passes_in_the_queue_drops_the_request(harness: EngineHarness) -> None:
+    harness.occupy()
     deadline = time.monotonic() + 0.05
-    late, kept = stand.predict(1.0, deadline=deadline), stand.predict(3.0)
+    late, kept = harness.predict(1.0, deadline=deadline), harness.predict(3.0)
     while time.monotonic() < deadline:
         threading.Event().wait(deadline - time.monotonic())
-    stand.go()
+    harness.go()
     assert outputs(kept) == [6.0]
     with pytest.raises(DeadlineExceededError, match="before the work began"):
         late.result(TIMEOUT)
-    assert stand.slot.batches == [1, 1]
+    assert harness.slot.batches == [1, 1]
 
 
-def test_a_deadline_that_has_passed_is_refused_at_once(stand: Stand) -> None:
+def test_a_deadline_that_has_passed_is_refused_at_once(harness: EngineHarness) -> None:
     with pytest.raises(DeadlineExceededError):
-        stand.predict(1.0, deadline=time.monotonic() - 1)
+        harness.predict(1.0, deadline=time.monotonic() - 1)
 
 
-def test_a_deadline_that_those_ahead_leave_no_time_for_is_refused_at_once(stand: Stand) -> None:
-    stand.engine._admission._pace = slow = Pace(8)
+def test_a_deadline_that_those_ahead_leave_no_time_for_is_refused_at_once(harness: EngineHarness) -> None:
+    harness.engine._admission._latency = slow = LatencyEstimator(8)
     slow.observe(8, 0.8)
-    stand.occupy()
-    waiting = stand.predict(*range(8))
-    with pytest.raises(OverloadedError, match=r"8 rows are waiting, which takes 0\.800 s") as refusal:
-        stand.predict(1.0, deadline=time.monotonic() + 0.5)
+    harness.occupy()
+    waiting = harness.predict(*range(8))
+    with pytest.raises(OverloadedError, match=r"8 examples are waiting, which takes 0\.800 s") as refusal:
+        harness.predict(1.0, deadline=time.monotonic() + 0.5)
     assert refusal.value.retry_after_seconds == pytest.approx(0.8)
-    enough = stand.predict(1.0, deadline=time.monotonic() + TIMEOUT)
+    enough = harness.predict(1.0, deadline=time.monotonic() + TIMEOUT)
     assert waiting.cancel()
     threading.Event().wait(0.06)  # sweeps are as far apart
-    just_enough = stand.predict(1.0, deadline=time.monotonic() + 0.9)
-    stand.go()
+    just_enough = harness.predict(1.0, deadline=time.monotonic() + 0.9)
+    harness.go()
     assert (outputs(enough), outputs(just_enough)) == ([2.0], [2.0])
-    assert stand.observer.reasons == ["unmeetable", "cancelled"]
+    assert harness.observer.reasons == ["unmeetable", "cancelled"]
 
 
-def test_nothing_is_refused_for_its_deadline_while_nothing_waits(stand: Stand) -> None:
-    stand.engine._admission._pace = slow = Pace(8)
+def test_nothing_is_refused_for_its_deadline_while_nothing_waits(harness: EngineHarness) -> None:
+    harness.engine._admission._latency = slow = LatencyEstimator(8)
     slow.observe(8, 100.0)
-    stand.go()
-    assert outputs(stand.predict(1.0, deadline=time.monotonic() + 1.0)) == [2.0]
-    stand.engine.check_room(time.monotonic() + 1.0)
-    assert stand.observer.reasons == []
+    harness.go()
+    assert outputs(harness.predict(1.0, deadline=time.monotonic() + 1.0)) == [2.0]
+    harness.engine.check_admission(time.monotonic() + 1.0)
+    assert harness.observer.reasons == []
 
 
-def test_whoever_asks_for_room_is_told_what_a_request_would_be(stand: Stand) -> None:
-    stand.occupy()
-    stand.engine.check_room(None)
+def test_whoever_asks_for_room_is_told_what_a_request_would_be(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.engine.check_admission(None)
     with pytest.raises(DeadlineExceededError):
-        stand.predict(1.0, deadline=time.monotonic())
-    abandoned = stand.predict(*range(16))
-    stand.engine.check_room(None)  # there may be room after a sweep
+        harness.predict(1.0, deadline=time.monotonic())
+    abandoned = harness.predict(*range(16))
+    harness.engine.check_admission(None)  # there may be room after a sweep
     with pytest.raises(OverloadedError):
-        stand.predict(1.0)
-    with pytest.raises(OverloadedError, match="16 rows are waiting"):
-        stand.engine.check_room(None)
+        harness.predict(1.0)
+    with pytest.raises(OverloadedError, match="16 examples are waiting"):
+        harness.engine.check_admission(None)
     abandoned.cancel()
-    stand.close()
+    harness.close()
     with pytest.raises(DrainingError):
-        stand.engine.check_room(None)
+        harness.engine.check_admission(None)
 
 
 @given(seconds=st.floats(1e-5, 1.0), sizes=st.lists(st.integers(1, 64), max_size=100), rows=st.integers(0, 10_000))
 def test_where_every_batch_takes_as_long_the_pace_is_exact(seconds: float, sizes: list[int], rows: int) -> None:
-    pace = Pace(64)
+    latency = LatencyEstimator(64)
     for size in sizes:
-        pace.observe(size, seconds)
-    assert pace.seconds(rows) == pytest.approx(-(-rows // 64) * seconds if sizes else 0.0)
+        latency.observe(size, seconds)
+    assert latency.estimate(rows) == pytest.approx(-(-rows // 64) * seconds if sizes else 0.0)
 
 
 def test_full_batches_are_judged_by_large_ones() -> None:
-    pace = Pace(64)
+    latency = LatencyEstimator(64)
     for rows, seconds in ((64, 0.8), (32, 0.6), *[(1, 0.1)] * 16):
-        pace.observe(rows, seconds)
-    assert pace.seconds(1) == pytest.approx(0.1)
-    assert pace.seconds(128) == pytest.approx(1.4)
-    assert pace.seconds(129) == pytest.approx(1.5)
+        latency.observe(rows, seconds)
+    assert latency.estimate(1) == pytest.approx(0.1)
+    assert latency.estimate(128) == pytest.approx(1.4)
+    assert latency.estimate(129) == pytest.approx(1.5)
 
 
-def test_one_callers_bad_values_do_not_fail_anothers(stand: Stand) -> None:
-    stand.occupy()
-    good, bad, better = stand.predict(1.0), stand.predict(-1.0), stand.predict(2.0)
-    stand.go()
+def test_one_callers_bad_values_do_not_fail_anothers(harness: EngineHarness) -> None:
+    harness.occupy()
+    good, bad, better = harness.predict(1.0), harness.predict(-1.0), harness.predict(2.0)
+    harness.go()
     assert outputs(good) == [2.0]
     assert outputs(better) == [4.0]
     with pytest.raises(InvalidInputError):
         bad.result(TIMEOUT)
 
 
-def test_predict_goes_first_but_does_not_starve_evaluate(stand: Stand) -> None:
+def test_predict_goes_first_but_does_not_starve_evaluate(harness: EngineHarness) -> None:
     order: list[str] = []
-    stand.occupy()
-    evaluations = [stand.engine.run(lambda: order.append("evaluate"), rows=1) for _ in range(2)]
-    predicts = [stand.predict(1.0, key=index) for index in range(MAX_PREDICTS_BEFORE_EVALUATE + 1)]
+    harness.occupy()
+    evaluations = [harness.engine.run(lambda: order.append("evaluate"), examples=1) for _ in range(2)]
+    predicts = [harness.predict(1.0, key=index) for index in range(MAX_PREDICTS_BEFORE_EVALUATE + 1)]
     for future in predicts:
         future.add_done_callback(lambda _: order.append("predict"))
-    stand.go()
+    harness.go()
     for evaluation in evaluations:
         evaluation.result(TIMEOUT)
     for future in predicts:
         future.result(TIMEOUT)
-    stand.close()
+    harness.close()
     before = order.index("evaluate")
     assert 1 <= before <= MAX_PREDICTS_BEFORE_EVALUATE
     assert order[before + 1 :] == ["predict"] * (len(predicts) - before) + ["evaluate"]
 
 
-def test_what_must_be_prepared_is_prepared_off_the_devices_thread(stand: Stand) -> None:
+def test_what_must_be_prepared_is_prepared_off_the_devices_thread(harness: EngineHarness) -> None:
     threads: list[str] = []
-    stand.occupy()
+    harness.occupy()
     prepared = threading.Event()
 
     def prepare() -> None:
         threads.append(threading.current_thread().name)
         prepared.set()
 
-    future = stand.engine.run(lambda: threads.append(threading.current_thread().name), rows=1, prepare=prepare)
+    future = harness.engine.run(lambda: threads.append(threading.current_thread().name), examples=1, prepare=prepare)
     assert prepared.wait(TIMEOUT)
-    stand.go()
+    harness.go()
     future.result(TIMEOUT)
     assert threads[0].startswith("understudy-prepare")
     assert threads[1] == "understudy-device"
 
 
-def test_what_fails_in_preparation_fails_the_future(stand: Stand) -> None:
+def test_what_fails_in_preparation_fails_the_future(harness: EngineHarness) -> None:
     def prepare() -> None:
         raise InvalidInputError("the targets do not fit")
 
-    future = stand.engine.run(lambda: None, rows=1, prepare=prepare)
+    future = harness.engine.run(lambda: None, examples=1, prepare=prepare)
     with pytest.raises(InvalidInputError):
         future.result(TIMEOUT)
 
 
-def test_what_was_prepared_waits_for_room_in_a_full_queue(stand: Stand) -> None:
-    stand.occupy()
-    ahead = stand.engine.run(lambda: "ahead", rows=1000)
+def test_what_was_prepared_waits_for_room_in_a_full_queue(harness: EngineHarness) -> None:
+    harness.occupy()
+    ahead = harness.engine.run(lambda: "ahead", examples=1000)
     prepared = threading.Event()
-    first = stand.engine.run(lambda: "first", rows=1, prepare=prepared.set)
-    unwanted = stand.engine.run(lambda: "unwanted", rows=1, prepare=lambda: None)
+    first = harness.engine.run(lambda: "first", examples=1, prepare=prepared.set)
+    unwanted = harness.engine.run(lambda: "unwanted", examples=1, prepare=lambda: None)
     assert prepared.wait(TIMEOUT)
     assert unwanted.cancel()
     assert not first.done()
-    stand.go()
+    harness.go()
     assert ahead.result(TIMEOUT) == "ahead"
     assert first.result(TIMEOUT) == "first"
 
 
-def test_what_waits_for_room_ends_with_its_deadline_and_with_the_engine(stand: Stand) -> None:
-    stand.occupy()
-    stand.engine.run(lambda: None, rows=1000)
-    late = stand.engine.run(lambda: None, rows=1, prepare=lambda: None, deadline=time.monotonic() + 0.1)
+def test_what_waits_for_room_ends_with_its_deadline_and_with_the_engine(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.engine.run(lambda: None, examples=1000)
+    late = harness.engine.run(lambda: None, examples=1, prepare=lambda: None, deadline=time.monotonic() + 0.1)
     with pytest.raises(DeadlineExceededError):
         late.result(TIMEOUT)
-    waiting = stand.engine.run(lambda: None, rows=1, prepare=lambda: None)
-    closer = threading.Thread(target=stand.engine.close, args=(TIMEOUT,))
+    waiting = harness.engine.run(lambda: None, examples=1, prepare=lambda: None)
+    closer = threading.Thread(target=harness.engine.close, args=(TIMEOUT,))
     closer.start()
     with pytest.raises(DrainingError):
         waiting.result(TIMEOUT)
-    stand.go()
+    harness.go()
     closer.join(TIMEOUT)
 
 
-def test_an_evaluation_that_fails_leaves_the_engine_running(stand: Stand) -> None:
+def test_an_evaluation_that_fails_leaves_the_engine_running(harness: EngineHarness) -> None:
     def work() -> None:
         raise InvalidInputError("the batch cannot be scored")
 
     with pytest.raises(InvalidInputError):
-        stand.engine.run(work, rows=1).result(TIMEOUT)
-    assert stand.engine.run(lambda: 42, rows=1).result(TIMEOUT) == 42
+        harness.engine.run(work, examples=1).result(TIMEOUT)
+    assert harness.engine.run(lambda: 42, examples=1).result(TIMEOUT) == 42
 
 
-def test_an_evaluation_larger_than_the_queue_is_taken_where_it_waits_alone(stand: Stand) -> None:
-    stand.occupy()
-    large = stand.engine.run(lambda: "done", rows=1000)
+def test_an_evaluation_larger_than_the_queue_is_taken_where_it_waits_alone(harness: EngineHarness) -> None:
+    harness.occupy()
+    large = harness.engine.run(lambda: "done", examples=1000)
     with pytest.raises(OverloadedError):
-        stand.engine.run(lambda: None, rows=1)
-    stand.go()
+        harness.engine.run(lambda: None, examples=1)
+    harness.go()
     assert large.result(TIMEOUT) == "done"
 
 
-def test_closing_finishes_what_waits_and_takes_no_more(stand: Stand) -> None:
-    first = stand.occupy()
-    waiting, evaluation = stand.predict(1.0), stand.engine.run(lambda: "scored", rows=1)
-    closer = threading.Thread(target=stand.engine.close, args=(TIMEOUT,))
+def test_closing_finishes_what_waits_and_takes_no_more(harness: EngineHarness) -> None:
+    first = harness.occupy()
+    waiting, evaluation = harness.predict(1.0), harness.engine.run(lambda: "scored", examples=1)
+    closer = threading.Thread(target=harness.engine.close, args=(TIMEOUT,))
     closer.start()
-    stand.go()
+    harness.go()
     closer.join(TIMEOUT)
     assert outputs(first) == [0.0]
     assert outputs(waiting) == [2.0]
     assert evaluation.result(0) == "scored"
-    for more in (lambda: stand.predict(1.0), lambda: stand.engine.run(lambda: None, rows=1)):
+    for more in (lambda: harness.predict(1.0), lambda: harness.engine.run(lambda: None, examples=1)):
         with pytest.raises(DrainingError):
             more()
 
 
-def test_what_cannot_be_finished_in_time_fails_as_draining(stand: Stand) -> None:
-    stand.occupy()
-    waiting = stand.predict(1.0)
-    closer = threading.Thread(target=stand.engine.close, args=(0.05,))
+def test_what_cannot_be_finished_in_time_fails_as_draining(harness: EngineHarness) -> None:
+    harness.occupy()
+    waiting = harness.predict(1.0)
+    closer = threading.Thread(target=harness.engine.close, args=(0.05,))
     closer.start()
     with pytest.raises(DrainingError):
         waiting.result(TIMEOUT)
-    stand.go()
+    harness.go()
     closer.join(TIMEOUT)
 
 
 def test_a_batch_is_held_open_for_more_no_longer_than_allowed() -> None:
-    stand = Stand(max_batch_rows=4, max_queue_rows=16, max_batch_delay_seconds=5.0)
-    stand.go()
+    harness = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=5.0)
+    harness.go()
     began = time.monotonic()
-    futures = [stand.predict(1.0) for _ in range(4)]
+    futures = [harness.predict(1.0) for _ in range(4)]
     for future in futures:
         future.result(TIMEOUT)
-    assert stand.slot.batches == [4]
+    assert harness.slot.batches == [4]
     assert time.monotonic() - began < 5.0
-    stand.close()
-    short = Stand(max_batch_rows=4, max_queue_rows=16, max_batch_delay_seconds=0.05)
+    harness.close()
+    short = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=0.05)
     short.go()
     short.predict(1.0).result(TIMEOUT)
     assert 0.0 < short.observer.computed[0]["fill_seconds"] < TIMEOUT
     short.close()
 
 
-def test_the_observer_learns_of_every_batch(stand: Stand) -> None:
-    stand.occupy()
-    futures = [stand.predict(1.0, 2.0), stand.predict(3.0)]
-    stand.go()
+def test_the_observer_learns_of_every_batch(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0, 2.0), harness.predict(3.0)]
+    harness.go()
     for future in futures:
         future.result(TIMEOUT)
-    stand.engine.run(lambda: None, rows=9).result(TIMEOUT)
-    _, merged, evaluated = stand.observer.computed
+    harness.engine.run(lambda: None, examples=9).result(TIMEOUT)
+    _, merged, evaluated = harness.observer.computed
     assert merged["operation"] == "predict"
     assert merged["rows"] == 3
     assert len(merged["queue_seconds"]) == 2
     assert evaluated["operation"] == "evaluate"
     assert evaluated["rows"] == 9
-    assert stand.observer.queue_rows[-1] == 0
-    assert max(stand.observer.queue_rows) == 3
+    assert harness.observer.queue_examples[-1] == 0
+    assert max(harness.observer.queue_examples) == 3
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30))
-def test_every_request_gets_its_own_rows_whatever_it_shared_a_batch_with(sizes: list[int]) -> None:
-    stand = Stand(max_batch_rows=16, max_queue_rows=1000)
-    stand.occupy()
+def test_every_request_gets_its_own_examples_whatever_it_shared_a_batch_with(sizes: list[int]) -> None:
+    harness = EngineHarness(max_batch_size=16, max_queue_examples=1000)
+    harness.occupy()
     futures: list[tuple[Callable[[], list[float]], list[float]]] = []
     for index, rows in enumerate(sizes):
         values = [1000.0 * index + row for row in range(rows)]
-        future = stand.predict(*values)
+        future = harness.predict(*values)
         futures.append((lambda future=future: outputs(future), [2 * value for value in values]))  # type: ignore[misc]
-    stand.go()
+    harness.go()
     for answer, expected in futures:
         assert answer() == expected
-    assert max(stand.slot.batches) <= 16
-    stand.close()
+    assert max(harness.slot.batches) <= 16
+    harness.close()
 
 
 @pytest.fixture
-def overlapping() -> Iterator[Stand]:
-    built = Stand(max_batch_rows=8, max_queue_rows=64, overlap_batches=True, inline_batches=False)
+def overlapping() -> Iterator[EngineHarness]:
+    built = EngineHarness(max_batch_size=8, max_queue_examples=64, overlap_batches=True, inline_batches=False)
     yield built
     built.close()
 
 
-def test_the_next_batch_is_launched_before_one_is_fetched_but_no_third(overlapping: Stand) -> None:
+def test_the_next_batch_is_launched_before_one_is_fetched_but_no_third(overlapping: EngineHarness) -> None:
     under_way: list[int] = []
     slot = overlapping.slot
     forward = slot.forward
@@ -567,7 +567,7 @@ def test_the_next_batch_is_launched_before_one_is_fetched_but_no_third(overlappi
     assert [handle.released for handle in overlapping.handles] == [1] * 7
 
 
-def test_where_batches_overlap_one_callers_bad_values_do_not_fail_anothers(overlapping: Stand) -> None:
+def test_where_batches_overlap_one_callers_bad_values_do_not_fail_anothers(overlapping: EngineHarness) -> None:
     overlapping.occupy()
     good, bad, better = overlapping.predict(1.0), overlapping.predict(-1.0), overlapping.predict(2.0)
     overlapping.go()
@@ -576,10 +576,10 @@ def test_where_batches_overlap_one_callers_bad_values_do_not_fail_anothers(overl
         bad.result(TIMEOUT)
 
 
-def test_an_evaluation_waits_for_what_was_launched_before_it(overlapping: Stand) -> None:
+def test_an_evaluation_waits_for_what_was_launched_before_it(overlapping: EngineHarness) -> None:
     order: list[str] = []
     overlapping.occupy().add_done_callback(lambda _: order.append("predict"))
-    evaluation = overlapping.engine.run(lambda: order.append("evaluate"), rows=1)
+    evaluation = overlapping.engine.run(lambda: order.append("evaluate"), examples=1)
     overlapping.go()
     evaluation.result(TIMEOUT)
     assert order == ["predict", "evaluate"]

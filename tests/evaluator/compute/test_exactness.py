@@ -1,4 +1,4 @@
-"""The law of exactness: a stream's score is what `model.evaluate` gives on one device for the same batches.
+"""The exactness guarantee: a stream's score is what `model.evaluate` gives on one device for the same batches.
 
 Two things can make a difference: the metric, which must not, and rounding in a forward pass over slices. The models
 that pass their inputs through have no rounding; they show that the metric itself is exact.
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluator.compute import law, wider_zoo, zoo
+from evaluator.compute import exactness, more_sample_models, sample_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,30 +47,30 @@ def compiled(make_slot: Callable[..., Slot]) -> Compiled:
 
     @functools.cache
     def model_of(name: str) -> Any:
-        return wider_zoo.KINDS[name].build()
+        return more_sample_models.KINDS[name].build()
 
     @functools.cache
     def slot_of(name: str, replicas: int) -> Slot:
-        return make_slot(model_of(name), replicas=replicas, max_rows=MAX_ROWS)
+        return make_slot(model_of(name), replicas=replicas, max_batch_size=MAX_ROWS)
 
     return lambda name, replicas: (model_of(name), slot_of(name, replicas))
 
 
-@pytest.mark.parametrize("name", wider_zoo.KINDS)
+@pytest.mark.parametrize("name", more_sample_models.KINDS)
 def test_a_stream_scores_as_one_device_does(name: str, compiled: Compiled) -> None:
-    kind = wider_zoo.KINDS[name]
+    kind = more_sample_models.KINDS[name]
     model, slot = compiled(name, REPLICAS)
     assert any(kind.whole in note for note in slot.notes) if kind.whole else not slot.notes
     for weighted in (False, True):
-        batches = law.draw(kind, 7, SIZES, weighted=weighted)
-        (result,) = law.score_interleaved(slot, [batches])
-        expected = zoo.evaluate_on_one_device(model, batches)
-        assert law.deviation(result, expected) <= law.ROUNDING, (result, expected)
+        batches = exactness.draw(kind, 7, SIZES, weighted=weighted)
+        (result,) = exactness.score_interleaved(slot, [batches])
+        expected = sample_models.evaluate_on_one_device(model, batches)
+        assert exactness.deviation(result, expected) <= exactness.ROUNDING, (result, expected)
 
 
 @drawn
 @given(
-    name=st.sampled_from(sorted(wider_zoo.KINDS)),
+    name=st.sampled_from(sorted(more_sample_models.KINDS)),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     weighted=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
@@ -79,17 +79,22 @@ def test_any_batches_score_as_one_device_does(
     compiled: Compiled, name: str, sizes: list[int], *, weighted: bool, seed: int
 ) -> None:
     model, slot = compiled(name, REPLICAS)
-    batches = law.draw(wider_zoo.KINDS[name], seed, sizes, weighted=weighted)
-    (result,) = law.score_interleaved(slot, [batches])
-    expected = zoo.evaluate_on_one_device(model, batches)
-    if law.deviation(result, expected) > law.ROUNDING:  # then rounding in the forward pass alone must have made it
-        assert law.output_deviation(model, slot, batches) <= law.ROUNDING_OF_OUTPUTS
-        assert law.deviation(result, law.score_outputs(model, slot, batches)) <= law.ROUNDING, (result, expected)
+    batches = exactness.draw(more_sample_models.KINDS[name], seed, sizes, weighted=weighted)
+    (result,) = exactness.score_interleaved(slot, [batches])
+    expected = sample_models.evaluate_on_one_device(model, batches)
+    if (
+        exactness.deviation(result, expected) > exactness.ROUNDING
+    ):  # then rounding in the forward pass alone must have made it
+        assert exactness.output_deviation(model, slot, batches) <= exactness.ROUNDING_OF_OUTPUTS
+        assert exactness.deviation(result, exactness.score_outputs(model, slot, batches)) <= exactness.ROUNDING, (
+            result,
+            expected,
+        )
 
 
 @drawn
 @given(
-    name=st.sampled_from(sorted(wider_zoo.PASSED_THROUGH)),
+    name=st.sampled_from(sorted(more_sample_models.PASSED_THROUGH)),
     replicas=st.sampled_from([1, 4]),
     streams=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=2),
     weighted=st.booleans(),
@@ -100,43 +105,44 @@ def test_metrics_are_exact_where_the_model_does_not_round(
 ) -> None:
     model, slot = compiled(name, replicas)
     batches_of = [
-        law.draw(wider_zoo.KINDS[name], seed + i, sizes, weighted=weighted) for i, sizes in enumerate(streams)
+        exactness.draw(more_sample_models.KINDS[name], seed + i, sizes, weighted=weighted)
+        for i, sizes in enumerate(streams)
     ]
-    expected = [zoo.evaluate_on_one_device(model, batches) for batches in batches_of]
-    assert [dict(result) for result in law.score_interleaved(slot, batches_of)] == expected
+    expected = [sample_models.evaluate_on_one_device(model, batches) for batches in batches_of]
+    assert [dict(result) for result in exactness.score_interleaved(slot, batches_of)] == expected
 
 
-@pytest.mark.parametrize("name", [name for name, kind in wider_zoo.KINDS.items() if not kind.whole])
+@pytest.mark.parametrize("name", [name for name, kind in more_sample_models.KINDS.items() if not kind.whole])
 def test_the_gathered_outputs_are_one_devices_but_for_rounding(name: str, compiled: Compiled) -> None:
     model, slot = compiled(name, REPLICAS)
-    batches = law.draw(wider_zoo.KINDS[name], 11, SIZES, weighted=False)
-    assert law.output_deviation(model, slot, batches) <= law.ROUNDING_OF_OUTPUTS
+    batches = exactness.draw(more_sample_models.KINDS[name], 11, SIZES, weighted=False)
+    assert exactness.output_deviation(model, slot, batches) <= exactness.ROUNDING_OF_OUTPUTS
 
 
 def test_keras_scores_the_gathered_outputs_as_they_were_scored(compiled: Compiled) -> None:
     for name in ("masked sequences", "outputs in a list", "functions of its own"):
         model, slot = compiled(name, REPLICAS)
-        batches = law.draw(wider_zoo.KINDS[name], 3, SIZES, weighted=True)
-        (result,) = law.score_interleaved(slot, [batches])
-        assert law.deviation(result, law.score_outputs(model, slot, batches)) <= law.ROUNDING
+        batches = exactness.draw(more_sample_models.KINDS[name], 3, SIZES, weighted=True)
+        (result,) = exactness.score_interleaved(slot, [batches])
+        assert exactness.deviation(result, exactness.score_outputs(model, slot, batches)) <= exactness.ROUNDING
 
 
 def test_metrics_that_are_named_score_as_if_they_were_compiled(make_slot: Callable[..., Slot]) -> None:
     for name in ("binary metrics", "value metrics"):
-        model = wider_zoo.KINDS[name].build()
-        slot = make_slot(model, replicas=REPLICAS, max_rows=MAX_ROWS)
-        metrics = wider_zoo.NAMED[name]
-        wider_zoo.compile_with(model, metrics)
-        batches = law.draw(wider_zoo.KINDS[name], 5, SIZES, weighted=False)
-        (result,) = law.score_interleaved(slot, [batches], metrics)
-        assert dict(result) == zoo.evaluate_on_one_device(model, batches)
+        model = more_sample_models.KINDS[name].build()
+        slot = make_slot(model, replicas=REPLICAS, max_batch_size=MAX_ROWS)
+        metrics = more_sample_models.NAMED[name]
+        more_sample_models.compile_with(model, metrics)
+        batches = exactness.draw(more_sample_models.KINDS[name], 5, SIZES, weighted=False)
+        (result,) = exactness.score_interleaved(slot, [batches], metrics)
+        assert dict(result) == sample_models.evaluate_on_one_device(model, batches)
 
 
 def test_a_deviation_is_told() -> None:
-    assert law.deviation({"a": 1.0, "b": np.nan}, {"a": 1.0, "b": np.nan}) == 0.0
-    assert law.deviation({"a": 1.0}, {"b": 1.0}) == np.inf
-    assert law.deviation({"a": np.nan}, {"a": 1.0}) == np.inf
-    assert law.deviation({"a": 2.0002}, {"a": 2.0}) == pytest.approx(1e-4)
+    assert exactness.deviation({"a": 1.0, "b": np.nan}, {"a": 1.0, "b": np.nan}) == 0.0
+    assert exactness.deviation({"a": 1.0}, {"b": 1.0}) == np.inf
+    assert exactness.deviation({"a": np.nan}, {"a": 1.0}) == np.inf
+    assert exactness.deviation({"a": 2.0002}, {"a": 2.0}) == pytest.approx(1e-4)
 
 
 def test_the_soak_draws_cases_on_up_to_eight_replicas(tmp_path: Path) -> None:
@@ -144,5 +150,5 @@ def test_the_soak_draws_cases_on_up_to_eight_replicas(tmp_path: Path) -> None:
     command += ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
     result = json.loads((tmp_path / "soak_exactness.json").read_bytes())
-    assert result["held"]
+    assert result["leased"]
     assert result["cases"] == SOAKED

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.evaluator.compute.forward import ForwardPass
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import InvalidInputError, LoadError, OutOfResourcesError
+from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, OutOfResourcesError
 from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
 from understudy.evaluator.types import Batch
 
@@ -24,7 +24,7 @@ PETABYTE = 2**50
 
 @keras.saving.register_keras_serializable("understudy_tests")
 class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras is untyped
-    """Gives what it is given, and takes a petabyte for more rows than it likes."""
+    """Gives what it is given, and takes a petabyte for more examples than it likes."""
 
     def __init__(self, likes: int, **options: Any) -> None:
         super().__init__(**options)
@@ -59,13 +59,13 @@ def test_a_batch_that_does_not_fit_goes_forward_in_pieces_that_do(
     make_slot: Callable[..., Slot], replicas: int
 ) -> None:
     model = greedy(likes=5)
-    slot = make_slot(model, replicas=replicas, max_rows=64)
+    slot = make_slot(model, replicas=replicas, max_batch_size=64)
     slot.warm_up()
 
     (outputs,) = slot.forward(rows(50)).values()
 
     np.testing.assert_allclose(outputs, model.layers[1](rows(50)["x"]), rtol=0, atol=1e-5)
-    assert forward_of(slot).max_rows in range(2 * replicas, 5 * replicas + 1)
+    assert forward_of(slot).max_batch_size in range(2 * replicas, 5 * replicas + 1)
 
 
 def test_a_batch_that_does_not_fit_is_scored_whole_all_the_same(make_slot: Callable[..., Slot]) -> None:
@@ -73,7 +73,7 @@ def test_a_batch_that_does_not_fit_is_scored_whole_all_the_same(make_slot: Calla
     scores = []
     for likes in (5, 100):
         keras.utils.set_random_seed(1)
-        slot = make_slot(greedy(likes), max_rows=64)
+        slot = make_slot(greedy(likes), max_batch_size=64)
         scorer = slot.scorer()
         scores.append(scorer.result(scorer.update(scorer.start(), batch)))
 
@@ -81,28 +81,28 @@ def test_a_batch_that_does_not_fit_is_scored_whole_all_the_same(make_slot: Calla
 
 
 def test_a_limit_that_was_lowered_is_tried_again_with_the_next_checkpoint(make_slot: Callable[..., Slot]) -> None:
-    slot = make_slot(greedy(likes=100), max_rows=64)
+    slot = make_slot(greedy(likes=100), max_batch_size=64)
     slot.warm_up()
-    before, forward_of(slot).max_rows = forward_of(slot).max_rows, 4
+    before, forward_of(slot).max_batch_size = forward_of(slot).max_batch_size, 4
 
     slot.warm_up()
 
-    assert forward_of(slot).max_rows == before
+    assert forward_of(slot).max_batch_size == before
 
 
 def test_a_prediction_for_which_there_is_no_memory_says_so(make_slot: Callable[..., Slot]) -> None:
-    slot = make_slot(greedy(likes=1), max_rows=8)
+    slot = make_slot(greedy(likes=1), max_batch_size=8)
     greedier = slot._model.layers[-1]
     greedier.likes = 0
     slot._pass = slot._trace()
 
-    with pytest.raises(OutOfResourcesError, match="no memory for a single row"):
+    with pytest.raises(OutOfResourcesError, match="no memory for a single example"):
         slot.forward(rows(3))
 
 
 def test_a_model_that_does_not_fit_is_no_bad_checkpoint(make_slot: Callable[..., Slot]) -> None:
     with pytest.raises(LoadError) as raised:
-        make_slot(greedy(likes=0), max_rows=8)
+        make_slot(greedy(likes=0), max_batch_size=8)
 
     assert exhausted_resource(raised.value) is Resource.MEMORY
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from understudy.evaluator.assembly import engine_settings
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.inline import LONGEST_SECONDS, Cost, InlineJudge
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.outbox import FutureOutbox
-from understudy.evaluator.parts import engine_settings
+from understudy.evaluator.result_sink import FutureSink
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 
@@ -104,10 +104,10 @@ def test_gpus_and_the_switch_keep_batches_off_the_loop(
     chosen: bool,  # noqa: FBT001 - a parameter of the test
     inline: bool,  # noqa: FBT001 - likewise
 ) -> None:
-    settings = engine_settings(EvaluatorSettings(state_dir=tmp_path, inline_batches=chosen, max_batch_rows=7), devices)
+    settings = engine_settings(EvaluatorSettings(state_dir=tmp_path, inline_batches=chosen, max_batch_size=7), devices)
     assert settings.inline_batches is inline
     assert settings.overlap_batches is any("GPU" in device for device in devices)
-    assert settings.max_batch_rows == 7 * len(devices), "it is for each replica"
+    assert settings.max_batch_size == 7 * len(devices), "it is for each replica"
 
 
 class Sequences:
@@ -116,7 +116,7 @@ class Sequences:
     step = 1
 
     def __init__(self) -> None:
-        self.held: list[float] = []
+        self.leased: list[float] = []
         self.loop_thread = threading.get_ident()
 
     @property
@@ -132,7 +132,7 @@ class Sequences:
         while time.thread_time() < until:
             pass
         if threading.get_ident() == self.loop_thread:
-            self.held.append(1e-5 * inputs["x"].shape[1])
+            self.leased.append(1e-5 * inputs["x"].shape[1])
         return {"y": inputs["x"]}
 
     def release(self) -> None:
@@ -147,31 +147,31 @@ def engine() -> Iterator[Engine]:
 
 
 def submit(engine: Engine, model: Sequences, length: int) -> Future[Prediction]:
-    waiter: Future[Prediction] = Future()
+    token: Future[Prediction] = Future()
     engine.submit(
         {"x": np.zeros((1, length), np.float32)},
         borrow=lambda: model,
         key="serving",
         deadline=None,
-        waiter=waiter,
-        outbox=FutureOutbox(),
-        wake=False,
+        token=token,
+        sink=FutureSink(),
+        dispatch=False,
     )
-    return waiter
+    return token
 
 
 def test_a_long_sequence_among_short_ones_never_holds_the_loop(engine: Engine) -> None:
     async def drive() -> Sequences:
         model = Sequences()
         for index in range(300):
-            waiter = submit(engine, model, 10 if index % 10 else 1000)
-            engine.wake()
-            await asyncio.wait_for(asyncio.wrap_future(waiter), TIMEOUT)
+            token = submit(engine, model, 10 if index % 10 else 1000)
+            engine.dispatch()
+            await asyncio.wait_for(asyncio.wrap_future(token), TIMEOUT)
         return model
 
     model = asyncio.run(drive())
-    assert len(model.held) > 100
-    assert max(model.held) <= LONGEST_SECONDS
+    assert len(model.leased) > 100
+    assert max(model.leased) <= LONGEST_SECONDS
 
 
 def test_the_engine_may_be_woken_while_its_thread_takes_note_of_batches(engine: Engine) -> None:
@@ -187,8 +187,8 @@ def test_the_engine_may_be_woken_while_its_thread_takes_note_of_batches(engine: 
                 for rows in (1, 2, 3)
             ]
             for _ in range(20):
-                engine.wake()
-                engine.check_room(time.monotonic() + TIMEOUT)
+                engine.dispatch()
+                engine.check_admission(time.monotonic() + TIMEOUT)
             for future in pending[:-3]:
                 future.result(TIMEOUT)
             del pending[:-3]

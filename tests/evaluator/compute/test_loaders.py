@@ -13,7 +13,7 @@ import tensorflow as tf
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.compute.loaders import loader_for
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.types import Batch, MetricSpec
 
 REPLICAS = 3
@@ -44,7 +44,7 @@ def save(module: Scaled, folder: Path, **signatures: Any) -> Path:
 
 
 def slot_of(strategy: Any, folder: Path) -> Slot:
-    return Slot(strategy, folder, max_rows=8, loader=loader_for(ModelKind.SAVED_MODEL, None))
+    return Slot(strategy, folder, max_batch_size=8, loader=loader_for(ModelKind.SAVED_MODEL, None))
 
 
 def mae(slot: Slot) -> float:
@@ -62,7 +62,7 @@ def test_a_saved_model_brings_its_own_variables_and_constants(strategy: Any, tmp
     assert slot.memory_bytes == 4 * REPLICAS
 
 
-def test_a_saved_model_whose_rows_depend_on_each_other_is_scored_whole(strategy: Any, tmp_path: Path) -> None:
+def test_a_saved_model_whose_examples_depend_on_each_other_is_scored_whole(strategy: Any, tmp_path: Path) -> None:
     slot = slot_of(strategy, save(Scaled(2.0, centred=True), tmp_path / "1"))
     assert "scored whole on one replica" in slot.notes[0]
     assert mae(slot) == pytest.approx(np.abs((X - X.mean(axis=0)) * 2).mean(), rel=1e-5)

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.compute import zoo
+from evaluator.compute import sample_models
 from keras.src.metrics import ALL_OBJECTS_DICT
 
 from understudy.evaluator.compute.compilation import check_metrics
 from understudy.evaluator.compute.metric_catalog import CATALOG, MAX_METRICS, class_named
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Batch, MetricSpec
 
 NOT_FOR_CALLERS = {"Mean", "MeanMetricWrapper", "Metric", "Sum"}
@@ -70,7 +70,7 @@ def test_a_metric_that_is_not_in_the_catalog_is_refused_by_name(name: str) -> No
 
 def test_a_registered_object_that_is_no_metric_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="AddsLoss"):
-        check(f"{zoo.PACKAGE}>AddsLoss")
+        check(f"{sample_models.PACKAGE}>AddsLoss")
 
 
 def test_a_configuration_never_reaches_a_keras_deserializer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +133,8 @@ def test_the_metrics_of_one_request_are_bounded() -> None:
 
 
 def test_the_comparisons_of_a_batch_with_thresholds_are_bounded(make_slot: Callable[..., Slot]) -> None:
-    slot = make_slot(zoo.image_classifier(), replicas=1)
-    images, labels, _ = zoo.image_data(np.random.default_rng(0), 2)
+    slot = make_slot(sample_models.image_classifier(), replicas=1)
+    images, labels, _ = sample_models.image_data(np.random.default_rng(0), 2)
     scorer = slot.scorer([MetricSpec(name="Precision", config={"thresholds": [0.5] * 200})])
     with pytest.raises(InvalidInputError, match="comparisons are made at once"):
         scorer.check(

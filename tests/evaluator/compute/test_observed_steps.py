@@ -69,8 +69,8 @@ def predict(engine: Engine, value: float) -> Any:
 
 def test_a_batch_of_predict_is_told_with_its_step_and_one_of_evaluate_without(engine: Engine, observer: Steps) -> None:
     predict(engine, 2.0).result(TIMEOUT)
-    engine.run(lambda: None, rows=1).result(TIMEOUT)
-    engine.run(lambda: None, rows=1).result(TIMEOUT)  # then the one before has been told
+    engine.run(lambda: None, examples=1).result(TIMEOUT)
+    engine.run(lambda: None, examples=1).result(TIMEOUT)  # then the one before has been told
     assert observer.computed[:2] == [STEP, None]
     assert observer.failed == []
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from evaluator.compute import zoo
+from evaluator.compute import sample_models
 
 from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
 from understudy.evaluator.compute.precision import precision_note
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.settings import EvaluatorSettings
 
 TF32 = tf.config.experimental
@@ -32,7 +32,7 @@ def test_tf32_is_off_unless_speed_was_asked_for(logical_cpus: tuple[str, ...]) -
 
 
 def test_notes_say_how_gpus_multiplied(make_slot: Callable[..., Slot], monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = make_slot(zoo.regression())
+    slot = make_slot(sample_models.regression())
     assert list(slot.notes) == []
     monkeypatch.setattr(Slot, "devices", ("GPU:0", "GPU:1"))
     TF32.enable_tensor_float_32_execution(False)

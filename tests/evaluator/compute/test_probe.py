@@ -11,14 +11,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.compute import zoo
+from evaluator.compute import sample_models
 from keras import layers
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.compute.examples import example_inputs, kinds_of
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.compute.value_ranges import ValueRange
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")  # the package has a function of the same name
 MakeSlot = Callable[..., Slot]
@@ -77,7 +77,7 @@ def explicit_mask() -> Any:
 def test_masked_recurrent_models_load_and_warm_up_under_cudnns_law(
     build: Callable[[], Any], make_slot: MakeSlot
 ) -> None:
-    slot = make_slot(build(), replicas=2, max_rows=8)
+    slot = make_slot(build(), replicas=2, max_batch_size=8)
     slot.warm_up()
     assert slot.notes == ()
 
@@ -109,10 +109,10 @@ def test_a_model_that_runs_on_no_kind_is_refused(make_slot: MakeSlot) -> None:
         make_slot(keras.Model(tokens, layers.Embedding(2, 4)(tokens + 5)))
 
 
-def test_rows_that_influence_each_other_are_found_among_tokens_too(make_slot: MakeSlot) -> None:
+def test_examples_that_influence_each_other_are_found_among_tokens_too(make_slot: MakeSlot) -> None:
     tokens = keras.Input((None,), dtype="int32")
     coupled = keras.Model(
-        tokens, zoo.BatchStatistics()(layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(tokens)))
+        tokens, sample_models.BatchStatistics()(layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(tokens)))
     )
     coupled.compile("sgd", "mse")
     assert "influence each other" in make_slot(coupled, replicas=2).notes[0]
@@ -121,7 +121,7 @@ def test_rows_that_influence_each_other_are_found_among_tokens_too(make_slot: Ma
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_padding_is_at_the_end_and_never_all_there_is(rows: int) -> None:
     specs = [TOKENS, MASK, SERIES, TEXT, WORDS]
-    made = example_inputs(specs, "padded", rows=rows, length=12, ranges={"tokens": ValueRange(low=0, high=30)})
+    made = example_inputs(specs, "padded", examples=rows, length=12, ranges={"tokens": ValueRange(low=0, high=30)})
     steps = made["tokens"] != 0
     assert steps[:, 0].all()
     assert (np.diff(steps.astype(int), axis=1) <= 0).all()
@@ -132,24 +132,24 @@ def test_padding_is_at_the_end_and_never_all_there_is(rows: int) -> None:
     assert rows == 1 or (made["words"][:, -1] == b"").any()
 
 
-def test_tokens_are_in_range_and_full_rows_hold_no_padding() -> None:
+def test_tokens_are_in_range_and_full_examples_hold_no_padding() -> None:
     for high in (1, 2, 30, 10**6):
-        made = example_inputs([TOKENS], "full", rows=64, length=9, ranges={"tokens": ValueRange(low=-1, high=high)})
+        made = example_inputs([TOKENS], "full", examples=64, length=9, ranges={"tokens": ValueRange(low=-1, high=high)})
         assert made["tokens"].min() >= 1
         assert made["tokens"].max() <= high
-    made = example_inputs([TOKENS], "full", rows=4, length=9, ranges={"tokens": ValueRange(low=-1, high=0)})
+    made = example_inputs([TOKENS], "full", examples=4, length=9, ranges={"tokens": ValueRange(low=-1, high=0)})
     assert not made["tokens"].any()
 
 
 def test_only_what_may_be_a_sequence_is_padded() -> None:
     assert kinds_of([IMAGE]) == ("full",)
     assert kinds_of([IMAGE, TOKENS]) == ("padded", "full")
-    made = example_inputs([IMAGE], "padded", rows=8, length=1)
+    made = example_inputs([IMAGE], "padded", examples=8, length=1)
     assert made["image"].all()
 
 
 def unpadded_only() -> tuple[Any, Any]:
-    """Look tokens up, less one: there is no row for padding."""
+    """Look tokens up, less one: there is no example for padding."""
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     padding = keras.ops.cast(keras.ops.equal(tokens, 0), "int32")
     return tokens, layers.Embedding(4, 2)(tokens - 1 - 9 * padding)

@@ -50,12 +50,14 @@ def test_the_weights_of_the_second_run_bit_for_bit_in_the_slot_of_the_first(
     loader: Any = loader_for(FILES[file], saving_script.build_model)
     strategy = tf.distribute.MirroredStrategy(list(logical_cpus[:2]))
     assert loader.architecture_of(folders["first"] / file) == loader.architecture_of(folders["second"] / file)
-    taken_over, fresh = (Slot(strategy, folder / file, max_rows=8, loader=loader) for folder in folders.values())
-    taken_over.load(folders["second"] / file)
+    checkpoint_over, fresh = (
+        Slot(strategy, folder / file, max_batch_size=8, loader=loader) for folder in folders.values()
+    )
+    checkpoint_over.load(folders["second"] / file)
 
-    assert taken_over.signature == fresh.signature
+    assert checkpoint_over.signature == fresh.signature
     for name, outputs in fresh.forward({"inputs": X}).items():
-        np.testing.assert_array_equal(taken_over.forward({"inputs": X})[name], outputs)
+        np.testing.assert_array_equal(checkpoint_over.forward({"inputs": X})[name], outputs)
     model = saving_script.build_model()
     saving_script.set_weights(model, SEEDS["second"])
     (outputs,) = fresh.forward({"inputs": X}).values()

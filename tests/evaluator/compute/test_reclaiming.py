@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from evaluator.compute import zoo
+from evaluator.compute import sample_models
 
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.compute import direct_call
@@ -28,8 +28,8 @@ def function() -> Any:
 def test_the_model_that_a_saved_model_takes_the_place_of_is_freed(
     strategy: Callable[[int], Any], tmp_path: Path
 ) -> None:
-    zoo.image_classifier().export(str(tmp_path / "model"), verbose=False)
-    slot = Slot(strategy(1), tmp_path / "model", max_rows=8, loader=loader_for(ModelKind.SAVED_MODEL, None))
+    sample_models.image_classifier().export(str(tmp_path / "model"), verbose=False)
+    slot = Slot(strategy(1), tmp_path / "model", max_batch_size=8, loader=loader_for(ModelKind.SAVED_MODEL, None))
     slot.warm_up()
     models = []
     for _ in range(3):

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.compute import law, zoo
+from evaluator.compute import exactness, sample_models
 
 from understudy.evaluator.compute.engine import Engine, EngineSettings
 from understudy.evaluator.compute.replica_forward import ReplicaForward
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.observer import SilentObserver
 
 SIZES = (31, 1, 2, 3, 32, 1)
@@ -37,22 +37,22 @@ MakeSlot = Callable[..., Slot]
 def make(strategy: Callable[[int], Any], tmp_path_factory: pytest.TempPathFactory) -> MakeSlot:
     """Return slots whose replicas have functions of their own."""
 
-    def build(model: Any, *, replicas: int = 3, max_rows: int = 6) -> Slot:
+    def build(model: Any, *, replicas: int = 3, max_batch_size: int = 6) -> Slot:
         path = tmp_path_factory.mktemp("model") / "model.keras"
         model.save(path)
-        return Slot(strategy(replicas), path, max_rows=max_rows, per_replica=True)
+        return Slot(strategy(replicas), path, max_batch_size=max_batch_size, per_replica=True)
 
     return build
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return zoo.image_classifier()
+    return sample_models.image_classifier()
 
 
 @pytest.fixture(scope="module", params=[1, 3])
 def slot(request: pytest.FixtureRequest, model: Any, make: MakeSlot) -> Slot:
-    return make(model, replicas=request.param, max_rows=20)
+    return make(model, replicas=request.param, max_batch_size=20)
 
 
 def passes(slot: Slot) -> ReplicaForward:
@@ -60,7 +60,7 @@ def passes(slot: Slot) -> ReplicaForward:
     return slot._pass
 
 
-def test_every_number_of_rows_gives_the_same_rows_in_the_same_order(slot: Slot, model: Any) -> None:
+def test_every_number_of_examples_gives_the_same_examples_in_the_same_order(slot: Slot, model: Any) -> None:
     images = np.random.default_rng(0).normal(size=(97, 6, 6, 1)).astype(np.float32)
     expected = model(images, training=False).numpy()
     for rows in (*range(1, 70), 97):
@@ -72,19 +72,19 @@ def test_every_number_of_rows_gives_the_same_rows_in_the_same_order(slot: Slot, 
 
 @pytest.mark.parametrize("name", EXACT_KINDS)
 def test_a_stream_scores_as_one_device_does(name: str, make: MakeSlot) -> None:
-    kind = zoo.KINDS[name]
+    kind = sample_models.KINDS[name]
     model = kind.build()
     slot = make(model)
     slot.warm_up()
     assert any(kind.whole in note for note in slot.notes) if kind.whole else not slot.notes
-    batches = law.draw(kind, 7, SIZES, weighted=False)
-    (result,) = law.score_interleaved(slot, [batches])
-    expected = zoo.evaluate_on_one_device(model, batches)
-    assert law.deviation(result, expected) <= law.ROUNDING, (result, expected)
+    batches = exactness.draw(kind, 7, SIZES, weighted=False)
+    (result,) = exactness.score_interleaved(slot, [batches])
+    expected = sample_models.evaluate_on_one_device(model, batches)
+    assert exactness.deviation(result, expected) <= exactness.ROUNDING, (result, expected)
 
 
 def test_each_replicas_function_is_on_its_own_device_alone(make: MakeSlot, logical_cpus: tuple[str, ...]) -> None:
-    for model in (zoo.image_classifier(), zoo.recurrent(), zoo.two_by_two()):
+    for model in (sample_models.image_classifier(), sample_models.recurrent(), sample_models.two_by_two()):
         functions = passes(make(model)).functions
         assert len(functions) == 3
         for own, function in zip(logical_cpus, functions, strict=False):
@@ -106,7 +106,7 @@ def device_of(name: str) -> str:
 def test_inputs_are_copied_to_the_replicas_device_and_outputs_stay_there(
     make: MakeSlot, model: Any, logical_cpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slot = make(model, max_rows=4)
+    slot = make(model, max_batch_size=4)
     copied: list[str] = []
     identity = tf.raw_ops.Identity
 
@@ -123,7 +123,7 @@ def test_inputs_are_copied_to_the_replicas_device_and_outputs_stay_there(
 
 
 class Counted:
-    """A concrete function that notes how many rows it was called with."""
+    """A concrete function that notes how many examples it was called with."""
 
     def __init__(self, function: Any, seen: list[int]) -> None:
         self._function = function
@@ -139,7 +139,7 @@ class Counted:
 def test_only_a_few_sizes_reach_the_devices_and_all_were_warmed_up_the_largest_first(
     make: MakeSlot, model: Any
 ) -> None:
-    slot = make(model, replicas=2, max_rows=10)
+    slot = make(model, replicas=2, max_batch_size=10)
     seen: list[int] = []
     for replica in passes(slot)._replicas:
         replica.function = Counted(replica.function, seen)
@@ -152,7 +152,7 @@ def test_only_a_few_sizes_reach_the_devices_and_all_were_warmed_up_the_largest_f
 
 
 def test_new_weights_reach_every_replica(make: MakeSlot, tmp_path: Path) -> None:
-    model = zoo.regression()
+    model = sample_models.regression()
     slot = make(model)
     slot.warm_up()
     traces = slot.traces
@@ -161,7 +161,7 @@ def test_new_weights_reach_every_replica(make: MakeSlot, tmp_path: Path) -> None
     slot.load(tmp_path / "model.keras")
     slot.warm_up()
     x = np.random.default_rng(0).normal(size=(18, 4)).astype(np.float32)
-    for rows in (1, 1, 1, 18):  # one row goes to one replica after the other
+    for rows in (1, 1, 1, 18):  # one example goes to one replica after the other
         np.testing.assert_allclose(
             slot.forward({"x": x[:rows]})["outputs"], model(x[:rows], training=False), rtol=0, atol=1e-5
         )
@@ -173,19 +173,19 @@ def test_text_and_values_that_are_refused(make: MakeSlot) -> None:
     slot = make(keras.Model(tokens, keras.layers.Embedding(11, 4)(keras.ops.abs(tokens))))
     with pytest.raises(InvalidInputError, match="refused the values"):
         slot.forward({"tokens": np.full((5, 3), -99, np.int32)})
-    tagger = make(zoo.tagger())
-    with pytest.raises(InvalidInputError, match="'tokens' has 99 in row 4; a value from 0 to 10"):
+    tagger = make(sample_models.tagger())
+    with pytest.raises(InvalidInputError, match="'tokens' has 99 in example 4; a value from 0 to 10"):
         tagger.launch({"tokens": np.array([[1]] * 4 + [[99]], np.int32)})
 
 
-def test_several_batches_are_under_way_at_once_and_each_gets_its_own_rows(slot: Slot, model: Any) -> None:
+def test_several_batches_are_under_way_at_once_and_each_gets_its_own_examples(slot: Slot, model: Any) -> None:
     images = np.random.default_rng(0).normal(size=(4, 33, 6, 6, 1)).astype(np.float32)
     fetches = [slot.launch({"inputs": batch}) for batch in images]
     for batch, fetch in reversed(list(zip(images, fetches, strict=True))):
         np.testing.assert_allclose(fetch()["outputs"], model(batch, training=False), rtol=0, atol=1e-5)
 
 
-def test_threads_that_share_a_slot_get_their_own_rows(slot: Slot, model: Any) -> None:
+def test_threads_that_share_a_slot_get_their_own_examples(slot: Slot, model: Any) -> None:
     images = np.random.default_rng(0).normal(size=(4, 16, 6, 6, 1)).astype(np.float32)
     right: list[bool] = []
 
@@ -203,7 +203,7 @@ def test_threads_that_share_a_slot_get_their_own_rows(slot: Slot, model: Any) ->
     assert right == [True] * 40
 
 
-def test_an_engine_that_overlaps_batches_answers_each_request_with_its_own_rows(slot: Slot, model: Any) -> None:
+def test_an_engine_that_overlaps_batches_answers_each_request_with_its_own_examples(slot: Slot, model: Any) -> None:
     class Borrowed:
         step = 1
 
@@ -214,7 +214,7 @@ def test_an_engine_that_overlaps_batches_answers_each_request_with_its_own_rows(
 
     images = np.random.default_rng(0).normal(size=(40, 3, 6, 6, 1)).astype(np.float32)
     expected = model(images.reshape(-1, 6, 6, 1), training=False).numpy().reshape(40, 3, -1)
-    engine = Engine(EngineSettings(max_batch_rows=24, overlap_batches=True, inline_batches=False), SilentObserver())
+    engine = Engine(EngineSettings(max_batch_size=24, overlap_batches=True, inline_batches=False), SilentObserver())
     futures = [engine.predict({"inputs": image}, borrow=Borrowed, key=1) for image in images]
     for future, wanted in zip(futures, expected, strict=True):
         np.testing.assert_allclose(future.result(30).outputs["outputs"], wanted, rtol=0, atol=1e-5)

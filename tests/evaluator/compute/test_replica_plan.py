@@ -10,21 +10,21 @@ from understudy.evaluator.compute.replica_plan import ReplicaPlan
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "sizes"), [(1, (1,)), (2, (1, 2)), (8, (1, 2, 4, 8)), (10, (1, 2, 4, 8, 10)), (3, (1, 2, 3))]
+    ("max_batch_size", "sizes"), [(1, (1,)), (2, (1, 2)), (8, (1, 2, 4, 8)), (10, (1, 2, 4, 8, 10)), (3, (1, 2, 3))]
 )
-def test_sizes_are_powers_of_two_and_the_largest(max_rows: int, sizes: tuple[int, ...]) -> None:
-    assert ReplicaPlan(2, max_rows).sizes == sizes
+def test_sizes_are_powers_of_two_and_the_largest(max_batch_size: int, sizes: tuple[int, ...]) -> None:
+    assert ReplicaPlan(2, max_batch_size).sizes == sizes
 
 
-@given(replicas=st.integers(1, 8), max_rows=st.integers(1, 70), data=st.data(), seconds=st.floats(1e-6, 1.0))
+@given(replicas=st.integers(1, 8), max_batch_size=st.integers(1, 70), data=st.data(), seconds=st.floats(1e-6, 1.0))
 def test_shares_are_the_whole_batch_in_order_on_different_replicas(
-    replicas: int, max_rows: int, data: st.DataObject, seconds: float
+    replicas: int, max_batch_size: int, data: st.DataObject, seconds: float
 ) -> None:
-    plan = ReplicaPlan(replicas, max_rows)
+    plan = ReplicaPlan(replicas, max_batch_size)
     if data.draw(st.booleans()):
         for size in plan.sizes:
             plan.observe(size, launch_seconds=1e-4, seconds=seconds * size)
-    shares = plan.shares(rows := data.draw(st.integers(1, plan.max_rows)))
+    shares = plan.shares(rows := data.draw(st.integers(1, plan.max_batch_size)))
     assert [place for share in shares for place in range(share.start, share.stop)] == list(range(rows))
     assert len({share.replica for share in shares}) == len(shares)
     for share in shares:

@@ -13,12 +13,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.compute import zoo
+from evaluator.compute import sample_models
 from keras import layers
 
 from understudy.evaluator.compute.model_file import architecture_of
 from understudy.evaluator.compute.slot import Slot
-from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.types import Arrays, Batch
 
 
@@ -45,9 +45,9 @@ def trained_further(model: Any) -> Any:
 
 
 def test_weights_are_swapped_without_a_trace_or_a_rebuild(strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    model = zoo.image_classifier()
-    images, labels, _ = zoo.image_data(np.random.default_rng(0), 13)
-    slot = Slot(strategy(3), saved(model, tmp_path, "first"), max_rows=32)
+    model = sample_models.image_classifier()
+    images, labels, _ = sample_models.image_data(np.random.default_rng(0), 13)
+    slot = Slot(strategy(3), saved(model, tmp_path, "first"), max_batch_size=32)
     slot.warm_up()
     scored(slot, images, labels)
     traces = slot.traces
@@ -57,13 +57,13 @@ def test_weights_are_swapped_without_a_trace_or_a_rebuild(strategy: Callable[[in
         np.testing.assert_allclose(
             slot.forward({"inputs": images})["outputs"], model(images, training=False), rtol=0, atol=1e-5
         )
-        expected = zoo.evaluate_on_one_device(model, [(images, labels)])
+        expected = sample_models.evaluate_on_one_device(model, [(images, labels)])
         assert scored(slot, images, labels) == pytest.approx(expected, rel=1e-6)
     assert slot.traces == traces
 
 
 def test_no_variable_is_folded_into_a_constant(make_slot: Callable[..., Slot]) -> None:
-    model = zoo.image_classifier()
+    model = sample_models.image_classifier()
     for replicas in (1, 3):
         slot = make_slot(model, replicas=replicas)
         slot.warm_up()
@@ -79,10 +79,10 @@ def test_no_variable_is_folded_into_a_constant(make_slot: Callable[..., Slot]) -
 
 def test_whoever_asks_is_told_of_every_trace(strategy: Callable[[int], Any], tmp_path: Path) -> None:
     told: list[None] = []
-    model = zoo.image_classifier()
-    images, labels, _ = zoo.image_data(np.random.default_rng(0), 33)
+    model = sample_models.image_classifier()
+    images, labels, _ = sample_models.image_data(np.random.default_rng(0), 33)
     path = saved(model, tmp_path)
-    slot = Slot(strategy(2), path, max_rows=16, on_trace=lambda: told.append(None))
+    slot = Slot(strategy(2), path, max_batch_size=16, on_trace=lambda: told.append(None))
     slot.warm_up()
     assert len(told) == 1
     for rows in (1, 2, 3, 15, 16, 17, 33):
@@ -95,20 +95,20 @@ def test_whoever_asks_is_told_of_every_trace(strategy: Callable[[int], Any], tmp
 
 
 def test_a_slot_holds_no_optimizer_variables(make_slot: Callable[..., Slot]) -> None:
-    model = zoo.regression()
+    model = sample_models.regression()
     model.optimizer.build(model.trainable_variables)
     weights = sum(variable.value.numpy().nbytes for variable in model.weights)
     assert make_slot(model, replicas=2).memory_bytes == 2 * weights
 
 
 def test_another_architecture_is_refused(strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    slot = Slot(strategy(1), saved(zoo.regression(), tmp_path, "first"), max_rows=8)
+    slot = Slot(strategy(1), saved(sample_models.regression(), tmp_path, "first"), max_batch_size=8)
     with pytest.raises(ArchitectureMismatchError, match="a slot of its own"):
-        slot.load(saved(zoo.adds_loss(), tmp_path, "second"))
+        slot.load(saved(sample_models.adds_loss(), tmp_path, "second"))
 
 
 def test_the_optimizer_is_no_part_of_the_architecture(tmp_path: Path) -> None:
-    model = zoo.image_classifier()
+    model = sample_models.image_classifier()
     first = architecture_of(saved(model, tmp_path, "first"))
     model.optimizer.learning_rate = 1e-5
     assert architecture_of(saved(model, tmp_path, "second")) == first
@@ -118,7 +118,7 @@ def test_the_optimizer_is_no_part_of_the_architecture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "no archive", "missing"])
 def test_a_damaged_file_is_a_load_error(damage: str, strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    path = saved(zoo.regression(), tmp_path)
+    path = saved(sample_models.regression(), tmp_path)
     content = path.read_bytes()
     match damage:
         case "truncated":
@@ -128,12 +128,12 @@ def test_a_damaged_file_is_a_load_error(damage: str, strategy: Callable[[int], A
         case _:
             path.unlink()
     with pytest.raises(LoadError, match=r"model\.keras"):
-        Slot(strategy(1), path, max_rows=8)
+        Slot(strategy(1), path, max_batch_size=8)
 
 
 def test_damaged_weights_are_a_load_error(strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    path = saved(zoo.regression(), tmp_path)
-    slot = Slot(strategy(1), path, max_rows=8)
+    path = saved(sample_models.regression(), tmp_path)
+    slot = Slot(strategy(1), path, max_batch_size=8)
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     members["model.weights.h5"] = members["model.weights.h5"][:200]
@@ -148,9 +148,9 @@ def test_damaged_weights_are_a_load_error(strategy: Callable[[int], Any], tmp_pa
 def test_weights_are_read_from_archives_of_either_kind(
     compression: int, strategy: Callable[[int], Any], tmp_path: Path
 ) -> None:
-    model = zoo.regression()
+    model = sample_models.regression()
     path = saved(model, tmp_path)
-    slot = Slot(strategy(1), path, max_rows=8)
+    slot = Slot(strategy(1), path, max_batch_size=8)
     packed = saved(trained_further(model), tmp_path, "packed")
     with zipfile.ZipFile(packed) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -163,8 +163,8 @@ def test_weights_are_read_from_archives_of_either_kind(
 
 
 def test_only_what_is_new_is_warmed_up(strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    path = saved(zoo.regression(), tmp_path)
-    slot = Slot(strategy(2), path, max_rows=8)
+    path = saved(sample_models.regression(), tmp_path)
+    slot = Slot(strategy(2), path, max_batch_size=8)
     rows: list[int] = []
     run = slot._outputs
 
@@ -189,7 +189,7 @@ def test_statistics_that_were_turned_into_constants_are_taken_up(
     model = keras.Model(inputs, normalization(inputs))
     values = np.array([[1.0, 2.0], [3.0, 8.0]], np.float32)
     normalization.adapt(values)
-    slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_rows=8)
+    slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_batch_size=8)
     normalization.adapt(values * 10)
     slot.load(saved(model, tmp_path, "second"))
     np.testing.assert_allclose(slot.forward({"inputs": values})["outputs"], model(values), rtol=1e-6)
@@ -204,7 +204,7 @@ def test_dropout_that_is_off_at_inference_draws_nothing(make_slot: Callable[...,
 
 def test_random_numbers_at_inference_are_noted(make_slot: Callable[..., Slot]) -> None:
     inputs = keras.Input((4,))
-    model = keras.Model(inputs, zoo.Noise()(inputs))
+    model = keras.Model(inputs, sample_models.Noise()(inputs))
     model.compile("sgd", "mse")
     slot = make_slot(model, replicas=2)
     assert [note for note in slot.notes if "random" in note] == list(slot.notes)
@@ -215,14 +215,14 @@ def test_random_numbers_at_inference_are_noted(make_slot: Callable[..., Slot]) -
 def test_resnet50_is_loaded_swapped_run_and_scored(strategy: Callable[[int], Any], tmp_path: Path) -> None:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_rows=8)
+    slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_batch_size=8)
     model.layers[-1].kernel.assign(model.layers[-1].kernel * 2.0)
     slot.load(saved(model, tmp_path, "second"))
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(5, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, 5)
     outputs = slot.forward({slot.signature.inputs[0].name: images})["predictions"]
     np.testing.assert_allclose(outputs, model(images, training=False), rtol=0, atol=1e-5)
-    expected = zoo.evaluate_on_one_device(model, [(images, labels)])
+    expected = sample_models.evaluate_on_one_device(model, [(images, labels)])
     assert scored(slot, images, labels) == pytest.approx(expected, rel=1e-5)
     assert not slot.notes
 
@@ -232,7 +232,7 @@ def test_text_of_any_length_is_scored(strategy: Callable[[int], Any], tmp_path: 
     embedded = layers.Embedding(50, 8, mask_zero=True)(tokens)
     model = keras.Model(tokens, layers.Dense(1, activation="sigmoid")(layers.GlobalAveragePooling1D()(embedded)))
     model.compile("adam", "binary_crossentropy", metrics=["accuracy", "AUC"])
-    slot = Slot(strategy(3), saved(model, tmp_path, "first"), max_rows=8)
+    slot = Slot(strategy(3), saved(model, tmp_path, "first"), max_batch_size=8)
     slot.load(saved(trained_further(model), tmp_path, "second"))
     rng = np.random.default_rng(0)
     batches = [
@@ -243,7 +243,7 @@ def test_text_of_any_length_is_scored(strategy: Callable[[int], Any], tmp_path: 
     state = scorer.start()
     for text, labels in batches:
         state = scorer.update(state, Batch(inputs={"tokens": text}, targets={"targets": labels}))
-    assert scorer.result(state) == pytest.approx(zoo.evaluate_on_one_device(model, batches), rel=1e-6)
+    assert scorer.result(state) == pytest.approx(sample_models.evaluate_on_one_device(model, batches), rel=1e-6)
     assert slot.traces == 2
 
 
@@ -254,7 +254,7 @@ def test_strings_go_through_a_vocabulary(strategy: Callable[[int], Any], tmp_pat
     embedded = layers.GlobalAveragePooling1D()(layers.Embedding(20, 3)(vectorize(text)))
     model = keras.Model(text, layers.Dense(2)(embedded))
     model.compile("sgd", "mse")
-    slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_rows=8)
+    slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_batch_size=8)
     slot.load(saved(trained_further(model), tmp_path, "second"))
     lines = np.array([b"the stage", b"an unknown word", b"lead"], dtype=object)
     assert slot.check_inputs({"text": lines}) == 3
@@ -270,9 +270,9 @@ def test_strings_go_through_a_vocabulary(strategy: Callable[[int], Any], tmp_pat
 
 
 def test_a_discarded_slot_is_forgotten(strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    model = zoo.image_classifier()
-    images, labels, _ = zoo.image_data(np.random.default_rng(0), 4)
-    slot = Slot(strategy(2), saved(model, tmp_path), max_rows=8)
+    model = sample_models.image_classifier()
+    images, labels, _ = sample_models.image_data(np.random.default_rng(0), 4)
+    slot = Slot(strategy(2), saved(model, tmp_path), max_batch_size=8)
     scored(slot, images, labels)
     graph, weights = weakref.ref(slot._pass.functions[0].graph), weakref.ref(slot._model.weights[0])
     del slot

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.compute import zoo
+from evaluator.compute import sample_models
 from keras import layers, ops
 
 from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.compute.value_ranges import ValueRange, find_value_ranges
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Batch
 
 MakeSlot = Callable[..., Slot]
@@ -53,8 +53,8 @@ def two_heads() -> Any:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize(("build", "name"), [(zoo.tagger, "tokens"), (zoo.text, "inputs")])
-def test_an_id_outside_the_table_is_refused_by_name_row_and_value(
+@pytest.mark.parametrize(("build", "name"), [(sample_models.tagger, "tokens"), (sample_models.text, "inputs")])
+def test_an_id_outside_the_table_is_refused_by_name_example_and_value(
     build: Callable[[], Any], name: str, replicas: int, make_slot: MakeSlot
 ) -> None:
     slot = make_slot(build(), replicas=replicas)
@@ -62,12 +62,14 @@ def test_an_id_outside_the_table_is_refused_by_name_row_and_value(
     slot.forward({name: tokens})
     for value in (11, -12, 2**31 - 1):
         tokens[3, 2] = value
-        with pytest.raises(InvalidInputError, match=f"input '{name}' has {value} in row 3; a value from 0 to 10 was"):
+        with pytest.raises(
+            InvalidInputError, match=f"input '{name}' has {value} in example 3; a value from 0 to 10 was"
+        ):
             slot.forward({name: tokens})
 
 
 def test_an_id_counted_from_the_end_of_the_table_is_what_keras_makes_of_it(make_slot: MakeSlot) -> None:
-    model = zoo.tagger()
+    model = sample_models.tagger()
     tokens = np.full((2, 3), -1, np.int32)
     np.testing.assert_allclose(
         make_slot(model, replicas=2).forward({"tokens": tokens})["outputs"], model(tokens, training=False), atol=1e-6
@@ -97,29 +99,31 @@ def test_ids_in_floats_are_cut_as_a_cast_cuts_them() -> None:
     ids = ValueRange(low=0, high=4)
     ids.check("input 'x'", np.array([[-0.9, 4.9]], np.float32))
     for value in (-1.0, 5.0, np.nan):
-        with pytest.raises(InvalidInputError, match="in row 1"):
+        with pytest.raises(InvalidInputError, match="in example 1"):
             ids.check("input 'x'", np.array([[0.0], [value]], np.float32))
 
 
 def test_an_evaluation_refuses_ids_as_a_prediction_does(make_slot: MakeSlot) -> None:
-    slot = make_slot(zoo.tagger(), replicas=2)
-    inputs, targets, _ = zoo.tagger_data(np.random.default_rng(0), 4)
+    slot = make_slot(sample_models.tagger(), replicas=2)
+    inputs, targets, _ = sample_models.tagger_data(np.random.default_rng(0), 4)
     inputs[2, 1] = 11
     scorer = slot.scorer()
-    with pytest.raises(InvalidInputError, match="input 'tokens' has 11 in row 2; a value from 0 to 10 was expected"):
+    with pytest.raises(
+        InvalidInputError, match="input 'tokens' has 11 in example 2; a value from 0 to 10 was expected"
+    ):
         scorer.update(scorer.start(), Batch(inputs={"tokens": inputs}, targets={"targets": targets}))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "uint8"])
 def test_a_label_outside_the_classes_is_refused(dtype: str, make_slot: MakeSlot) -> None:
-    slot = make_slot(zoo.image_classifier(), replicas=2)
-    images, labels, _ = zoo.image_data(np.random.default_rng(0), 6)
+    slot = make_slot(sample_models.image_classifier(), replicas=2)
+    images, labels, _ = sample_models.image_data(np.random.default_rng(0), 6)
     scorer = slot.scorer()
     labels = labels.astype(dtype)
     batch = Batch(inputs={"inputs": images}, targets={"targets": labels})
     scorer.update(scorer.start(), batch)
     labels[4] = 5
-    with pytest.raises(InvalidInputError, match=r"target 'outputs' has 5(\.0)? in row 4; a value from 0 to 4 was"):
+    with pytest.raises(InvalidInputError, match=r"target 'outputs' has 5(\.0)? in example 4; a value from 0 to 4 was"):
         scorer.update(scorer.start(), batch)
 
 
@@ -128,10 +132,10 @@ def test_the_class_that_a_loss_ignores_is_let_pass(make_slot: MakeSlot) -> None:
     ignoring = make_slot(segmentation(ignore_class=-1)).scorer()
     ignoring.update(ignoring.start(), Batch(inputs={"x": x}, targets={"targets": labels}))
     labels[1, 3] = -2
-    with pytest.raises(InvalidInputError, match="has -2 in row 1"):
+    with pytest.raises(InvalidInputError, match="has -2 in example 1"):
         ignoring.update(ignoring.start(), Batch(inputs={"x": x}, targets={"targets": labels}))
     strict = make_slot(segmentation(ignore_class=None)).scorer()
-    with pytest.raises(InvalidInputError, match="has -1 in row 0; a value from 0 to 2 was expected"):
+    with pytest.raises(InvalidInputError, match="has -1 in example 0; a value from 0 to 2 was expected"):
         strict.update(strict.start(), Batch(inputs={"x": x}, targets={"targets": labels}))
 
 
@@ -142,21 +146,23 @@ def test_each_of_several_outputs_has_classes_of_its_own(make_slot: MakeSlot) -> 
     scorer.update(scorer.start(), Batch(inputs=inputs, targets=targets))
     for name, value in (("animal", 3), ("colour", 5)):
         wrong = {**targets, name: np.array([0, value, 0])}
-        with pytest.raises(InvalidInputError, match=f"target '{name}' has {value} in row 1"):
+        with pytest.raises(InvalidInputError, match=f"target '{name}' has {value} in example 1"):
             scorer.update(scorer.start(), Batch(inputs=inputs, targets=wrong))
 
 
 def test_a_model_that_must_see_whole_batches_is_checked_too(strategy: Callable[[int], Any], tmp_path: Path) -> None:
     inputs = keras.Input((3,), dtype="int32", name="tokens")
-    outputs = layers.Dense(2, activation="softmax")(zoo.AddsLoss()(layers.Flatten()(layers.Embedding(4, 2)(inputs))))
+    outputs = layers.Dense(2, activation="softmax")(
+        sample_models.AddsLoss()(layers.Flatten()(layers.Embedding(4, 2)(inputs)))
+    )
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "sparse_categorical_crossentropy")
     model.save(tmp_path / "model.keras")
-    slot = Slot(strategy(2), tmp_path / "model.keras", max_rows=8)
+    slot = Slot(strategy(2), tmp_path / "model.keras", max_batch_size=8)
     assert "adds losses" in slot.notes[0]
     scorer = slot.scorer()
     tokens, labels = np.zeros((2, 3), np.int32), np.array([0, 2])
-    with pytest.raises(InvalidInputError, match="target 'outputs' has 2 in row 1"):
+    with pytest.raises(InvalidInputError, match="target 'outputs' has 2 in example 1"):
         scorer.update(scorer.start(), Batch(inputs={"tokens": tokens}, targets={"targets": labels}))
-    with pytest.raises(InvalidInputError, match="input 'tokens' has 4 in row 0"):
+    with pytest.raises(InvalidInputError, match="input 'tokens' has 4 in example 0"):
         scorer.update(scorer.start(), Batch(inputs={"tokens": tokens + 4}, targets={"targets": labels}))

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from understudy.evaluator.compute import model_file as files
 from understudy.evaluator.compute.weight_reading import TakenOver, assign_weights
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 FEATURES, WIDTH = 301, 70
 """Enough for a kernel of the model to be read straight from the file, and its bias not."""
@@ -105,12 +105,12 @@ def test_weights_that_end_early_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "is_taken_over"),
+    ("part", "is_checkpoint_over"),
     [(lambda array: array, True), (lambda array: array[1:], False), (lambda array: array.T, False)],
 )
 def test_values_are_taken_over_only_where_their_memory_suits_tensorflow(
     part: Callable[[Any], Any],
-    is_taken_over: bool,  # noqa: FBT001 - a parameter of the test
+    is_checkpoint_over: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     buffer = np.zeros(64 * 67 * 4 + 64, np.uint8)
     start = -buffer.ctypes.data % 64
@@ -119,7 +119,7 @@ def test_values_are_taken_over_only_where_their_memory_suits_tensorflow(
     given = part(values)
     tensor = tf.convert_to_tensor(given)
     np.testing.assert_array_equal(tensor.numpy(), np.array(given))
-    assert given.flags.writeable != is_taken_over
+    assert given.flags.writeable != is_checkpoint_over
 
 
 def test_what_was_taken_over_cannot_be_changed() -> None:

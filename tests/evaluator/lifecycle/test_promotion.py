@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.evaluator.errors import ConfigurationError
-from understudy.evaluator.lifecycle.pin import PIN_FILE, PinFile
+from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.lifecycle.pin_file import PIN_FILE, PinFile
 from understudy.evaluator.lifecycle.promotion import Monitor, Ranking, choose, parse_monitor
-from understudy.evaluator.settings import MonitorMode, ServingPolicy
+from understudy.evaluator.settings import MonitorMode, VersionPolicy
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 LOSS = Monitor(dataset="test", metric="loss", mode="min")
@@ -102,7 +102,7 @@ def test_a_metric_that_is_no_loss_needs_its_direction() -> None:
     ],
 )
 def test_a_pin_goes_before_the_policy(
-    policy: ServingPolicy | int, pinned: int | None, loadable: set[int], chosen: int | None
+    policy: VersionPolicy | int, pinned: int | None, loadable: set[int], chosen: int | None
 ) -> None:
     scores = ranking(scored(1, 0.5), scored(2, 0.1))
 

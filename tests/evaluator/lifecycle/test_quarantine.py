@@ -36,10 +36,10 @@ def test_the_wait_doubles_until_it_is_given_up() -> None:
     assert quarantine.seconds_to_next_retry() is None
 
 
-def test_the_hopeless_are_given_up_at_once() -> None:
+def test_the_permanent_are_given_up_at_once() -> None:
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=Clock())
 
-    assert quarantine.add("a", "gone", hopeless=True).given_up
+    assert quarantine.add("a", "gone", permanent=True).given_up
     assert quarantine.admits("b")
 
 

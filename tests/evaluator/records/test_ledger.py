@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from understudy.evaluator.errors import LedgerError
+from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
@@ -57,8 +57,8 @@ def test_an_entry_is_read_back_as_it_was_written(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "the model of step 3 differs from the one on stage in its architecture or compile configuration; ...",
-        "the devices have no memory left for step 3 beside what is on stage",
+        "the model of step 3 differs from the serving version in its architecture or compile configuration; ...",
+        "the devices have no memory left for step 3 beside what is serving",
         "the variables of model.weights.h5 are not those of the experiment's model: dense: shapes differ",
     ],
 )
@@ -131,10 +131,10 @@ def test_entries_survive_closing(path: Path, ledger: Ledger) -> None:
 
 def test_whoever_waits_is_woken_by_an_entry(ledger: Ledger) -> None:
     woken: list[bool] = []
-    waiter = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
-    waiter.start()
+    token = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
+    token.start()
     append(ledger, 1)
-    waiter.join(30)
+    token.join(30)
 
     assert woken == [True]
     assert not ledger.wait_beyond(1, timeout_seconds=0)
@@ -142,10 +142,10 @@ def test_whoever_waits_is_woken_by_an_entry(ledger: Ledger) -> None:
 
 def test_whoever_waits_is_woken_by_closing(ledger: Ledger) -> None:
     woken: list[bool] = []
-    waiter = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
-    waiter.start()
+    token = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
+    token.start()
     ledger.close()
-    waiter.join(30)
+    token.join(30)
 
     assert woken == [False]
 

@@ -13,7 +13,7 @@ from understudy.evaluator.datasets import ArrayDataset
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
 
@@ -25,7 +25,7 @@ DATASETS = [
 ]
 
 
-class Room:
+class RecorderHarness:
     """A recorder with what it writes to."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,104 +53,104 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    room = Room(tmp_path)
-    yield room
-    room.recorder.close()
+def harness(tmp_path: Path) -> Iterator[RecorderHarness]:
+    harness = RecorderHarness(tmp_path)
+    yield harness
+    harness.recorder.close()
 
 
-def test_what_remains_shrinks_with_each_score(room: Room) -> None:
-    assert room.recorder.remaining(1, "d1") == DATASETS
-    room.score(1, DATASETS[0], loss=0.5)
-    assert room.recorder.remaining(1, "d1") == DATASETS[1:]
-    room.score(1, DATASETS[1], loss=0.5)
-    assert room.recorder.remaining(1, "d1") == []
+def test_what_remains_shrinks_with_each_score(harness: RecorderHarness) -> None:
+    assert harness.recorder.remaining(1, "d1") == DATASETS
+    harness.score(1, DATASETS[0], loss=0.5)
+    assert harness.recorder.remaining(1, "d1") == DATASETS[1:]
+    harness.score(1, DATASETS[1], loss=0.5)
+    assert harness.recorder.remaining(1, "d1") == []
 
 
-def test_nothing_remains_of_a_checkpoint_that_failed_as_a_whole(room: Room) -> None:
-    room.recorder.record_reason(1, "d1", EvaluationOutcome.FAILED, "torn")
+def test_nothing_remains_of_a_checkpoint_that_failed_as_a_whole(harness: RecorderHarness) -> None:
+    harness.recorder.record_reason(1, "d1", EvaluationOutcome.FAILED, "torn")
 
-    assert room.recorder.remaining(1, "d1") == []
-    assert room.recorder.remaining(1, "another") == DATASETS
-
-
-def test_a_result_file_says_when_it_is_settled(room: Room) -> None:
-    room.score(1, DATASETS[0], loss=math.nan)
-    assert room.result(1)["settled"] is False
-    room.score(1, DATASETS[1], loss=0.25)
-
-    assert room.result(1)["settled"] is True
-    assert [record["metrics"]["loss"] for record in room.result(1)["records"]] == ["nan", 0.25]
+    assert harness.recorder.remaining(1, "d1") == []
+    assert harness.recorder.remaining(1, "another") == DATASETS
 
 
-def test_a_score_that_is_recorded_already_is_told_once(room: Room) -> None:
-    first = room.score(1, DATASETS[0], loss=0.5)
-    again = room.score(1, DATASETS[0], loss=0.6)
+def test_a_result_file_says_when_it_is_settled(harness: RecorderHarness) -> None:
+    harness.score(1, DATASETS[0], loss=math.nan)
+    assert harness.result(1)["settled"] is False
+    harness.score(1, DATASETS[1], loss=0.25)
+
+    assert harness.result(1)["settled"] is True
+    assert [record["metrics"]["loss"] for record in harness.result(1)["records"]] == ["nan", 0.25]
+
+
+def test_a_score_that_is_recorded_already_is_told_once(harness: RecorderHarness) -> None:
+    first = harness.score(1, DATASETS[0], loss=0.5)
+    again = harness.score(1, DATASETS[0], loss=0.6)
 
     assert again == first
-    assert room.told == [first]
+    assert harness.told == [first]
 
 
-def test_a_result_file_that_a_crash_left_out_is_written_on_recovery(room: Room) -> None:
-    room.score(1, DATASETS[0], loss=0.5)
-    room.score(2, DATASETS[0], loss=0.5)
+def test_a_result_file_that_a_crash_left_out_is_written_on_recovery(harness: RecorderHarness) -> None:
+    harness.score(1, DATASETS[0], loss=0.5)
+    harness.score(2, DATASETS[0], loss=0.5)
     for step in (1, 2):
-        room.results.path(step).unlink()
+        harness.results.path(step).unlink()
 
-    room.recorder.recover()
+    harness.recorder.recover()
 
-    assert [room.result(step)["step"] for step in (1, 2)] == [1, 2]
+    assert [harness.result(step)["step"] for step in (1, 2)] == [1, 2]
 
 
-def losses_in_tensorboard(room: Room, run: str) -> list[tuple[int, float]]:
+def losses_in_tensorboard(harness: RecorderHarness, run: str) -> list[tuple[int, float]]:
     import tensorflow as tf
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-    events = EventMultiplexer().AddRunsFromDirectory(str(room.folder / "tensorboard")).Reload()
+    events = EventMultiplexer().AddRunsFromDirectory(str(harness.folder / "tensorboard")).Reload()
     return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors(run, "loss")]
 
 
 @pytest.mark.parametrize("lost_bytes", [0, 1, 70, 10**6])
 def test_summaries_that_a_crash_left_out_are_written_on_recovery_and_none_twice(
-    room: Room, tmp_path: Path, lost_bytes: int
+    harness: RecorderHarness, tmp_path: Path, lost_bytes: int
 ) -> None:
     for step in (10, 20, 30):
-        room.score(step, DATASETS[0], loss=step / 8, accuracy=0.5)
-    room.recorder.close()
+        harness.score(step, DATASETS[0], loss=step / 8, accuracy=0.5)
+    harness.recorder.close()
     (file,) = (tmp_path / "tensorboard" / "validation").iterdir()
     file.write_bytes(file.read_bytes()[: max(0, file.stat().st_size - lost_bytes)])
 
     for _ in range(2):
-        restarted = Room(tmp_path)
+        restarted = RecorderHarness(tmp_path)
         restarted.recorder.recover()
         restarted.recorder.close()
 
-    assert sorted(losses_in_tensorboard(room, "validation")) == [(10, 1.25), (20, 2.5), (30, 3.75)]
+    assert sorted(losses_in_tensorboard(harness, "validation")) == [(10, 1.25), (20, 2.5), (30, 3.75)]
 
 
-def test_tensorboard_reads_one_run_per_dataset_at_the_right_steps(room: Room) -> None:
-    room.score(10, DATASETS[0], loss=0.5, accuracy=0.75)
-    room.score(20, DATASETS[0], loss=0.25)
-    room.score(10, DATASETS[1], loss=1.5)
-    room.recorder.close()
+def test_tensorboard_reads_one_run_per_dataset_at_the_right_steps(harness: RecorderHarness) -> None:
+    harness.score(10, DATASETS[0], loss=0.5, accuracy=0.75)
+    harness.score(20, DATASETS[0], loss=0.25)
+    harness.score(10, DATASETS[1], loss=1.5)
+    harness.recorder.close()
 
-    assert {run.name for run in (room.folder / "tensorboard").iterdir()} == {"validation", "test"}
-    assert losses_in_tensorboard(room, "validation") == [(10, 0.5), (20, 0.25)]
-    assert losses_in_tensorboard(room, "test") == [(10, 1.5)]
+    assert {run.name for run in (harness.folder / "tensorboard").iterdir()} == {"validation", "test"}
+    assert losses_in_tensorboard(harness, "validation") == [(10, 0.5), (20, 0.25)]
+    assert losses_in_tensorboard(harness, "test") == [(10, 1.5)]
 
 
 def test_a_result_file_that_cannot_be_written_does_not_undo_the_entry(
-    room: Room, caplog: pytest.LogCaptureFixture
+    harness: RecorderHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room.results.path(1).mkdir()
+    harness.results.path(1).mkdir()
 
-    record = room.score(1, DATASETS[0], loss=0.5)
+    record = harness.score(1, DATASETS[0], loss=0.5)
 
-    assert room.ledger.page() == [record]
+    assert harness.ledger.page() == [record]
     assert "result file not written" in caplog.text
 
 
-def test_a_closed_recorder_leaves_the_ledger_to_its_owner(room: Room) -> None:
-    room.score(1, DATASETS[0], loss=0.5)
-    room.recorder.close()
-    assert [record.step for record in room.ledger.page()] == [1]
+def test_a_closed_recorder_leaves_the_ledger_to_its_owner(harness: RecorderHarness) -> None:
+    harness.score(1, DATASETS[0], loss=0.5)
+    harness.recorder.close()
+    assert [record.step for record in harness.ledger.page()] == [1]

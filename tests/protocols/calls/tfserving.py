@@ -82,7 +82,7 @@ def predict_with_options(stub: Any) -> None:
     wanting = plain()
     wanting.output_filter.append("z")
     note("unknown output", lambda: stub.Predict(wanting, timeout=SECONDS))
-    note("no rows", lambda: stub.Predict(plain(rows=0), timeout=SECONDS))
+    note("no examples", lambda: stub.Predict(plain(rows=0), timeout=SECONDS))
 
 
 def describe(stub: Any) -> None:

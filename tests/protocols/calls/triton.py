@@ -114,7 +114,7 @@ def infer_with_options(client: Any) -> None:
     note("unknown input", partial(ask, inputs=plain(name="z")))
     note("another datatype", partial(ask, inputs=plain(dtype="int32")))
     note("another shape", partial(ask, inputs=plain(width=4)))
-    note("no rows", partial(ask, inputs=plain(rows=0)))
+    note("no examples", partial(ask, inputs=plain(rows=0)))
     note("another model", lambda: client.infer("nobody", plain()))
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from understudy.trainer.errors import (
+from understudy.trainer.progress import (
+    JsonLinesReporter,
+    LineReporter,
+    ProgressReporter,
+    ProgressUpdate,
+    SilentReporter,
+    TrainingPlan,
+)
+from understudy.trainer.settings import TrainSettings
+from understudy.trainer.tf_config import ClusterTask
+from understudy.trainer.trainer_errors import (
     ClusterError,
     ClusterTimeoutError,
     DataError,
@@ -24,19 +34,9 @@ from understudy.trainer.errors import (
     TFConfigError,
     TrainerError,
 )
-from understudy.trainer.progress import (
-    JsonLinesReporter,
-    LineReporter,
-    ProgressReporter,
-    ProgressUpdate,
-    SilentReporter,
-    TrainingPlan,
-)
-from understudy.trainer.settings import TrainSettings
-from understudy.trainer.tf_config import ClusterTask
 
 if TYPE_CHECKING:
-    from understudy.trainer.evaluation_stopping import EvaluationStopping
+    from understudy.trainer.callbacks import EvaluationStopping
     from understudy.trainer.training import TrainResult, train
 
 __all__ = [
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-_LATE = {"EvaluationStopping": "evaluation_stopping", "TrainResult": "training", "train": "training"}
+_LATE = {"EvaluationStopping": "callbacks", "TrainResult": "training", "train": "training"}
 """What needs TensorFlow, and the module that it is in."""
 
 

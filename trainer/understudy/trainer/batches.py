@@ -6,7 +6,7 @@ the others, and a training that resumes at a step sees what it would have seen w
 
 - A dataset is read in its order and shuffled by ``seed + e`` among ``shuffle_buffer`` examples, from memory once it was
   read if it is cached. To resume, what came before in the epoch is read again and skipped.
-- TFRecord files are taken up in a shuffled order, several at once, and shuffled likewise. What is skipped is not
+- TFRecord files are read in a shuffled order, several at once, and shuffled likewise. What is skipped is not
   parsed.
 - Of arrays, a step reads the rows that a pseudorandom permutation gives it, and nothing else.
 
@@ -26,7 +26,7 @@ import tensorflow as tf
 from understudy.experiments.arrays import IndexedExamples
 from understudy.experiments.records import RecordExamples
 from understudy.trainer.data import DataPlan, TrainingData
-from understudy.trainer.errors import DataError
+from understudy.trainer.trainer_errors import DataError
 
 _SEEDS = 2**31
 _WORKER_STRIDE = 1_000_003  # more epochs than anybody trains

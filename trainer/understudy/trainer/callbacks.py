@@ -1,4 +1,4 @@
-"""Publishing from a user's own training: a callback for ``fit``, and a function for loops of one's own."""
+"""Keras callbacks for a user's own ``fit``, and a function for loops of one's own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import tensorflow as tf
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, Manifest, RunDir, TrainingJournal
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
-from understudy.trainer.errors import ModelError, StrategyError
 from understudy.trainer.replica_state import ReplicaState, average
+from understudy.trainer.stopping import ResultsWatch, StopMode, stop_rule
+from understudy.trainer.trainer_errors import ModelError, StrategyError
 
 
 def publish_model(
@@ -74,21 +75,21 @@ class PublishCheckpoint(keras.callbacks.Callback):
 
     Args:
         run_dir: The run folder, which belongs to this callback from the beginning of ``fit`` to its end.
-        every: ``"epoch"``, or a number of steps.
+        save_freq: ``"epoch"``, or a number of steps.
         keep: How many of the newest checkpoints to keep.
 
     Raises:
-        ValueError: ``every`` is neither.
+        ValueError: ``save_freq`` is neither.
         LockHeldError: From ``fit``: another training works in the run folder.
         StrategyError: From ``fit``: the model is trained in a way that Keras' ``fit`` does not do right.
     """
 
-    def __init__(self, run_dir: Path | str, *, every: int | str = "epoch", keep: int = 5) -> None:
+    def __init__(self, run_dir: Path | str, *, save_freq: int | str = "epoch", keep: int = 5) -> None:
         super().__init__()
-        if every != "epoch" and not (isinstance(every, int) and every > 0):
-            raise ValueError(f"every is 'epoch' or a number of steps, not {every!r}")
+        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+            raise ValueError(f"save_freq is 'epoch' or a number of steps, not {save_freq!r}")
         self._run_dir = RunDir(Path(run_dir))
-        self._every = every
+        self._save_freq = save_freq
         self._keep = keep
         self._published = 0
         self._epoch = 0
@@ -117,7 +118,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
         if self._journal is not None:
             self._journal.record_step(step)
         self._logs = logs or {}
-        if isinstance(self._every, int) and step // self._every > self._published // self._every:
+        if isinstance(self._save_freq, int) and step // self._save_freq > self._published // self._save_freq:
             self._publish(final=False)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -125,7 +126,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
         self._epoch = epoch + 1
         self._logs = logs or {}
         is_last = self._epoch == (self.params or {}).get("epochs") or self.model.stop_training
-        if self._every == "epoch":
+        if self._save_freq == "epoch":
             self._publish(final=bool(is_last))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -158,6 +159,44 @@ class PublishCheckpoint(keras.callbacks.Callback):
     def _end_as_failed(self) -> None:
         if self._end is not None:
             self._end()
+
+
+class EvaluationStopping(keras.callbacks.Callback):
+    """Stops ``fit`` at the end of an epoch when an evaluator's score has not improved for so many evaluations.
+
+    What `keras.callbacks.EarlyStopping` does with the validation of ``fit`` itself, this does with the scores of an
+    evaluator that runs beside it, and costs the training nothing. The evaluator is behind the training by the time an
+    evaluation takes, so ``fit`` goes on for that much longer.
+
+    Args:
+        monitor: ``DATASET/METRIC``, such as ``validation/loss``.
+        patience: After how many evaluations without an improvement to stop, from 1 up.
+        state_dir: The evaluator's state folder: ``RUN/evaluator``, or what ``understudy serve --state-dir`` was given.
+        mode: ``min`` or ``max``, whether less or more of the metric is better; may be left out for a loss.
+
+    Attributes:
+        reason: Why it stopped ``fit``, or None if it did not.
+
+    Raises:
+        ValueError: An argument cannot be used, or ``mode`` is missing.
+    """
+
+    def __init__(self, monitor: str, *, patience: int, state_dir: str | Path, mode: StopMode | None = None) -> None:
+        super().__init__()
+        self._watch = ResultsWatch(stop_rule(monitor, patience=patience, mode=mode), Path(state_dir))
+        self.reason: str | None = None
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Forget what was before."""
+        del logs
+        self.reason = None
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Stop if it is time to; raise StopRuleError if the evaluator does not score what the rule names."""
+        del epoch, logs
+        self.reason = self._watch.reason_to_stop(int(self.model.optimizer.iterations.numpy()))
+        if self.reason is not None:
+            self.model.stop_training = True
 
 
 def _fail(stack: ExitStack) -> None:

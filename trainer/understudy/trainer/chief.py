@@ -10,13 +10,13 @@ from typing import Self
 import keras
 
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
-from understudy.trainer.errors import PublishError
 from understudy.trainer.profiling import StepProfiler
 from understudy.trainer.progress import ProgressUpdate
 from understudy.trainer.publishing import ModelPublisher
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot
 from understudy.trainer.summaries import TrainingSummaries
+from understudy.trainer.trainer_errors import PublishError
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from understudy.trainer.errors import ClusterError, PeerLostError
+from understudy.trainer.trainer_errors import ClusterError, PeerLostError
 
 _PEER_ERRORS = (
     tf.errors.UnavailableError,

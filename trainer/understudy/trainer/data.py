@@ -11,7 +11,7 @@ import tensorflow as tf
 from understudy.experiments import Experiment, ExperimentError
 from understudy.experiments.arrays import IndexedExamples
 from understudy.experiments.records import RecordExamples
-from understudy.trainer.errors import DataError
+from understudy.trainer.trainer_errors import DataError
 
 TrainingData: TypeAlias = tf.data.Dataset | IndexedExamples | RecordExamples
 """What ``training_data()`` gives."""

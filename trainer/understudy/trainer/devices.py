@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from understudy.devices import layout
 from understudy.devices.errors import DeviceLayoutError, DevicesFixedError
-from understudy.trainer.errors import StrategyError
 from understudy.trainer.settings import TrainSettings
+from understudy.trainer.trainer_errors import StrategyError
 
 _log = logging.getLogger(__name__)
 

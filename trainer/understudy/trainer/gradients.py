@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from understudy.trainer.errors import ModelError
+from understudy.trainer.trainer_errors import ModelError
 
 
 def sum_before_applying(optimizer: keras.optimizers.Optimizer) -> None:

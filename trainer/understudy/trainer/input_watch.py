@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from understudy.trainer.data import DataPlan
-from understudy.trainer.job import Advance
+from understudy.trainer.job import ProgressEvent
 
 _log = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class InputWatch:
         self._seconds = self._waited = 0.0
         self._has_warned = False
 
-    def saw(self, advance: Advance) -> None:
+    def saw(self, event: ProgressEvent) -> None:
         """Take in how long the last steps took, and warn if it is time."""
-        counts = self._has_traced and advance.step > self._skip_until
+        counts = self._has_traced and event.step > self._skip_until
         self._has_traced = True
         if self._has_warned or not counts:
             return
-        self._seconds += advance.seconds
-        self._waited += advance.input_wait_seconds
+        self._seconds += event.seconds
+        self._waited += event.input_wait_seconds
         if self._seconds < _WINDOW_SECONDS:
             return
         if self._waited > _TOO_MUCH * self._seconds:

@@ -22,7 +22,7 @@ from understudy.trainer.snapshot import Array, Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advance:
+class ProgressEvent:
     """Some steps were done.
 
     Attributes:
@@ -57,7 +57,7 @@ class Job(Protocol):
     def restore(self, snapshot: Snapshot) -> None:
         """Give all variables the values that `capture` returned."""
 
-    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool]) -> Iterator[Advance]:
+    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool]) -> Iterator[ProgressEvent]:
         """Train; every now and then, and wherever a checkpoint is due, yield how far it is."""
 
     def check_agreement(self, first_step: int) -> None:
@@ -141,7 +141,7 @@ class TrainingJob:
         _assign(self._model.optimizer.variables, snapshot.optimizer)
         self._replica_state.write(snapshot.replica)
 
-    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[Advance]:
+    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[ProgressEvent]:
         """Train; after each call of the graph, yield how far it is.
 
         Args:
@@ -165,7 +165,7 @@ class TrainingJob:
                 call = self._run_steps(batches, size, asked_to_stop())
             step += size
             due = step % settings.checkpoint_every == 0 or step == settings.steps
-            yield Advance(
+            yield ProgressEvent(
                 step=step,
                 metrics=call.metrics,
                 due=due,

@@ -13,9 +13,9 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
-from understudy.trainer.errors import ClusterTimeoutError
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.tf_config import ClusterTask
+from understudy.trainer.trainer_errors import ClusterTimeoutError
 
 _JOIN_SECONDS = 30.0
 

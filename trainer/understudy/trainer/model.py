@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from understudy.experiments import Experiment, ExperimentError
 from understudy.trainer import xla
-from understudy.trainer.errors import ModelError
 from understudy.trainer.gradients import sum_before_applying
+from understudy.trainer.trainer_errors import ModelError
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from understudy.trainer.errors import PreemptedError
+from understudy.trainer.trainer_errors import PreemptedError
 
 _SIGNALS = (signal.SIGTERM,)
 

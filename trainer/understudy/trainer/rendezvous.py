@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from understudy.trainer.errors import ClusterError, ClusterTimeoutError
 from understudy.trainer.tf_config import ClusterTask, Peer
+from understudy.trainer.trainer_errors import ClusterError, ClusterTimeoutError
 
 _PAUSE_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.checkpoints.layout import RESUME_DIR
-from understudy.trainer.errors import NonFiniteLossError, ResumeError
+from understudy.trainer.trainer_errors import NonFiniteLossError, ResumeError
 
 Array = npt.NDArray[Any]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from understudy.checkpoints.results import EvaluationResults, StepResult
-from understudy.trainer.errors import StopRuleError
+from understudy.checkpoints.evaluation_results import EvaluationResults, StepResult
+from understudy.trainer.trainer_errors import StopRuleError
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,27 @@ class StopRule:
         if self.metric not in metrics:
             raise ValueError(f"{self.dataset!r} has no metric {self.metric!r}; it has {', '.join(sorted(metrics))}")
         return metrics[self.metric]
+
+
+def stop_rule(monitor: str, *, patience: int, mode: StopMode | None = None) -> StopRule:
+    """Return a rule, from what `keras.callbacks.EarlyStopping` calls its arguments.
+
+    Args:
+        monitor: ``DATASET/METRIC``.
+        patience: How many evaluations may go by without an improvement, from 1 up.
+        mode: Whether less or more of the metric is better; may be left out for a loss, of which less is.
+
+    Raises:
+        ValueError: An argument cannot be used. The text names it, what came and what was expected.
+    """
+    dataset, _, metric = monitor.partition("/")
+    if not (dataset and metric):
+        raise ValueError(f"monitor is {monitor!r}; give DATASET/METRIC, such as validation/loss")
+    if patience < 1:
+        raise ValueError(f"patience is {patience}; give a number of evaluations from 1 up")
+    if mode is None and metric != _LOSS:
+        raise ValueError(f"mode is missing; say whether less (min) or more (max) of {metric} is better")
+    return StopRule(dataset=dataset, metric=metric, evaluations=patience, mode=mode or "min")
 
 
 def parse_stop_rule(text: str, mode: StopMode | None = None) -> StopRule:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from understudy.trainer import devices
-from understudy.trainer.errors import StrategyError, TFConfigError
 from understudy.trainer.joining import ended_after, join, join_seconds
 from understudy.trainer.rendezvous import wait_for_peers
 from understudy.trainer.settings import CrossDeviceOpsName, TrainSettings
 from understudy.trainer.tf_config import ClusterTask, parse
 from understudy.trainer.tpu import build_tpu_strategy
+from understudy.trainer.trainer_errors import StrategyError, TFConfigError
 
 
 def training_task(settings: TrainSettings, environ: Mapping[str, str]) -> ClusterTask | None:

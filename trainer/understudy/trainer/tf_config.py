@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from understudy.trainer.errors import TFConfigError
+from understudy.trainer.trainer_errors import TFConfigError
 
 Role = Literal["chief", "worker", "ps", "evaluator"]
 

@@ -8,7 +8,7 @@ import sys
 
 import tensorflow as tf
 
-from understudy.trainer.errors import StrategyError
+from understudy.trainer.trainer_errors import StrategyError
 
 _PROBE = (
     "import sys, tensorflow as tf; "

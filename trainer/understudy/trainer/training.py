@@ -18,20 +18,20 @@ from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
 from understudy.trainer.devices import describe
 from understudy.trainer.early_stop import EarlyStop
-from understudy.trainer.errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
 from understudy.trainer.input_watch import InputWatch
 from understudy.trainer.job import Job, TrainingJob
-from understudy.trainer.metrics import TrainingMetrics
+from understudy.trainer.leave_barrier import wait_to_leave
 from understudy.trainer.model import build_model
-from understudy.trainer.pace import ProgressMeter
-from understudy.trainer.parameter_server.job import ParameterServerJob
+from understudy.trainer.parameter_server.parameter_server_job import ParameterServerJob
 from understudy.trainer.parameter_server.servers import serve_until_done
-from understudy.trainer.parting import part
 from understudy.trainer.preemption import PreemptionWatch
 from understudy.trainer.progress import ProgressReporter, SilentReporter, TrainingPlan
+from understudy.trainer.progress_meter import ProgressMeter
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import read_snapshot
 from understudy.trainer.strategies import build_strategy, training_task
+from understudy.trainer.trainer_errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
+from understudy.trainer.training_metrics import TrainingMetrics
 from understudy.trainer.waiting import wait_for_evaluation
 
 
@@ -75,7 +75,7 @@ def train(
             a task of a cluster to end its process, as TensorFlow now and then takes a minute to let go of the input.
 
     Raises:
-        TrainerError: See `understudy.trainer.errors` for each kind.
+        TrainerError: See `understudy.trainer.trainer_errors` for each kind.
         ExperimentError: The user's code raised.
         CheckpointError: The run folder is in use by another trainer, or its newest checkpoint is damaged.
     """
@@ -124,7 +124,7 @@ def train(
         stack.enter_context(served)
         preemption.save_from_now_on()
         result = _run(job, settings, first_step, reporter=reporter, chief=chief, preemption=preemption, served=served)
-        part(job.wait_for_all, RunDir(settings.run_dir), is_chief=chief is not None)
+        wait_to_leave(job.wait_for_all, RunDir(settings.run_dir), is_chief=chief is not None)
         reporter.finished(result.step)
     if chief is not None and settings.wait_for_evaluation is not None:
         _wait_for_evaluation(settings, settings.wait_for_evaluation)
@@ -172,17 +172,17 @@ def _run(
         return TrainResult(step=step, first_step=first_step, metrics=metrics, stopped_early=True)
     # Named, so that an exception keeps it: letting go of its iterator would wait for a chief that has left already.
     advances = job.run(first_step, asked_to_stop=lambda: preemption.requested)
-    for advance in advances:
-        step, metrics = advance.step, advance.metrics
+    for event in advances:
+        step, metrics = event.step, event.metrics
         _check_finite(step, metrics)
-        update = meter.measure(advance)
-        input_watch.saw(advance)
+        update = meter.measure(event)
+        input_watch.saw(event)
         reporter.advanced(update)
         served.advanced(update)
         if chief is not None:
             chief.advanced(update)
-        stopped_early = advance.due and step < settings.steps and early_stop.is_due(step)
-        if advance.due or advance.stopping:
+        stopped_early = event.due and step < settings.steps and early_stop.is_due(step)
+        if event.due or event.stopping:
             began = time.monotonic()
             # All tasks take part in collecting the state.
             snapshot = job.capture(step)
@@ -193,7 +193,7 @@ def _run(
             served.checkpointed(time.monotonic() - began)
         if stopped_early:
             break
-        if advance.stopping and step < settings.steps:
+        if event.stopping and step < settings.steps:
             job.wait_for_all()
             raise PreemptedError(
                 f"asked to end by SIGTERM; step {step} is saved, and starting every task again goes on there",

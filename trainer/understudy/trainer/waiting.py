@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from understudy.checkpoints.results import EvaluationResults, StepResult
-from understudy.trainer.errors import EvaluationTimeoutError
+from understudy.checkpoints.evaluation_results import EvaluationResults, StepResult
+from understudy.trainer.trainer_errors import EvaluationTimeoutError
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 def wait_for_evaluation(
@@ -49,7 +49,7 @@ def wait_for_evaluation(
                 f"training is done, but step {step} was not evaluated within {timeout_seconds:g} s; results are "
                 f"expected in {state_dir}, where an evaluator puts them"
             )
-        sleep(_LOOK_SECONDS)
+        sleep(_POLL_SECONDS)
 
 
 def _read(results: EvaluationResults, step: int) -> StepResult | None:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.trainer import Trainer  # where Keras decides what ``jit_compile="auto"`` means
 
-from understudy.trainer.errors import ModelError
+from understudy.trainer.trainer_errors import ModelError
 
 
 @contextmanager

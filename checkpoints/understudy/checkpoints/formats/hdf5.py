@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats import hdf5_contents
 from understudy.checkpoints.formats.format import Content
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.hdf5_contents import OPTIMIZER_COUNTS, first_count
 

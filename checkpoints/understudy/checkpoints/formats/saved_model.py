@@ -9,7 +9,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, read_bundle
 from understudy.checkpoints.kinds import ModelKind

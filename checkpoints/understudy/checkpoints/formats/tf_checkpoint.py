@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 
-from understudy.checkpoints.errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, bundle_files, read_bundle
 from understudy.checkpoints.kinds import ModelKind

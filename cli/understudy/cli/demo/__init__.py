@@ -21,7 +21,7 @@ def command(*, keep: bool, script: bool) -> None:
     """Train on two workers beside an evaluator that scores and serves every checkpoint, and watch it happen.
 
     Real handwritten digits are learned by a job of two workers and an evaluator under one TF_CONFIG. Each checkpoint
-    is taken up, scored and swapped in while predictions keep flowing. At the end the service is asked for the test
+    is picked up, scored and swapped in while predictions keep flowing. At the end the service is asked for the test
     accuracy and for a few digits, which are drawn. It ends by itself, with status 0 if all of it held.
     """
     folder = Path(tempfile.mkdtemp(prefix="understudy-demo-"))

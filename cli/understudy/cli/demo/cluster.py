@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from understudy.checkpoints import MODEL_FILE, RunDir
-from understudy.cli.demo import finale
-from understudy.cli.demo.narration import Narrator
+from understudy.cli.demo import final_checks
 from understudy.cli.demo.ports import free_ports
 from understudy.cli.demo.processes import DemoProcess, ProcessGroup
+from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.service import DemoService, ServedTraining
 from understudy.clients import Client
 from understudy.experiments.digits_data import load_split
@@ -32,23 +32,23 @@ def run_cluster_demo(folder: Path, *, keep: bool) -> None:
     Raises:
         click.ClickException: Something did not hold.
     """
-    narrator = Narrator()
-    narrator.heading(f"{WORKERS} training workers and an evaluator under one TF_CONFIG; files are in {folder}")
+    printer = ProgressPrinter()
+    printer.heading(f"{WORKERS} training workers and an evaluator under one TF_CONFIG; files are in {folder}")
     cluster = _cluster()
     with ProcessGroup() as processes:
         evaluator = processes.add(_start_evaluator(folder, cluster))
-        service = DemoService.once_listening(evaluator, narrator)
-        with ServedTraining(service, load_split("test").x[:8], narrator) as served:
-            workers = [processes.add(_start_worker(folder, index, cluster, narrator)) for index in range(WORKERS)]
+        service = DemoService.once_listening(evaluator, printer)
+        with ServedTraining(service, load_split("test").x[:8], printer) as served:
+            workers = [processes.add(_start_worker(folder, index, cluster, printer)) for index in range(WORKERS)]
             served.predict_from_now_on()
             for worker in workers:
                 worker.wait(timeout_seconds=_TRAINING_SECONDS)
             served.require_scored(step=STEPS, datasets=_DATASETS)
         served.require_unbroken()
-        _finish(folder, service, narrator)
+        _finish(folder, service, printer)
         if keep:
             processes.release(evaluator)
-        service.tell_what_next(narrator, kept=keep)
+        service.print_next_steps(printer, kept=keep)
 
 
 def _cluster() -> Cluster:
@@ -61,10 +61,10 @@ def _start_evaluator(folder: Path, cluster: Cluster) -> DemoProcess:
     return _start_task(folder, "evaluator", 0, cluster=cluster, extra=extra)
 
 
-def _start_worker(folder: Path, index: int, cluster: Cluster, narrator: Narrator) -> DemoProcess:
+def _start_worker(folder: Path, index: int, cluster: Cluster, printer: ProgressPrinter) -> DemoProcess:
     def tell(line: str) -> None:
         if line.startswith("step "):
-            narrator.say("worker 0", line)
+            printer.say("worker 0", line)
 
     return _start_task(folder, "worker", index, cluster=cluster, on_line=tell if index == 0 else None)
 
@@ -89,12 +89,12 @@ def _start_task(
     )
 
 
-def _finish(folder: Path, service: DemoService, narrator: Narrator) -> None:
+def _finish(folder: Path, service: DemoService, printer: ProgressPrinter) -> None:
     test = load_split("test")
     model_file = RunDir(folder / _RUN).checkpoint(STEPS) / MODEL_FILE
     with Client(service.target) as client:
-        expected = finale.evaluated_by_keras(model_file, test, folder=folder)
-        result = finale.compare(client, test, expected=expected, step=STEPS, narrator=narrator)
-        finale.require_accuracy(result)
-        finale.scrape(service.http_target, narrator)
-        finale.draw_digits(client, test, narrator)
+        expected = final_checks.evaluated_by_keras(model_file, test, folder=folder)
+        result = final_checks.compare(client, test, expected=expected, step=STEPS, printer=printer)
+        final_checks.require_accuracy(result)
+        final_checks.scrape(service.http_target, printer)
+        final_checks.draw_digits(client, test, printer)

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 
-def main(model_file: Path, test_file: Path, batch_rows: int) -> None:
+def main(model_file: Path, test_file: Path, batch_size: int) -> None:
     """Print the metrics by name as one line of JSON."""
     with np.load(test_file) as data:
-        batches = tf.data.Dataset.from_tensor_slices((data["x"], data["y"])).batch(batch_rows)
+        batches = tf.data.Dataset.from_tensor_slices((data["x"], data["y"])).batch(batch_size)
     model = keras.models.load_model(model_file)
     print(json.dumps(model.evaluate(batches, verbose=0, return_dict=True)))  # noqa: T201 - the result
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 import understudy.experiments
-from understudy.cli.demo import finale
-from understudy.cli.demo.narration import Narrator
+from understudy.cli.demo import final_checks
 from understudy.cli.demo.processes import DemoProcess, ProcessGroup
+from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.service import DemoService, ServedTraining
 from understudy.clients import Client
 from understudy.experiments.digits_data import load_split
@@ -24,28 +24,28 @@ def run_script_demo(folder: Path, *, keep: bool) -> None:
     Raises:
         click.ClickException: Something did not hold.
     """
-    narrator = Narrator()
+    printer = ProgressPrinter()
     script = Path(understudy.experiments.__file__).with_name("plain_keras_script.py")
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir()
     test = load_split("test")
     np.savez(folder / "test.npz", x=test.x, y=test.y)
-    narrator.heading(f"A plain Keras script, {script.name}, and the service beside it; files are in {folder}")
+    printer.heading(f"A plain Keras script, {script.name}, and the service beside it; files are in {folder}")
     with ProcessGroup() as processes:
         process = processes.add(_start_service(folder, checkpoints))
-        service = DemoService.once_listening(process, narrator)
-        with ServedTraining(service, test.x[:8], narrator) as served:
-            training = processes.add(_start_script(folder, script, checkpoints, narrator))
+        service = DemoService.once_listening(process, printer)
+        with ServedTraining(service, test.x[:8], printer) as served:
+            training = processes.add(_start_script(folder, script, checkpoints, printer))
             served.predict_from_now_on()
             training.wait(timeout_seconds=_TRAINING_SECONDS)
             served.require_scored(step=_newest_step(service), datasets={"test"})
         served.require_unbroken()
         with Client(service.target) as client:
-            finale.scrape(service.http_target, narrator)
-            finale.draw_digits(client, test, narrator)
+            final_checks.scrape(service.http_target, printer)
+            final_checks.draw_digits(client, test, printer)
         if keep:
             processes.release(process)
-        service.tell_what_next(narrator, kept=keep)
+        service.print_next_steps(printer, kept=keep)
 
 
 def _start_service(folder: Path, checkpoints: Path) -> DemoProcess:
@@ -55,10 +55,10 @@ def _start_service(folder: Path, checkpoints: Path) -> DemoProcess:
     return DemoProcess("service", command, log=folder / "service.log")
 
 
-def _start_script(folder: Path, script: Path, checkpoints: Path, narrator: Narrator) -> DemoProcess:
+def _start_script(folder: Path, script: Path, checkpoints: Path, printer: ProgressPrinter) -> DemoProcess:
     def tell(line: str) -> None:
         if "accuracy: " in line:
-            narrator.say("script", line)
+            printer.say("script", line)
 
     command = [str(script), str(checkpoints), str(EPOCHS)]
     return DemoProcess("script", command, log=folder / "script.log", on_line=tell)

@@ -9,8 +9,8 @@ from typing import Any, Self
 import click
 import numpy.typing as npt
 
-from understudy.cli.demo.narration import Narrator
 from understudy.cli.demo.processes import DemoProcess
+from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.traffic import Traffic
 from understudy.cli.demo.watching import EvaluationWatch
 
@@ -29,27 +29,27 @@ class DemoService:
     http_target: str
 
     @classmethod
-    def once_listening(cls, process: DemoProcess, narrator: Narrator) -> DemoService:
+    def once_listening(cls, process: DemoProcess, printer: ProgressPrinter) -> DemoService:
         """Wait until the process listens; raise click.ClickException if it does not."""
         found = process.wait_for_line(r"^LISTENING grpc=(\S+) http=(\S+)", timeout_seconds=_START_SECONDS)
         target, http_target = found.groups()
-        narrator.say(process.name, f"listens on {target} (gRPC) and {http_target} (HTTP), waits for a checkpoint")
+        printer.say(process.name, f"listens on {target} (gRPC) and {http_target} (HTTP), waits for a checkpoint")
         return cls(process=process, target=target, http_target=http_target)
 
-    def tell_what_next(self, narrator: Narrator, *, kept: bool) -> None:
+    def print_next_steps(self, printer: ProgressPrinter, *, kept: bool) -> None:
         """Say what to type next."""
-        narrator.heading("The service is still running. Type next" if kept else "Type next")
+        printer.heading("The service is still running. Type next" if kept else "Type next")
         if kept:
-            narrator.text(f"  .venv/bin/understudy status --target {self.target}")
-            narrator.text(f"  .venv/bin/understudy watch --target {self.target}")
-            narrator.text(f"  curl http://{self.http_target}/metrics")
-            narrator.text(
+            printer.text(f"  .venv/bin/understudy status --target {self.target}")
+            printer.text(f"  .venv/bin/understudy watch --target {self.target}")
+            printer.text(f"  curl http://{self.http_target}/metrics")
+            printer.text(
                 f"  kill {self.process.pid}        # it drains and ends; its files are beside {self.process.log}"
             )
         else:
-            narrator.text("  make demo KEEP=1              the same, and the service stays for you to ask")
-            narrator.text("  make demo SCRIPT=1            a plain Keras script instead of our trainer")
-            narrator.text("  .venv/bin/understudy --help   everything else")
+            printer.text("  make demo KEEP=1              the same, and the service stays for you to ask")
+            printer.text("  make demo SCRIPT=1            a plain Keras script instead of our trainer")
+            printer.text("  .venv/bin/understudy --help   everything else")
 
 
 class ServedTraining:
@@ -57,15 +57,15 @@ class ServedTraining:
 
     Args:
         service: The service that takes up what the training writes.
-        rows: The batch to predict, ``[batch, ...]``.
-        narrator: Told of what happens.
+        examples: The batch to predict, ``[batch, ...]``.
+        printer: Told of what happens.
     """
 
-    def __init__(self, service: DemoService, rows: npt.NDArray[Any], narrator: Narrator) -> None:
+    def __init__(self, service: DemoService, examples: npt.NDArray[Any], printer: ProgressPrinter) -> None:
         self._service = service
-        self._narrator = narrator
-        self._traffic = Traffic(service.target, rows)
-        self._watch = EvaluationWatch(service.target, narrator)
+        self._printer = printer
+        self._traffic = Traffic(service.target, examples)
+        self._watch = EvaluationWatch(service.target, printer)
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +79,7 @@ class ServedTraining:
     def predict_from_now_on(self) -> None:
         """Wait for the first checkpoint to be served, and send predictions from then on."""
         self._service.process.wait_for_line("^READY ", timeout_seconds=_FIRST_CHECKPOINT_SECONDS)
-        self._narrator.say("client", "sends one prediction after the other from now on")
+        self._printer.say("client", "sends one prediction after the other from now on")
         self._traffic.start()
 
     def require_scored(self, *, step: int, datasets: set[str]) -> None:
@@ -91,8 +91,8 @@ class ServedTraining:
         """Raise click.ClickException if a prediction failed or too few checkpoints were scored and swapped in."""
         report, scored = self._traffic.report, self._watch.scored_steps
         steps = sorted(report.answered_by_step)
-        self._narrator.heading(f"{len(scored)} checkpoints were scored while predictions flowed")
-        self._narrator.text(
+        self._printer.heading(f"{len(scored)} checkpoints were scored while predictions flowed")
+        self._printer.text(
             f"  {report.answered} predictions were answered, by steps {', '.join(map(str, steps))}; "
             f"{len(report.failures)} failed; the slowest took {report.slowest_seconds * 1000:.0f} ms"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from understudy.clients import Client
-from understudy.clients.errors import UnderstudyError
+from understudy.clients.client_errors import UnderstudyError
 
 
 @dataclass
@@ -32,16 +32,16 @@ class Traffic:
 
     Args:
         target: The service, ``host:port``.
-        rows: The batch to send, ``[batch, ...]``.
+        examples: The batch to send, ``[batch, ...]``.
         pause_seconds: How long to rest between two predictions, so that training gets its share of a small machine.
 
     Attributes:
         report: What has come of the predictions so far.
     """
 
-    def __init__(self, target: str, rows: npt.NDArray[Any], *, pause_seconds: float = 0.005) -> None:
+    def __init__(self, target: str, examples: npt.NDArray[Any], *, pause_seconds: float = 0.005) -> None:
         self._target = target
-        self._rows = rows
+        self._examples = examples
         self._pause_seconds = pause_seconds
         self._stop = threading.Event()
         self.report = TrafficReport()
@@ -65,7 +65,7 @@ class Traffic:
     def _predict_once(self, client: Client) -> None:
         started = time.perf_counter()
         try:
-            step = client.predict(self._rows).step
+            step = client.predict(self._examples).step
         except UnderstudyError as error:
             self.report.failures.append(str(error))
             return

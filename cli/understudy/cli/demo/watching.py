@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from understudy.cli.demo.narration import Narrator
+from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.clients import Client, Evaluation
-from understudy.clients.errors import UnderstudyError
+from understudy.clients.client_errors import UnderstudyError
 
 
 class EvaluationWatch:
@@ -14,12 +14,12 @@ class EvaluationWatch:
 
     Args:
         target: The service, ``host:port``.
-        narrator: Told of each.
+        printer: Told of each.
     """
 
-    def __init__(self, target: str, narrator: Narrator) -> None:
+    def __init__(self, target: str, printer: ProgressPrinter) -> None:
         self._client = Client(target)
-        self._narrator = narrator
+        self._printer = printer
         self._changed = threading.Condition()
         self._seen: list[Evaluation] = []
         self._ended: UnderstudyError | None = None
@@ -58,4 +58,4 @@ class EvaluationWatch:
             self._changed.notify_all()
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in sorted(evaluation.metrics.items()))
         what = f"step {evaluation.step} on {evaluation.dataset}: {numbers or evaluation.reason}"
-        self._narrator.say("evaluator", what)
+        self._printer.say("evaluator", what)

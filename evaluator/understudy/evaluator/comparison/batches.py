@@ -28,12 +28,12 @@ class DatasetBatches:
 
     Args:
         dataset: The dataset.
-        batch_rows: Rows per batch.
+        batch_size: Examples per batch.
     """
 
-    def __init__(self, dataset: EvaluationDataset, *, batch_rows: int) -> None:
+    def __init__(self, dataset: EvaluationDataset, *, batch_size: int) -> None:
         self._dataset = dataset
-        self._batch_rows = batch_rows
+        self._batch_size = batch_size
 
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
@@ -42,7 +42,7 @@ class DatasetBatches:
 
     def again(self, signature: Signature) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
-        return self._dataset.batches(signature, self._batch_rows)
+        return self._dataset.batches(signature, self._batch_size)
 
     def close(self) -> None:
         """See `ReplayableBatches`."""

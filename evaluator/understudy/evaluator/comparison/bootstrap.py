@@ -1,10 +1,10 @@
 """The paired bootstrap of differences between mean losses, over a stream of any length in constant memory.
 
-Resampling n rows with replacement draws each row a number of times that is Poisson(1) distributed, but for the
-constraint that the numbers add up to n. Leaving the constraint out makes the numbers independent, so that every row can
-be weighted as it passes (Hanley and MacGibbon, "Creating non-parametric bootstrap samples using Poisson frequencies",
-2006; Chamandy et al., "Estimating uncertainty for massive data streams", 2012). All versions see the same weights,
-which is what pairs them.
+Resampling n examples with replacement draws each example a number of times that is Poisson(1) distributed, but for the
+constraint that the numbers add up to n. Leaving the constraint out makes the numbers independent, so that every example
+can be weighted as it passes (Hanley and MacGibbon, "Creating non-parametric bootstrap samples using Poisson
+frequencies", 2006; Chamandy et al., "Estimating uncertainty for massive data streams", 2012). All versions see the same
+weights, which is what pairs them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
 
 MAX_RESAMPLES = 10_000
@@ -28,9 +28,9 @@ class BootstrapOptions:
     """How to bootstrap.
 
     Attributes:
-        resamples: How many times the rows are resampled, 1 to `MAX_RESAMPLES`.
+        resamples: How many times the examples are resampled, 1 to `MAX_RESAMPLES`.
         confidence: The part of the resampled differences that lies in the interval, between 0 and 1.
-        seed: Of the weights; the same rows in the same order with the same seed give the same interval.
+        seed: Of the weights; the same examples in the same order with the same seed give the same interval.
 
     Raises:
         InvalidInputError: A value is none of these.
@@ -51,26 +51,26 @@ class BootstrapOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ResampledLoss:
-    """The sums of one version's row losses.
+    """The sums of one version's per-example losses.
 
     Attributes:
-        total: Over all rows.
-        sums: Over the rows of each resample, ``[resamples]``.
-        rows: How many rows there are.
-        counts: How many rows each resample has, ``[resamples]``.
+        total: Over all examples.
+        sums: Over the examples of each resample, ``[resamples]``.
+        examples: How many examples there are.
+        counts: How many examples each resample has, ``[resamples]``.
     """
 
     total: float
     sums: Array
-    rows: int
+    examples: int
     counts: Array
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """By how much a version's mean row loss exceeds the first version's; below 0 is better.
+    """By how much a version's mean example loss exceeds the first version's; below 0 is better.
 
-    ``low`` and ``high`` bound the interval. All are NaN where a row's loss is.
+    ``low`` and ``high`` bound the interval. All are NaN where an example's loss is.
     """
 
     mean: float
@@ -79,7 +79,7 @@ class LossDifference:
 
 
 class LossResampling:
-    """Resamples the row losses of some versions, batch by batch. The batches' borders make no difference.
+    """Resamples the per-example losses of some versions, batch by batch. The batches' borders make no difference.
 
     Args:
         options: How to bootstrap.
@@ -89,15 +89,15 @@ class LossResampling:
     def __init__(self, options: BootstrapOptions, *, versions: int) -> None:
         self._random = np.random.default_rng(options.seed)
         self._resamples = options.resamples
-        self._rows = 0
+        self._examples = 0
         self._totals = np.zeros(versions)
         self._sums = np.zeros((versions, options.resamples))
         self._counts = np.zeros(options.resamples)
 
     def add(self, losses: Sequence[Array]) -> None:
-        """Take in the losses of a batch's rows, ``[rows]`` for each version in order."""
+        """Take in the losses of a batch's examples, ``[examples]`` for each version in order."""
         together = np.stack(losses)
-        self._rows += together.shape[1]
+        self._examples += together.shape[1]
         self._totals += together.sum(axis=1)
         step = max(1, _CHUNK_ELEMENTS // self._resamples)
         for start in range(0, together.shape[1], step):
@@ -109,7 +109,7 @@ class LossResampling:
     def results(self) -> list[ResampledLoss]:
         """Return what there is of each version, in order."""
         return [
-            ResampledLoss(total=float(total), sums=sums, rows=self._rows, counts=self._counts)
+            ResampledLoss(total=float(total), sums=sums, examples=self._examples, counts=self._counts)
             for total, sums in zip(self._totals, self._sums, strict=True)
         ]
 
@@ -117,11 +117,11 @@ class LossResampling:
 def difference(of: ResampledLoss, to: ResampledLoss, *, confidence: float) -> LossDifference:
     """Return the difference of two versions' mean losses with its percentile interval.
 
-    Both must have been resampled with the same seed on the same rows. Resamples that drew no row, which happens where
-    there are very few, are left out.
+    Both must have been resampled with the same seed on the same examples. Resamples that drew no example, which happens
+    where there are very few, are left out.
     """
     drawn = of.counts > 0
     resampled = (of.sums[drawn] - to.sums[drawn]) / of.counts[drawn]
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(resampled, [tail, 1.0 - tail]) if drawn.any() else (np.nan, np.nan)
-    return LossDifference(mean=(of.total - to.total) / of.rows, low=float(low), high=float(high))
+    return LossDifference(mean=(of.total - to.total) / of.examples, low=float(low), high=float(high))

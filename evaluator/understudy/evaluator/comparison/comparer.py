@@ -7,13 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from understudy.evaluator.comparison.batches import ReplayableBatches
 from understudy.evaluator.comparison.bootstrap import BootstrapOptions
-from understudy.evaluator.comparison.contest import Contest, Wanted
+from understudy.evaluator.comparison.comparison_run import CancellationToken, ComparisonRun
 from understudy.evaluator.comparison.result import Comparison
 from understudy.evaluator.compute.engine import Engine
-from understudy.evaluator.errors import InvalidInputError, VersionNotFoundError
-from understudy.evaluator.lifecycle.manager import ServableManager
-from understudy.evaluator.lifecycle.shelf import Shelf
-from understudy.evaluator.stream import EvaluationStream
+from understudy.evaluator.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
+from understudy.evaluator.lifecycle.checkpoint_store import CheckpointStore
+from understudy.evaluator.lifecycle.servable_manager import ServableManager
 from understudy.evaluator.types import MetricSpec
 
 MIN_VERSIONS = 2
@@ -27,16 +27,21 @@ class Comparer:
     """Compares versions. Thread-safe.
 
     Args:
-        shelf: Says which checkpoints there are.
+        store: Says which checkpoints there are.
         manager: Lends and loads them.
         engine: Runs the batches.
         on_open: Told of each stream, to close it when the evaluator is closed.
     """
 
     def __init__(
-        self, *, shelf: Shelf, manager: ServableManager, engine: Engine, on_open: Callable[[EvaluationStream], None]
+        self,
+        *,
+        store: CheckpointStore,
+        manager: ServableManager,
+        engine: Engine,
+        on_open: Callable[[EvaluationStream], None],
     ) -> None:
-        self._shelf = shelf
+        self._store = store
         self._manager = manager
         self._engine = engine
         self._on_open = on_open
@@ -65,18 +70,18 @@ class Comparer:
         for step in steps:
             self._check_exists(step)
         outcome: Future[Comparison] = Future()
-        wanted = Wanted(lambda: not (self._closing or outcome.cancelled()))
-        outcome.add_done_callback(lambda done: wanted.stop() if done.cancelled() else None)
-        contest = Contest(
+        cancellation = CancellationToken(lambda: not (self._closing or outcome.cancelled()))
+        outcome.add_done_callback(lambda done: cancellation.stop() if done.cancelled() else None)
+        comparison_run = ComparisonRun(
             manager=self._manager,
             engine=self._engine,
             on_open=self._on_open,
             metrics=metrics,
             bootstrap=bootstrap,
             deadline=deadline,
-            wanted=wanted,
+            cancellation=cancellation,
         )
-        self._executor.submit(_settle, outcome, lambda: contest.run(steps, batches))
+        self._executor.submit(_settle, outcome, lambda: comparison_run.run(steps, batches))
         return outcome
 
     def stop(self) -> None:
@@ -91,7 +96,7 @@ class Comparer:
         try:
             self._manager.borrow(step).release()
         except VersionNotFoundError:
-            self._shelf.info(step)
+            self._store.info(step)
 
 
 def _settle(outcome: Future[Comparison], run: Callable[[], Comparison]) -> None:

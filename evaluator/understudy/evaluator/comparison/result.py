@@ -16,8 +16,8 @@ class ComparedVersion:
     Attributes:
         score: Its loss and metrics, as an evaluation of it alone gives them.
         differences: By how much each metric exceeds the first version's.
-        loss_difference: The same of the mean row loss, with its interval; None for the first version, and where rows
-            have no losses of their own.
+        loss_difference: The same of the mean example loss, with its interval; None for the first version, and where
+            examples have no losses of their own.
     """
 
     score: EvaluationResult

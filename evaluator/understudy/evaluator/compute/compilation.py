@@ -9,10 +9,10 @@ import keras
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute import metric_catalog
-from understudy.evaluator.compute.program import ProgramOptions
-from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLoss
+from understudy.evaluator.compute.example_losses import NoExampleLossesError, PerExampleLoss
+from understudy.evaluator.compute.scoring_program import ProgramOptions
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import InvalidInputError, NotEvaluableError
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
 from understudy.evaluator.types import MetricSpec
 
 
@@ -71,23 +71,23 @@ class Compilation:
             self._model.compile_from_config(dict(self._config))
             self._model.optimizer = None
 
-    def compile_for_rows(self, *, adds_losses: bool) -> None:
-        """Give the model losses that keep the rows apart, and no metrics.
+    def compile_for_examples(self, *, adds_losses: bool) -> None:
+        """Give the model losses that keep the examples apart, and no metrics.
 
         Raises:
-            NoRowLossesError: The model's loss is no sum over rows.
+            NoExampleLossesError: The model's loss is no sum over examples.
         """
         if self.custom_step or self.custom_loss or self._custom_compile:
-            raise NoRowLossesError("the model computes its loss in a way of its own")
+            raise NoExampleLossesError("the model computes its loss in a way of its own")
         if adds_losses:
-            raise NoRowLossesError("the model adds losses that depend on whole batches")
+            raise NoExampleLossesError("the model adds losses that depend on whole batches")
         losses = keras.saving.deserialize_keras_object(dict(self._config)).get("loss")
         if losses is None:
-            raise NoRowLossesError("the model was compiled without a loss")
+            raise NoExampleLossesError("the model was compiled without a loss")
         keras.Model.compile(
             self._model,
             optimizer=None,
-            loss=keras.tree.map_structure(lambda loss: None if loss is None else RowLoss(loss), losses),
+            loss=keras.tree.map_structure(lambda loss: None if loss is None else PerExampleLoss(loss), losses),
             loss_weights=self._config.get("loss_weights"),
             jit_compile=False,
         )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.device_state import END_AFTER, DeviceListener, DeviceState
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 
 _log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ class DeviceThread(Generic[_Turn]):
     Args:
         wait: Called on the thread, with whether to wait for work; returns a turn, or None when there will be no more,
             or when there is none to be taken before a job that was launched is done.
-        take: Called when the device is free; returns the job of a turn.
+        next_job: Called when the device is free; returns the job of a turn.
     """
 
-    def __init__(self, *, wait: Callable[[bool], _Turn | None], take: Callable[[_Turn], Job]) -> None:
+    def __init__(self, *, wait: Callable[[bool], _Turn | None], next_job: Callable[[_Turn], Job]) -> None:
         self._wait = wait
-        self._take = take
+        self._next_job = next_job
         self._device = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
 
@@ -33,12 +33,12 @@ class DeviceThread(Generic[_Turn]):
         """Start the thread."""
         self._thread.start()
 
-    def do_here(self, take: Callable[[], Job | None]) -> None:
+    def do_here(self, next_job: Callable[[], Job | None]) -> None:
         """Take a job, if there is one, and do it on the calling thread, if the device is free."""
         if not self._device.acquire(blocking=False):
             return
         try:
-            job = take()
+            job = next_job()
             if job is not None:
                 do(job)
         finally:
@@ -52,7 +52,7 @@ class DeviceThread(Generic[_Turn]):
         launched: Callable[[], None] | None = None
         while (turn := self._wait(launched is None)) is not None or launched is not None:
             with self._device:
-                following = None if turn is None else _begin(self._take(turn))
+                following = None if turn is None else _begin(self._next_job(turn))
                 if launched is not None:
                     _begin(launched)
                 launched = following

@@ -18,7 +18,7 @@ from understudy.devices.errors import DeviceLayoutError
 from understudy.devices.nvml import GpuReading, Nvml, NvmlUnavailableError
 from understudy.devices.selection import canonical
 from understudy.evaluator.compute.precision import set_precision
-from understudy.evaluator.errors import DeviceError
+from understudy.evaluator.evaluator_errors import DeviceError
 from understudy.evaluator.settings import Precision
 
 MemoryKind = Literal["current", "peak"]

@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from understudy.evaluator.compute.admission import Admission
+from understudy.evaluator.compute.batch_runner import BatchRunner
+from understudy.evaluator.compute.batch_scheduler import MAX_PREDICTS_BEFORE_EVALUATE, BatchScheduler
 from understudy.evaluator.compute.device_health import DeviceHealth
 from understudy.evaluator.compute.device_thread import DeviceThread, Job, do
 from understudy.evaluator.compute.inline import InlineJudge
-from understudy.evaluator.compute.pace import Pace
-from understudy.evaluator.compute.pending import Borrow, EvaluateRequest, PredictRequest, is_dead
-from understudy.evaluator.compute.runner import Runner
-from understudy.evaluator.compute.turns import MAX_PREDICTS_BEFORE_EVALUATE, Turns
+from understudy.evaluator.compute.latency_estimator import LatencyEstimator
+from understudy.evaluator.compute.request_queue import Borrow, EvaluateRequest, PredictRequest, is_dead
 from understudy.evaluator.device_state import DeviceListener
-from understudy.evaluator.errors import DrainingError
+from understudy.evaluator.evaluator_errors import DrainingError
 from understudy.evaluator.exhaustion import blame_machine
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.outbox import FutureOutbox, Outbox
+from understudy.evaluator.result_sink import FutureSink, ResultSink
 from understudy.evaluator.types import Arrays, Prediction
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
 _SECONDS_BETWEEN_LOOKS_FOR_ROOM = 0.02
 
 _T = TypeVar("_T")
-_Waiter = TypeVar("_Waiter")
+_Token = TypeVar("_Token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,17 @@ class EngineSettings:
     """How requests are merged, and how many may wait.
 
     Attributes:
-        max_batch_rows: The most rows of one batch. A larger request is a batch of its own.
-        max_queue_rows: The most rows that may wait, for Predict and for Evaluate each.
+        max_batch_size: The most examples of one batch. A larger request is a batch of its own.
+        max_queue_examples: The most examples that may wait, for Predict and for Evaluate each.
         max_batch_delay_seconds: How long the oldest request may be held back for more to fill its batch.
-        inline_batches: Whether a brief batch may run on the thread that calls `Engine.wake`.
+        inline_batches: Whether a brief batch may run on the thread that calls `Engine.dispatch`.
         max_device_failures: As many runs that fail in a row by the devices' fault make them count as failing.
         overlap_batches: Whether the next batch is launched before the results of the one that computes are fetched, as
             it should be where the devices compute on their own. Not where batches are held back for more.
     """
 
-    max_batch_rows: int = 256
-    max_queue_rows: int = 4096
+    max_batch_size: int = 256
+    max_queue_examples: int = 4096
     max_batch_delay_seconds: float = 0.0
     inline_batches: bool = True
     max_device_failures: int = 5
@@ -63,7 +63,7 @@ class Engine:
     passed its deadline, is dropped before it reaches a device.
 
     Batches run on the engine's thread, one at a time, or two where they overlap; but one that would be done before that
-    thread has woken up runs on the thread that calls `wake`, if the settings allow it. `InlineJudge` says which.
+    thread has woken up runs on the thread that calls `dispatch`, if the settings allow it. `InlineJudge` says which.
 
     Deadlines are on `time.monotonic`'s clock, in seconds; None means none.
 
@@ -82,26 +82,26 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._observer = observer
-        self._pace = Pace(settings.max_batch_rows)
-        self._admission = Admission(settings.max_queue_rows, self._pace, observer)
+        self._latency = LatencyEstimator(settings.max_batch_size)
+        self._admission = Admission(settings.max_queue_examples, self._latency, observer)
         self._swept_at = -math.inf
         self._judge = InlineJudge()
         health = DeviceHealth(settings.max_device_failures, on_device_state)
-        self._runner = Runner(observer, self._pace, self._judge, health)
-        self._futures = FutureOutbox()
+        self._runner = BatchRunner(observer, self._latency, self._judge, health)
+        self._futures = FutureSink()
         self._changed = threading.Condition()
-        self._turns = Turns(settings.max_batch_rows)
+        self._scheduler = BatchScheduler(settings.max_batch_size)
         self._closing = False
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
-        self._thread = DeviceThread(wait=self._wait, take=self._take)
+        self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
         self._thread.start()
 
     def predict(
         self, inputs: Arrays, *, borrow: Borrow, key: Hashable, deadline: float | None = None
     ) -> Future[Prediction]:
-        """Queue rows to predict and return their future; see `submit`."""
+        """Queue examples to predict and return their future; see `submit`."""
         future: Future[Prediction] = Future()
-        self.submit(inputs, borrow=borrow, key=key, deadline=deadline, waiter=future, outbox=self._futures)
+        self.submit(inputs, borrow=borrow, key=key, deadline=deadline, token=future, sink=self._futures)
         return future
 
     def submit(
@@ -111,68 +111,69 @@ class Engine:
         borrow: Borrow,
         key: Hashable,
         deadline: float | None,
-        waiter: _Waiter,
-        outbox: Outbox[_Waiter],
-        wake: bool = True,
+        token: _Token,
+        sink: ResultSink[_Token],
+        dispatch: bool = True,
     ) -> None:
-        """Queue rows to predict.
+        """Queue examples to predict.
 
         Args:
-            inputs: Every input by name, ``[rows, ...]``, already checked. Not to be changed until the outcome is told.
+            inputs: Every input by name, ``[examples, ...]``, already checked. Not to be changed until the outcome is
+                told.
             borrow: Called once for each batch, on the device's thread, when the batch is formed.
             key: The version. Only requests with equal keys, dtypes and shapes beside axis 0 share a batch.
             deadline: When the answer is no longer wanted.
-            waiter: Who waits for the outcome.
-            outbox: Tells the outcome, with those of all other requests of the batch that have the same outbox.
-            wake: Whether to wake a device that has nothing to do; if not, `wake` is to be called soon.
+            token: Who waits for the outcome.
+            sink: Tells the outcome, with those of all other requests of the batch that have the same sink.
+            dispatch: Whether to wake a device that has nothing to do; if not, `dispatch` is to be called soon.
 
         Raises:
-            InvalidInputError: There are more rows than the queue can ever hold.
+            InvalidInputError: There are more examples than the queue can ever hold.
             OverloadedError: The queue is full, or the deadline will pass before those who wait are done.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The engine is being closed.
         """
-        rows = len(next(iter(inputs.values())))
-        self._admission.check_size(rows)
+        examples = len(next(iter(inputs.values())))
+        self._admission.check_size(examples)
         self._admission.check_deadline(deadline)
         request = PredictRequest(
             inputs=inputs,
-            rows=rows,
+            examples=examples,
             group=(key, *[(name, array.dtype, array.shape[1:]) for name, array in sorted(inputs.items())]),
             borrow=borrow,
             deadline=deadline,
             arrived=time.monotonic(),
-            waiter=waiter,
-            outbox=outbox,
+            token=token,
+            sink=sink,
         )
         dead: Sequence[PredictRequest] = ()
         try:
             with self._changed:
                 self._admission.check_open()
-                dead = self._make_room(rows, deadline)
-                self._enqueue_predict(request, wake=wake)
+                dead = self._drop_dead_requests(examples, deadline)
+                self._enqueue_predict(request, dispatch=dispatch)
         finally:
             for unwanted in dead:
                 self._runner.begin(unwanted)
 
-    def check_room(self, deadline: float | None) -> None:
+    def check_admission(self, deadline: float | None) -> None:
         """Raise what `submit` would for the smallest of requests, as far as that can be told at once.
 
         For whoever wants to know before taking a request apart.
         """
         self._admission.check_open()
         if not self._may_sweep():
-            self._check_room(1, deadline)
+            self._check_admission(1, deadline)
 
-    def check_size(self, rows: int) -> None:
-        """Raise InvalidInputError for a request of more rows than the queue can ever hold."""
-        self._admission.check_size(rows)
+    def check_size(self, examples: int) -> None:
+        """Raise InvalidInputError for a request of more examples than the queue can ever hold."""
+        self._admission.check_size(examples)
 
-    def wake(self) -> None:
+    def dispatch(self) -> None:
         """Have what was submitted run, if the device has nothing to do: on this thread, where that is brief."""
         if self._may_run_here():
             self._thread.do_here(self._take_brief_predicts)
-        if self._turns.predicts:
+        if self._scheduler.predicts:
             with self._changed:
                 self._changed.notify()
 
@@ -180,7 +181,7 @@ class Engine:
         self,
         work: Callable[[], _T],
         *,
-        rows: int,
+        examples: int,
         deadline: float | None = None,
         prepare: Callable[[], object] | None = None,
     ) -> Future[_T]:
@@ -188,16 +189,18 @@ class Engine:
 
         Args:
             work: What to run.
-            rows: How many rows it computes.
+            examples: How many examples it computes.
             deadline: When it is no longer wanted.
             prepare: What takes long before it, such as tracing; run on a thread of its own, one after another.
 
         Raises:
-            OverloadedError: Too many rows wait, and there is nothing to prepare; what was prepared waits for room.
+            OverloadedError: Too many examples wait, and there is nothing to prepare; what was prepared waits for room.
             DeadlineExceededError: The deadline has passed; as the future's exception if there is something to prepare.
             DrainingError: The engine is being closed; likewise.
         """
-        request = EvaluateRequest(work=work, rows=rows, deadline=deadline, arrived=time.monotonic(), future=Future())
+        request = EvaluateRequest(
+            work=work, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
+        )
         if prepare is None:
             self._enqueue(request)
         else:
@@ -206,15 +209,15 @@ class Engine:
                 self._preparer.submit(self._prepare_and_enqueue, prepare, request)
         return request.future
 
-    def give_way(self) -> None:
+    def yield_to_predict(self) -> None:
         """Run the Predict batches that wait, at most `MAX_PREDICTS_BEFORE_EVALUATE`.
 
         For the work of an evaluation to call, on the device's thread, between parts of a large batch.
         """
         for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
-            if not self._turns.predicts:
+            if not self._scheduler.predicts:
                 return
-            do(self._take_extra_predicts())
+            do(self._extra_predict_job())
 
     def close(self, timeout_seconds: float) -> None:
         """Take no more work, finish what waits, and end the threads. Idempotent.
@@ -227,7 +230,7 @@ class Engine:
             self._changed.notify()
         self._thread.join(timeout_seconds)
         with self._changed:
-            abandoned = self._turns.take_all()
+            abandoned = self._scheduler.drain()
         for request in abandoned:
             if request.begin():
                 self._observer.rejected("draining")
@@ -239,42 +242,42 @@ class Engine:
         self._admission.check_deadline(request.deadline)
         with self._changed:
             self._admission.check_open()
-            waiting = self._rows_in_the_way(request)
+            waiting = self._examples_in_the_way(request)
             if not waiting:
                 self._append_evaluate(request)
         if waiting:
             self._admission.refuse(waiting)
 
-    def _rows_in_the_way(self, request: EvaluateRequest) -> int:
-        """Return how many rows of evaluations wait if they leave no room for a request, else 0."""
-        waiting = sum(other.rows for other in self._turns.evaluates)
-        return waiting if waiting + request.rows > self._settings.max_queue_rows else 0
+    def _examples_in_the_way(self, request: EvaluateRequest) -> int:
+        """Return how many examples of evaluations wait if they leave no room for a request, else 0."""
+        waiting = sum(other.examples for other in self._scheduler.evaluates)
+        return waiting if waiting + request.examples > self._settings.max_queue_examples else 0
 
     def _append_evaluate(self, request: EvaluateRequest) -> None:
-        self._turns.evaluates.append(request)
+        self._scheduler.evaluates.append(request)
         self._changed.notify()
 
-    def _enqueue_predict(self, request: PredictRequest, *, wake: bool) -> None:
-        self._check_room(request.rows, request.deadline)
-        self._turns.predicts.append(request)
-        if wake:
+    def _enqueue_predict(self, request: PredictRequest, *, dispatch: bool) -> None:
+        self._check_admission(request.examples, request.deadline)
+        self._scheduler.predicts.append(request)
+        if dispatch:
             self._changed.notify()
-        self._observer.queue_changed(self._turns.predicts.rows)
+        self._observer.queue_changed(self._scheduler.predicts.examples)
 
-    def _check_room(self, rows: int, deadline: float | None) -> None:
-        waiting = self._turns.predicts.rows
-        self._admission.check_deadline(deadline, rows_ahead=waiting)
-        if waiting + rows > self._settings.max_queue_rows:
+    def _check_admission(self, examples: int, deadline: float | None) -> None:
+        waiting = self._scheduler.predicts.examples
+        self._admission.check_deadline(deadline, examples_ahead=waiting)
+        if waiting + examples > self._settings.max_queue_examples:
             self._admission.refuse(waiting)
 
-    def _make_room(self, rows: int, deadline: float | None) -> Sequence[PredictRequest]:
+    def _drop_dead_requests(self, examples: int, deadline: float | None) -> Sequence[PredictRequest]:
         """If there is no room for a request, take out of the queue what nobody wants any more, and return that."""
-        waiting = self._turns.predicts.rows
-        fits = waiting + rows <= self._settings.max_queue_rows
-        if (fits and self._admission.is_meetable(deadline, rows_ahead=waiting)) or not self._may_sweep():
+        waiting = self._scheduler.predicts.examples
+        fits = waiting + examples <= self._settings.max_queue_examples
+        if (fits and self._admission.is_meetable(deadline, examples_ahead=waiting)) or not self._may_sweep():
             return ()
         self._swept_at = time.monotonic()
-        return self._turns.predicts.remove(is_dead)
+        return self._scheduler.predicts.remove(is_dead)
 
     def _may_sweep(self) -> bool:
         """Whether the last sweep is long enough ago: they take time, and there might be one for every refusal."""
@@ -296,7 +299,7 @@ class Engine:
         self._admission.check_deadline(request.deadline)
         with self._changed:
             self._admission.check_open()
-            if self._rows_in_the_way(request):
+            if self._examples_in_the_way(request):
                 return False
             self._append_evaluate(request)
             return True
@@ -304,11 +307,11 @@ class Engine:
     def _may_run_here(self) -> bool:
         """Whether what waits is Predict alone and is not held back for more."""
         held_back = self._settings.max_batch_delay_seconds > 0
-        return self._settings.inline_batches and not held_back and not self._turns.evaluates
+        return self._settings.inline_batches and not held_back and not self._scheduler.evaluates
 
     def _may_overlap(self) -> bool:
-        """Whether a batch of Predict is next and can be taken at once."""
-        return bool(self._turns.predicts) and not self._turns.is_evaluates()
+        """Whether a batch of Predict is next and can be fetched at once."""
+        return bool(self._scheduler.predicts) and not self._scheduler.is_evaluate_next()
 
     def _wait(self, patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
         """Wait for work, and then for more of it; return the seconds of the latter, None when there will be no more.
@@ -318,35 +321,35 @@ class Engine:
         with self._changed:
             if not patient and not self._may_overlap():
                 return None
-            while not self._turns:
+            while not self._scheduler:
                 if self._closing:
                     return None
                 self._changed.wait()
             began = time.monotonic()
-            if not self._turns.is_evaluates():
-                self._wait_for_more(self._turns.predicts.oldest())
+            if not self._scheduler.is_evaluate_next():
+                self._wait_for_more(self._scheduler.predicts.oldest())
             return time.monotonic() - began
 
-    def _take(self, fill_seconds: float) -> Job:
+    def _next_job(self, fill_seconds: float) -> Job:
         """Take what is next off its queue."""
         with self._changed:
-            if self._turns.is_evaluates():
-                return functools.partial(self._runner.evaluate, self._turns.take_evaluate())
-            return self._predicting(self._turns.take_predicts(), fill_seconds)
+            if self._scheduler.is_evaluate_next():
+                return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
+            return self._predicting(self._scheduler.next_predict_batch(), fill_seconds)
 
     def _take_brief_predicts(self) -> Job | None:
         with self._changed:
-            batch = self._turns.next_predicts()
-            if not batch or not self._judge.is_brief(batch[0].group, sum(request.rows for request in batch)):
+            batch = self._scheduler.next_predicts()
+            if not batch or not self._judge.is_brief(batch[0].group, sum(request.examples for request in batch)):
                 return None
-            return self._predicting(self._turns.take_extra_predicts(), inline=True)
+            return self._predicting(self._scheduler.extra_predict_batch(), inline=True)
 
-    def _take_extra_predicts(self) -> Job:
+    def _extra_predict_job(self) -> Job:
         with self._changed:
-            return self._predicting(self._turns.take_extra_predicts())
+            return self._predicting(self._scheduler.extra_predict_batch())
 
     def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0, *, inline: bool = False) -> Job:
-        self._observer.queue_changed(self._turns.predicts.rows)
+        self._observer.queue_changed(self._scheduler.predicts.examples)
         if self._settings.overlap_batches and not self._settings.max_batch_delay_seconds:
             return functools.partial(self._runner.launch, batch, fill_seconds)
         return functools.partial(self._runner.predict, batch, fill_seconds, inline=inline)
@@ -355,6 +358,6 @@ class Engine:
         """Hold the oldest request back until its batch is full or it has waited long enough."""
         until = oldest.arrived + self._settings.max_batch_delay_seconds
         while not self._closing and (left := until - time.monotonic()) > 0:
-            if self._turns.predicts.rows_like(oldest) >= self._settings.max_batch_rows:
+            if self._scheduler.predicts.examples_like(oldest) >= self._settings.max_batch_size:
                 return
             self._changed.wait(left)

@@ -17,7 +17,7 @@ from understudy.evaluator.types import Array
 ExampleKind = Literal["padded", "full", "zeros"]
 """How inputs are filled.
 
-padded: Sequences of several lengths, the rest of each row zeros at its end, as masks want it on GPUs.
+padded: Sequences of several lengths, the rest of each example zeros at its end, as masks want it on GPUs.
 full: No zeros among tokens.
 zeros: Zeros and empty strings.
 """
@@ -37,7 +37,7 @@ def example_inputs(
     specs: Sequence[TensorSpec],
     kind: ExampleKind,
     *,
-    rows: int,
+    examples: int,
     length: int,
     ranges: Mapping[str, ValueRange] | None = None,
 ) -> dict[str, Array]:
@@ -46,15 +46,15 @@ def example_inputs(
     Args:
         specs: What to make.
         kind: How to fill it.
-        rows: How many rows.
+        examples: How many examples.
         length: The length of every axis that may have any length.
         ranges: The ids that inputs may hold, by name.
     """
     generator = np.random.default_rng(0)
-    filled = generator.uniform(size=rows) if kind == "padded" else np.ones(rows)
+    filled = generator.uniform(size=examples) if kind == "padded" else np.ones(examples)
     made = {}
     for spec in specs:
-        shape = (rows, *(length if axis is None else axis for axis in spec.shape[1:]))
+        shape = (examples, *(length if axis is None else axis for axis in spec.shape[1:]))
         made[spec.name] = _zeros(spec, shape) if kind == "zeros" else _values(spec, shape, generator, ranges or {})
         if kind == "padded" and _is_sequence(spec):
             _pad(made[spec.name], filled)
@@ -62,7 +62,7 @@ def example_inputs(
 
 
 def _is_sequence(spec: TensorSpec) -> bool:
-    """Whether axis 1 may be time: tokens ``[rows, time]``, features ``[rows, time, features]``, or text ``[rows]``."""
+    """Whether axis 1 may be time: tokens ``[batch, time]``, features ``[batch, time, features]``, text ``[batch]``."""
     rank = len(spec.shape)
     if spec.dtype == "string":
         return True
@@ -96,12 +96,12 @@ def _ids(shape: Sequence[int], generator: np.random.Generator, value_range: Valu
 
 
 def _pad(array: Array, filled: Array) -> None:
-    """Empty the end of each row, of which at least one step stays."""
-    for row, share in enumerate(filled):
+    """Empty the end of each example, of which at least one step stays."""
+    for example, share in enumerate(filled):
         if array.ndim == 1:
-            array[row] = _text(math.ceil(share * 8))
+            array[example] = _text(math.ceil(share * 8))
         else:
-            array[row, max(1, math.ceil(share * array.shape[1])) :] = b"" if array.dtype == object else 0
+            array[example, max(1, math.ceil(share * array.shape[1])) :] = b"" if array.dtype == object else 0
 
 
 def _text(words: int) -> bytes:

@@ -16,7 +16,7 @@ from understudy.evaluator.compute.random_numbers import draws_random_numbers
 from understudy.evaluator.compute.reclaiming import reclaim_memory
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.compute.value_ranges import find_value_ranges
-from understudy.evaluator.errors import InvalidInputError, OutOfResourcesError
+from understudy.evaluator.evaluator_errors import InvalidInputError, OutOfResourcesError
 from understudy.evaluator.exhaustion import Resource, exhausted_resource
 
 _log = logging.getLogger(__name__)
@@ -26,18 +26,18 @@ class ForwardPass:
     """A model's forward pass over all replicas, traced once. Thread-safe.
 
     The function takes batches of any length: each replica gets a slice, of lengths that differ by one at most. Where
-    there are fewer rows than replicas, the replicas without a row of their own repeat a neighbour's, and that result
-    is dropped; a replica never sees an empty slice.
+    there are fewer examples than replicas, the replicas without an example of their own repeat a neighbour's, and that
+    result is dropped; a replica never sees an empty slice.
 
     Args:
         model: The model, with variables mirrored by the strategy.
         interface: Its structures.
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
-        max_rows: The most rows of one call of the function; larger batches run in pieces.
+        max_batch_size: The most examples of one call of the function; larger batches run in pieces.
         on_trace: Called each time the function is traced: once, unless something is wrong.
 
     Attributes:
-        max_rows: As given; lowered where there was no memory for so many, and see `restore_limit`.
+        max_batch_size: As given; lowered where there was no memory for so many, and see `restore_limit`.
         adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
         input_ranges: The ids that inputs may hold, by name, where the model looks them up as they come.
@@ -49,14 +49,14 @@ class ForwardPass:
         interface: ModelInterface,
         strategy: Any,
         *,
-        max_rows: int,
+        max_batch_size: int,
         on_trace: Callable[[], None],
     ) -> None:
         self._names = interface.inputs.names
         self._call = ModelCall(model, interface)
         self._strategy = strategy
         self._replicas: int = strategy.num_replicas_in_sync
-        self.max_rows = self._most_rows = max_rows
+        self.max_batch_size = self._most_examples = max_batch_size
         self._on_trace = on_trace
         function = tf.function(self._trace, input_signature=tensor_specs(interface), autograph=False)
         self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
@@ -71,19 +71,19 @@ class ForwardPass:
         """Run the model.
 
         Args:
-            inputs: NumPy arrays or tensors by name, each ``[rows, ...]`` with at least one row.
+            inputs: NumPy arrays or tensors by name, each ``[examples, ...]`` with at least one example.
             between_pieces: Called between the pieces of a batch that is too large for one call.
 
         Returns:
-            The outputs by name, each ``[rows, ...]``, and the Keras masks of those that have one.
+            The outputs by name, each ``[examples, ...]``, and the Keras masks of those that have one.
 
         Raises:
             InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
-            OutOfResourcesError: There is no memory for a single row.
+            OutOfResourcesError: There is no memory for a single example.
         """
         leaves = [inputs[name] for name in self._names]
         while True:
-            limit = self.max_rows
+            limit = self.max_batch_size
             try:
                 if leaves[0].shape[0] <= limit:
                     return self._call.by_name(self._function(*leaves))
@@ -112,16 +112,19 @@ class ForwardPass:
         return self._call.specs(self._function.function.structured_outputs)
 
     def restore_limit(self) -> bool:
-        """Take as many rows as at first, for which there may be memory again; return whether it was lowered."""
-        lowered, self.max_rows = self.max_rows < self._most_rows, self._most_rows
+        """Take as many examples as at first, for which there may be memory again; return whether it was lowered."""
+        lowered, self.max_batch_size = self.max_batch_size < self._most_examples, self._most_examples
         return lowered
 
-    def _use_less_memory(self, rows: int, error: Exception) -> None:
+    def _use_less_memory(self, examples: int, error: Exception) -> None:
         """Lower the limit below what did not fit."""
-        if rows == 1:
-            raise OutOfResourcesError(f"there is no memory for a single row: {first_line(error)}") from error
-        self.max_rows = rows // 2
-        _log.warning("out of memory, going on with smaller batches", extra={"rows": rows, "max_rows": self.max_rows})
+        if examples == 1:
+            raise OutOfResourcesError(f"there is no memory for a single example: {first_line(error)}") from error
+        self.max_batch_size = examples // 2
+        _log.warning(
+            "out of memory, going on with smaller batches",
+            extra={"rows": examples, "max_batch_size": self.max_batch_size},
+        )
 
     def _run_in_pieces(
         self, leaves: Sequence[Any], limit: int, between_pieces: Callable[[], None]
@@ -149,16 +152,16 @@ class ForwardPass:
 
 
 def _share_out(inputs: tuple[Any, ...], replicas: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """Return the inputs of each replica, and how many rows of its outputs are its own."""
-    rows = tf.shape(inputs[0])[0]
+    """Return the inputs of each replica, and how many examples of its outputs are its own."""
+    examples = tf.shape(inputs[0])[0]
     if replicas == 1:
-        return [inputs], [rows]
-    pairs = list(itertools.pairwise(index * rows // replicas for index in range(replicas + 1)))
-    slices = [tuple(_slice(tensor, start, stop, rows) for tensor in inputs) for start, stop in pairs]
+        return [inputs], [examples]
+    pairs = list(itertools.pairwise(index * examples // replicas for index in range(replicas + 1)))
+    slices = [tuple(_slice(tensor, start, stop, examples) for tensor in inputs) for start, stop in pairs]
     return slices, [stop - start for start, stop in pairs]
 
 
-def _slice(tensor: Any, start: Any, stop: Any, rows: Any) -> Any:
-    """Return the rows from start to stop, or the nearest row where there are none."""
-    start = tf.minimum(start, rows - 1)
+def _slice(tensor: Any, start: Any, stop: Any, examples: Any) -> Any:
+    """Return the examples from start to stop, or the nearest example where there are none."""
+    start = tf.minimum(start, examples - 1)
     return tensor[start : tf.maximum(stop, start + 1)]

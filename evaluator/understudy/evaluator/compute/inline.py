@@ -25,26 +25,26 @@ _REMEMBERED_SHAPES = 256
 class InlineJudge:
     """Judges by what batches of the very same shape took lately. Thread-safe.
 
-    A shape is a group of requests (version, dtypes and all dimensions but the first) and the number of rows, rounded up
-    to a power of two. Its first batches run on the device's thread, which has to wait for the GIL: so it is their
-    lower quartile that has to be brief. Then the event loop's own batches count, by a high quantile: once a second one
-    of the last 32 takes more than `LONGEST_SECONDS`, or half of them are not brief, the shape goes back to the device's
-    thread, each time for twice as many batches.
+    A shape is a group of requests (version, dtypes and all dimensions but the first) and the number of examples,
+    rounded up to a power of two. Its first batches run on the device's thread, which has to wait for the GIL: so it is
+    their lower quartile that has to be brief. Then the event loop's own batches count, by a high quantile: once a
+    second one of the last 32 takes more than `LONGEST_SECONDS`, or half of them are not brief, the shape goes back to
+    the device's thread, each time for twice as many batches.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shapes: OrderedDict[tuple[Hashable, int], _Shape] = OrderedDict()
 
-    def is_brief(self, group: Hashable, rows: int) -> bool:
+    def is_brief(self, group: Hashable, examples: int) -> bool:
         """Return whether a batch can be done before another thread could do much else; False while unknown."""
         with self._lock:
-            shape = self._shapes.get(_key(group, rows))
+            shape = self._shapes.get(_key(group, examples))
             return shape is not None and shape.is_brief()
 
-    def observe(self, group: Hashable, rows: int, cost: Cost, *, inline: bool) -> None:
+    def observe(self, group: Hashable, examples: int, cost: Cost, *, inline: bool) -> None:
         """Take a batch into account, with all that its thread did for it."""
-        key = _key(group, rows)
+        key = _key(group, examples)
         with self._lock:
             shape = self._shapes.setdefault(key, _Shape())
             self._shapes.move_to_end(key)
@@ -116,5 +116,5 @@ class _Shape:
         return too_long > _FORGIVEN_BATCHES or 2 * not_brief > max(len(self.inline), _TRIAL_BATCHES)
 
 
-def _key(group: Hashable, rows: int) -> tuple[Hashable, int]:
-    return group, (rows - 1).bit_length()
+def _key(group: Hashable, examples: int) -> tuple[Hashable, int]:
+    return group, (examples - 1).bit_length()

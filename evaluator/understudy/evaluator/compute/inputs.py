@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Arrays, Batch
 
 ALL_TARGETS = "targets"
@@ -19,25 +19,25 @@ _REMEMBERED_FORMS = 1024
 
 
 def check_inputs(inputs: Arrays, specs: Sequence[TensorSpec]) -> int:
-    """Return the number of rows.
+    """Return the number of examples.
 
     Raises:
-        InvalidInputError: A name, dtype or shape is not what the model takes, or there is no row, or inputs differ in
-            their number of rows.
+        InvalidInputError: A name, dtype or shape is not what the model takes, or there is no example, or inputs differ
+            in their number of examples.
     """
     return check_forms({name: ArrayForm(dtype_name(array), array.shape) for name, array in inputs.items()}, specs)
 
 
 def check_forms(forms: Mapping[str, ArrayForm], specs: Sequence[TensorSpec]) -> int:
-    """Return the number of rows of inputs that need not be built yet; raise what `check_inputs` does."""
+    """Return the number of examples of inputs that need not be built yet; raise what `check_inputs` does."""
     _check_names(forms, specs)
-    rows = 0
+    examples = 0
     for spec in specs:
         form = forms[spec.name]
         _check_dtype(form, spec)
         _check_shape(form, spec)
-        rows = _check_rows(f"input {spec.name!r}", form.shape, rows)
-    return rows
+        examples = _check_examples(f"input {spec.name!r}", form.shape, examples)
+    return examples
 
 
 class InputCheck:
@@ -51,34 +51,34 @@ class InputCheck:
         self._specs = specs
         self._passed: dict[Hashable, int] = {}
 
-    def rows_of(self, inputs: Arrays) -> int:
-        """Return the number of rows; raise what `check_inputs` does."""
+    def examples_of(self, inputs: Arrays) -> int:
+        """Return the number of examples; raise what `check_inputs` does."""
         form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
-        rows = self._passed.get(form)
-        if rows is None:
-            rows = check_inputs(inputs, self._specs)
+        examples = self._passed.get(form)
+        if examples is None:
+            examples = check_inputs(inputs, self._specs)
             if len(self._passed) >= _REMEMBERED_FORMS:
                 self._passed.clear()
-            self._passed[form] = rows
-        return rows
+            self._passed[form] = examples
+        return examples
 
 
 def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
-    """Return the number of rows of a batch to score.
+    """Return the number of examples of a batch to score.
 
     Raises:
-        InvalidInputError: The inputs do not fit, a target or weight has a name no output has, or another number of rows
-            than the inputs.
+        InvalidInputError: The inputs do not fit, a target or weight has a name no output has, or another number of
+            examples than the inputs.
     """
-    rows = check_inputs(batch.inputs, inputs)
+    examples = check_inputs(batch.inputs, inputs)
     names = [spec.name for spec in outputs]
     note = _positional_note("output", outputs)
-    _check_labels("target", batch.targets, [*names, ALL_TARGETS] if len(names) == 1 else names, rows, note)
-    _check_labels("sample weight", batch.sample_weights, [*names, ALL_WEIGHTS], rows, note)
+    _check_labels("target", batch.targets, [*names, ALL_TARGETS] if len(names) == 1 else names, examples, note)
+    _check_labels("sample weight", batch.sample_weights, [*names, ALL_WEIGHTS], examples, note)
     for name, array in batch.sample_weights.items():
         if array.dtype.kind not in "fiub" and dtype_name(array) != "bfloat16":
             raise InvalidInputError(f"sample weight {name!r} has dtype {dtype_name(array)}; numbers were expected")
-    return rows
+    return examples
 
 
 def dtype_name(array: Array) -> str:
@@ -131,7 +131,7 @@ def _check_shape(form: ArrayForm, spec: TensorSpec) -> None:
         )
 
 
-def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], rows: int, note: str) -> None:
+def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], examples: int, note: str) -> None:
     unknown = arrays.keys() - set(allowed)
     if unknown:
         raise InvalidInputError(f"the {kind}s {_list(sorted(unknown))} came; {_list(allowed)} were expected{note}")
@@ -139,16 +139,16 @@ def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], rows: int, 
         raise InvalidInputError(f"the {kind}s {_list(sorted(arrays))} came; {allowed[-1]!r} must come alone")
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise InvalidInputError(f"{kind} {name!r} is a scalar; [{rows}, ...] was expected")
-        _check_rows(f"{kind} {name!r}", array.shape, rows)
+            raise InvalidInputError(f"{kind} {name!r} is a scalar; [{examples}, ...] was expected")
+        _check_examples(f"{kind} {name!r}", array.shape, examples)
 
 
-def _check_rows(what: str, shape: Sequence[int], rows: int) -> int:
+def _check_examples(what: str, shape: Sequence[int], examples: int) -> int:
     came = int(shape[0])
     if came == 0:
-        raise InvalidInputError(f"{what} has no rows; at least 1 was expected")
-    if rows not in {0, came}:
-        raise InvalidInputError(f"{what} has {came} rows; {rows} were expected, as many as the first input has")
+        raise InvalidInputError(f"{what} has no examples; at least 1 was expected")
+    if examples not in {0, came}:
+        raise InvalidInputError(f"{what} has {came} examples; {examples} were expected, as many as the first input has")
     return came
 
 

@@ -33,7 +33,7 @@ class ModelCall:
         self._masks: tuple[str, ...] = ()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs, then the masks of those that have one, ``[rows, ...]`` each."""
+        """Return the outputs, then the masks of those that have one, ``[examples, ...]`` each."""
         leaves = dict(zip(self._interface.inputs.names, inputs, strict=True))
         results = self._interface.outputs.flatten(self._model(self._interface.inputs.unflatten(leaves), training=False))
         regularized = sum(variable.regularizer is not None for variable in self._model.trainable_variables)
@@ -51,7 +51,7 @@ class ModelCall:
         )
 
     def specs(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        """Return the `tf.TensorSpec`s of outputs and masks, for any number of rows."""
+        """Return the `tf.TensorSpec`s of outputs and masks, for any number of examples."""
         outputs, masks = self.by_name([tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves])
         return outputs, masks
 

@@ -13,7 +13,7 @@ import keras
 from understudy.evaluator.compute import weight_reading
 from understudy.evaluator.compute.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"

@@ -10,54 +10,55 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.kinds import ModelKind
-from understudy.checkpoints.taken import TakenCheckpoint
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.evaluator.compute.loaders import BuildModel, BuiltModel, loader_for
 from understudy.evaluator.compute.model_call import tensor_spec
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 
-def write_keras(taken: TakenCheckpoint, file: Path, build_model: BuildModel | None) -> None:
+def write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildModel | None) -> None:
     """Write a ``.keras`` file: compiled as the checkpoint's model is, without the state of its optimizer.
 
     Raises:
         LoadError: The model cannot be built, or is none that Keras can store.
     """
-    if taken.kind is ModelKind.SAVED_MODEL:
+    if checkpoint.kind is ModelKind.SAVED_MODEL:
         raise LoadError(
-            f"step {taken.step} is stored as a SavedModel, of which no .keras file is made; export it as saved_model"
+            f"step {checkpoint.step} is stored as a SavedModel, of which no .keras file is made; export it as "
+            "saved_model"
         )
-    built = _build(taken, build_model)
+    built = _build(checkpoint, build_model)
     try:
         if built.compile_config:
             built.model.compile_from_config(built.compile_config)
         built.model.save(file)
     except Exception as error:
-        raise LoadError(f"step {taken.step} cannot be written as a .keras file: {first_line(error)}") from error
+        raise LoadError(f"step {checkpoint.step} cannot be written as a .keras file: {first_line(error)}") from error
 
 
-def write_saved_model(taken: TakenCheckpoint, folder: Path, build_model: BuildModel | None) -> None:
+def write_saved_model(checkpoint: LocalCheckpoint, folder: Path, build_model: BuildModel | None) -> None:
     """Write a SavedModel with one signature, ``serving_default``; one that is a SavedModel already is copied as it is.
 
     Raises:
         LoadError: The model cannot be built, or is none that TensorFlow can store.
     """
-    if taken.kind is ModelKind.SAVED_MODEL:
-        shutil.copytree(taken.model_file, folder)
+    if checkpoint.kind is ModelKind.SAVED_MODEL:
+        shutil.copytree(checkpoint.model_file, folder)
         return
-    module, signature = _servable(_build(taken, build_model).model)
+    module, signature = _servable(_build(checkpoint, build_model).model)
     try:
         tf.saved_model.save(module, str(folder), signatures={"serving_default": signature})
     except (ValueError, NotImplementedError, AssertionError) as error:
-        raise LoadError(f"step {taken.step} cannot be written as a SavedModel: {first_line(error)}") from error
+        raise LoadError(f"step {checkpoint.step} cannot be written as a SavedModel: {first_line(error)}") from error
 
 
-def _build(taken: TakenCheckpoint, build_model: BuildModel | None) -> BuiltModel:
-    return loader_for(taken.kind, build_model).build(taken.model_file)
+def _build(checkpoint: LocalCheckpoint, build_model: BuildModel | None) -> BuiltModel:
+    return loader_for(checkpoint.kind, build_model).build(checkpoint.model_file)
 
 
 def _servable(model: Any) -> tuple[Any, Any]:
-    """Return a module that holds the model and its function, and the function's signature for any number of rows."""
+    """Return a module that holds the model and its function, and the function's signature for any batch size."""
     interface = interface_of(model)
     names = {_argument(spec.name): spec for spec in interface.inputs.specs}
 

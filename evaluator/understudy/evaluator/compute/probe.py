@@ -13,13 +13,13 @@ from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.compute.examples import ExampleKind, example_inputs, kinds_of
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.compute.value_ranges import ValueRange
-from understudy.evaluator.errors import InvalidInputError, LoadError
+from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError
 from understudy.evaluator.types import Array, Arrays
 
 Run = Callable[[Arrays], dict[str, Any]]
 
 _LENGTHS = (8, 64, 256)
-_ROWS_PER_REPLICA = 4
+_EXAMPLES_PER_REPLICA = 4
 
 _log = logging.getLogger(__name__)
 
@@ -46,21 +46,21 @@ class Probe:
         self._ranges = ranges
         self._length, self._kinds = self._find_kinds()
 
-    def run(self, rows: int, *, by: Run | None = None) -> None:
-        """Run the model on a batch of so many rows, by another function if one is given."""
-        self._run_one(rows, self._length, self._kinds, by or self._run)
+    def run(self, examples: int, *, by: Run | None = None) -> None:
+        """Run the model on a batch of so many examples, by another function if one is given."""
+        self._run_one(examples, self._length, self._kinds, by or self._run)
 
-    def example(self, rows: int) -> dict[str, Array]:
-        """Return a batch of so many rows on which the model ran."""
-        return self._inputs(self._kinds[0], rows, self._length)
+    def example(self, examples: int) -> dict[str, Array]:
+        """Return a batch of so many examples on which the model ran."""
+        return self._inputs(self._kinds[0], examples, self._length)
 
-    def rows_depend_on_each_other(self, *, replicas: int) -> bool:
-        """Whether a row's outputs change with the rows beside it, as with a BatchNorm that is not frozen at inference.
+    def examples_depend_on_each_other(self, *, replicas: int) -> bool:
+        """Whether an example's outputs change with its batch, as with a BatchNorm that is not frozen at inference.
 
         Raises:
-            LoadError: An output does not have one row for each row of input.
+            LoadError: An output does not have one example for each example of input.
         """
-        return any(self._couples_rows(kind, _ROWS_PER_REPLICA * replicas) for kind in self._kinds)
+        return any(self._couples_examples(kind, _EXAMPLES_PER_REPLICA * replicas) for kind in self._kinds)
 
     def _find_kinds(self) -> tuple[int, tuple[ExampleKind, ...]]:
         """Return a length for axes of any length, and the kinds on which the model runs at that length.
@@ -80,33 +80,33 @@ class Probe:
         self._run_one(1, lengths[-1], kinds_of(self._specs), self._run)
         return lengths[-1], kinds_of(self._specs)
 
-    def _run_one(self, rows: int, length: int, kinds: Sequence[ExampleKind], run: Run) -> None:
+    def _run_one(self, examples: int, length: int, kinds: Sequence[ExampleKind], run: Run) -> None:
         """Run the first of some kinds on which the model runs, or raise why the first does not."""
         failures: dict[ExampleKind, Exception | None] = {}
         for kind in kinds:
-            failures[kind] = self._failure(kind, rows, length, run)
+            failures[kind] = self._failure(kind, examples, length, run)
             if failures[kind] is None:
                 _log_failures(failures)
                 return
         raise next(failure for failure in failures.values() if failure is not None)
 
-    def _failure(self, kind: ExampleKind, rows: int, length: int, run: Run) -> Exception | None:
+    def _failure(self, kind: ExampleKind, examples: int, length: int, run: Run) -> Exception | None:
         """Run the model on one kind; return why it does not, if the kind may be the reason."""
         try:
-            run(self._inputs(kind, rows, length))
+            run(self._inputs(kind, examples, length))
         except tf.errors.ResourceExhaustedError:
             raise
         except (InvalidInputError, tf.errors.OpError) as error:
             return error
         return None
 
-    def _inputs(self, kind: ExampleKind, rows: int, length: int) -> dict[str, Array]:
-        return example_inputs(self._specs, kind, rows=rows, length=length, ranges=self._ranges)
+    def _inputs(self, kind: ExampleKind, examples: int, length: int) -> dict[str, Array]:
+        return example_inputs(self._specs, kind, examples=examples, length=length, ranges=self._ranges)
 
-    def _couples_rows(self, kind: ExampleKind, rows: int) -> bool:
-        batch = self._inputs(kind, rows, self._length)
+    def _couples_examples(self, kind: ExampleKind, examples: int) -> bool:
+        batch = self._inputs(kind, examples, self._length)
         together = {name: np.asarray(tensor) for name, tensor in self._run(batch).items()}
-        _check_batch_major(together, rows)
+        _check_batch_major(together, examples)
         alone = self._run({name: array[:1] for name, array in batch.items()})
         return not all(_close(array[:1], np.asarray(alone[name])) for name, array in together.items())
 
@@ -120,12 +120,14 @@ def _log_failures(failures: Mapping[ExampleKind, Exception | None]) -> None:
             )
 
 
-def _check_batch_major(outputs: Arrays, rows: int) -> None:
+def _check_batch_major(outputs: Arrays, examples: int) -> None:
     for name, array in outputs.items():
-        if array.shape[:1] != (rows,):
+        if array.shape[:1] != (examples,):
             raise LoadError(
-                f"output {name!r} has shape {list(array.shape)} for {rows} rows of input; a model whose outputs do not "
-                f"have one row for each row of input, [{rows}, ...], cannot be split over replicas or batches"
+                f"output {name!r} has shape {list(array.shape)} for {examples} examples of input; a model whose "
+                "outputs do not "
+                f"have one example for each example of input, [{examples}, ...], cannot be split over replicas or "
+                "batches"
             )
 
 

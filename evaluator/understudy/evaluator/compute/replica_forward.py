@@ -16,11 +16,11 @@ from understudy.evaluator.compute.random_numbers import draws_random_numbers
 from understudy.evaluator.compute.replica_plan import ReplicaPlan, Share
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.compute.value_ranges import find_value_ranges
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
 
 Named = tuple[dict[str, Array], dict[str, Array]]
-"""The outputs and the masks by name, each ``[rows, ...]``."""
+"""The outputs and the masks by name, each ``[examples, ...]``."""
 Fetch = Callable[[], Named]
 
 _HOST = "CPU:0"
@@ -32,13 +32,13 @@ class ReplicaForward:
     Each replica has a function of its own, with the variables of its device. A batch is cut on the host, each share
     copied to its device and computed there, and the outputs are copied back and joined on the host; nothing goes from
     one device to another. Shares are padded to one of a few sizes, because a GPU's libraries tune themselves anew for
-    each; padding repeats the last row, and is cut off again.
+    each; padding repeats the last example, and is cut off again.
 
     Args:
         model: The model, with variables mirrored by the strategy.
         interface: Its structures.
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
-        max_rows: The most rows of one call on one replica; larger batches run in pieces.
+        max_batch_size: The most examples of one call on one replica; larger batches run in pieces.
         on_trace: Called each time a function is traced: once for each replica, unless something is wrong.
 
     Attributes:
@@ -49,7 +49,7 @@ class ReplicaForward:
     """
 
     def __init__(
-        self, model: Any, interface: ModelInterface, strategy: Any, *, max_rows: int, on_trace: Callable[[], None]
+        self, model: Any, interface: ModelInterface, strategy: Any, *, max_batch_size: int, on_trace: Callable[[], None]
     ) -> None:
         self._names = interface.inputs.names
         self._call = ModelCall(model, interface)
@@ -58,7 +58,7 @@ class ReplicaForward:
         devices = strategy.extended.worker_devices
         with strategy.scope():
             self._replicas = [self._trace(strategy, index, device) for index, device in enumerate(devices)]
-        self.plan = ReplicaPlan(len(devices), max_rows)
+        self.plan = ReplicaPlan(len(devices), max_batch_size)
         function = self._replicas[0].function
         self.adds_losses = self._call.adds_losses
         self.draws_random_numbers = draws_random_numbers(function)
@@ -79,7 +79,7 @@ class ReplicaForward:
         """Run the model; see `launch`.
 
         Args:
-            inputs: NumPy arrays, or tensors on the host, by name, each ``[rows, ...]`` with at least one row.
+            inputs: NumPy arrays, or tensors on the host, by name, each ``[examples, ...]`` with at least one example.
             between_pieces: Called between the pieces of a batch that is too large for one call of all replicas.
         """
         return self.launch(inputs, between_pieces)()
@@ -90,10 +90,10 @@ class ReplicaForward:
         Both raise InvalidInputError if the model refuses a value. Of a batch in pieces, two are under way at most.
         """
         leaves = [np.asarray(inputs[name]) for name in self._names]
-        rows = len(leaves[0])
+        examples = len(leaves[0])
         pieces = [
-            [leaf[start : start + self.plan.max_rows] for leaf in leaves]
-            for start in range(0, rows, self.plan.max_rows)
+            [leaf[start : start + self.plan.max_batch_size] for leaf in leaves]
+            for start in range(0, examples, self.plan.max_batch_size)
         ]
         first = self._launch(pieces[0])
         return lambda: self._call.by_name(self._fetch_all(first, pieces[1:], between_pieces))
@@ -126,7 +126,7 @@ class ReplicaForward:
         return _Replica(device, tf.function(on_replica, autograph=False).get_concrete_function(*self._specs))
 
     def _launch(self, leaves: Sequence[Array]) -> list[tuple[Share, list[Any]]]:
-        """Start one piece, of no more rows than the replicas take."""
+        """Start one piece, of no more examples than the replicas take."""
         with _refusals():
             return [
                 (share, self._replicas[share.replica]([_cut(leaf, share) for leaf in leaves]))
@@ -180,18 +180,18 @@ def _refusals() -> Iterator[None]:
 
 
 def _cut(leaf: Array, share: Share) -> Array:
-    """Return the rows of a share, followed by its last row until it has its size."""
-    rows = leaf[share.start : share.stop]
-    if len(rows) == share.size:
-        return rows
+    """Return the examples of a share, followed by its last example until it has its size."""
+    examples = leaf[share.start : share.stop]
+    if len(examples) == share.size:
+        return examples
     padded = np.empty((share.size, *leaf.shape[1:]), leaf.dtype)
-    padded[: len(rows)] = rows
-    padded[len(rows) :] = rows[-1:]
+    padded[: len(examples)] = examples
+    padded[len(examples) :] = examples[-1:]
     return padded
 
 
-def _to_host(tensors: Sequence[Any], rows: int) -> list[Array]:
-    return [tensor.numpy()[:rows] for tensor in tensors]
+def _to_host(tensors: Sequence[Any], examples: int) -> list[Array]:
+    return [tensor.numpy()[:examples] for tensor in tensors]
 
 
 def _join(launched: Sequence[tuple[Share, Sequence[Any]]]) -> list[Array]:

@@ -16,21 +16,21 @@ from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.compute.compilation import Compilation, check_metrics
 from understudy.evaluator.compute.devices import has_gpu
+from understudy.evaluator.compute.example_losses import NoExampleLossesError, PerExampleLosses
 from understudy.evaluator.compute.forward import ForwardPass
-from understudy.evaluator.compute.frozen import FrozenState
+from understudy.evaluator.compute.frozen_state import FrozenState
 from understudy.evaluator.compute.inputs import InputCheck
 from understudy.evaluator.compute.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.compute.metric_catalog import comparisons
 from understudy.evaluator.compute.model_call import Tensors
 from understudy.evaluator.compute.precision import precision_note
 from understudy.evaluator.compute.probe import Probe
-from understudy.evaluator.compute.program import ScoringData, ScoringProgram
 from understudy.evaluator.compute.replica_forward import ReplicaForward
-from understudy.evaluator.compute.row_losses import NoRowLossesError, RowLosses
-from understudy.evaluator.compute.scoring import Scorer
+from understudy.evaluator.compute.scorer import Scorer
+from understudy.evaluator.compute.scoring_program import ScoringData, ScoringProgram
 from understudy.evaluator.compute.text import first_line
 from understudy.evaluator.compute.value_ranges import check_values
-from understudy.evaluator.errors import ArchitectureMismatchError, LoadError
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 _MAX_SCORERS = 8
@@ -46,7 +46,7 @@ class Slot:
     Args:
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
         model_file: The checkpoint whose model is built and whose weights are loaded.
-        max_rows: The most rows of one pass on one replica; larger batches go forward in pieces.
+        max_batch_size: The most examples of one pass on one replica; larger batches go forward in pieces.
         loader: Knows how such checkpoints are stored; ``.keras`` files by default.
         on_trace: Called each time one of its functions is traced.
         per_replica: Whether each replica has a function of its own (`ReplicaForward`) or one function splits batches
@@ -56,8 +56,8 @@ class Slot:
         traces: How many times any of its functions was traced.
 
     Raises:
-        LoadError: The model cannot be built, does not say what it takes, cannot run, or does not give one row of output
-            for each row of input.
+        LoadError: The model cannot be built, does not say what it takes, cannot run, or does not give one example of
+            output for each example of input.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Slot:
         strategy: Any,
         model_file: Path,
         *,
-        max_rows: int,
+        max_batch_size: int,
         loader: ModelLoader | None = None,
         on_trace: Callable[[], None] = lambda: None,
         per_replica: bool | None = None,
@@ -74,7 +74,7 @@ class Slot:
         self._loader = loader or KerasLoader()
         self.architecture = self._loader.architecture_of(model_file)
         self._strategy = strategy
-        self._max_rows = max_rows
+        self._max_batch_size = max_batch_size
         self._on_trace = on_trace
         self.traces = 0
         self._device: str = strategy.extended.worker_devices[0]
@@ -95,9 +95,9 @@ class Slot:
             specs = self._interface.inputs.specs
             self._input_check = InputCheck(specs)
             self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
-            coupled = self._probe.rows_depend_on_each_other(replicas=self.replicas)
+            coupled = self._probe.examples_depend_on_each_other(replicas=self.replicas)
         self._compilation = Compilation(self._model, self._interface, self._compile_config)
-        self._couples_rows = coupled and not self._pass.draws_random_numbers
+        self._couples_examples = coupled and not self._pass.draws_random_numbers
         self._frozen = FrozenState(self._model)
         self._scorers.clear()
 
@@ -166,11 +166,12 @@ class Slot:
     def warm_up(self) -> None:
         """Run every kind of batch, so that no request is the first of its kind.
 
-        Where one function splits batches, these are 1, N-1, N, N+1 and the largest number of rows. Where each replica
-        has a function, they are all the sizes of its calls, the largest first, which fixes what memory is needed.
+        Where one function splits batches, these are 1, N-1, N, N+1 and the largest number of examples. Where each
+        replica has a function, they are all the sizes of its calls, the largest first, which fixes what memory is
+        needed.
 
-        A function that has run so before is only tried with one row: other weights are nothing new to it, and requests
-        would have to share the cores.
+        A function that has run so before is only tried with one example: other weights are nothing new to it, and
+        requests would have to share the cores.
 
         Raises:
             LoadError: The model fails to run.
@@ -183,31 +184,31 @@ class Slot:
             sizes = reversed(self._pass.plan.sizes)
         else:
             replicas = self.replicas
-            sizes = sorted({1, replicas - 1, replicas, replicas + 1, self._max_rows * replicas} - {0})
-        for rows in sizes:
+            sizes = sorted({1, replicas - 1, replicas, replicas + 1, self._max_batch_size * replicas} - {0})
+        for examples in sizes:
             with _load_errors("the model"):
-                self._probe.run(rows, by=self._warm_up_outputs if self._warm is not self._pass else None)
+                self._probe.run(examples, by=self._warm_up_outputs if self._warm is not self._pass else None)
         self._warm = self._pass
 
     def try_out(self) -> None:
-        """Run one made-up row on every replica; raise what the runtime raises."""
+        """Run one made-up example on every replica; raise what the runtime raises."""
         if isinstance(self._pass, ReplicaForward):
             self._pass.run_on_each(self._probe.example(1))
         else:
             self.forward(self._probe.example(self.replicas))
 
     def check_inputs(self, inputs: Arrays) -> int:
-        """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
-        return self._input_check.rows_of(inputs)
+        """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
+        return self._input_check.examples_of(inputs)
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model.
 
         Args:
-            inputs: Every input by name, ``[rows, ...]`` with at least one row, as `check_inputs` accepts them.
+            inputs: Every input by name, ``[examples, ...]`` with at least one example, as `check_inputs` accepts them.
 
         Returns:
-            Every output by name, ``[rows, ...]``, in the order of the rows.
+            Every output by name, ``[examples, ...]``, in the order of the examples.
 
         Raises:
             InvalidInputError: There is no such id in the model's tables, or the model refuses a value itself.
@@ -223,20 +224,20 @@ class Slot:
         fetch = self._pass.launch(inputs)
         return lambda: _on_host(fetch()[0])
 
-    def scorer(self, metrics: Sequence[MetricSpec] = (), *, row_losses: bool = False) -> Scorer:
+    def scorer(self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False) -> Scorer:
         """Return what scores batches with these metrics, or with the compiled ones if there are none.
 
-        With ``row_losses``, it also tells the loss of each row of the batch scored last.
+        With ``example_losses``, it also tells the loss of each example of the batch scored last.
 
         Raises:
             InvalidInputError: There is no such metric, it takes no such argument, or the metrics are too many.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
         check_metrics(metrics)
-        key = repr((list(metrics), row_losses))
+        key = repr((list(metrics), example_losses))
         with self._building:
             if key not in self._scorers:
-                self._scorers[key] = self._make_scorer(tuple(metrics), row_losses=row_losses)
+                self._scorers[key] = self._make_scorer(tuple(metrics), example_losses=example_losses)
             if len(self._scorers) > _MAX_SCORERS:
                 self._scorers.popitem(last=False)
             return self._scorers[key]
@@ -248,12 +249,12 @@ class Slot:
     def _trace(self) -> ForwardPass | ReplicaForward:
         if self._per_replica:
             return ReplicaForward(
-                self._model, self._interface, self._strategy, max_rows=self._max_rows, on_trace=self._traced
+                self._model, self._interface, self._strategy, max_batch_size=self._max_batch_size, on_trace=self._traced
             )
-        rows = self._max_rows * self.replicas
-        return ForwardPass(self._model, self._interface, self._strategy, max_rows=rows, on_trace=self._traced)
+        examples = self._max_batch_size * self.replicas
+        return ForwardPass(self._model, self._interface, self._strategy, max_batch_size=examples, on_trace=self._traced)
 
-    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, row_losses: bool) -> Scorer:
+    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, example_losses: bool) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
         options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
@@ -268,7 +269,7 @@ class Slot:
                     data=data,
                     on_trace=self._traced,
                 )
-                return self._with_row_losses(program, data, calls_model=whole) if row_losses else program
+                return self._with_example_losses(program, data, calls_model=whole) if example_losses else program
 
         return Scorer(
             self._interface,
@@ -278,15 +279,15 @@ class Slot:
             input_ranges=self._pass.input_ranges,
         )
 
-    def _with_row_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
-        """Let a program tell the losses of rows, or why it cannot."""
+    def _with_example_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
+        """Let a program tell the losses of examples, or why it cannot."""
         try:
-            self._compilation.compile_for_rows(adds_losses=self._pass.adds_losses)
-            program.row_losses = RowLosses(
+            self._compilation.compile_for_examples(adds_losses=self._pass.adds_losses)
+            program.example_losses = PerExampleLosses(
                 self._model, self._interface, device=self._device, calls_model=calls_model, data=data
             )
-        except NoRowLossesError as error:
-            program.without_row_losses = str(error)
+        except NoExampleLossesError as error:
+            program.without_example_losses = str(error)
         return program
 
     def _reasons_for_whole_batches(self) -> Iterator[str]:
@@ -296,8 +297,8 @@ class Slot:
             yield "the model has a compute_loss of its own"
         if self._pass.adds_losses:
             yield "the model adds losses that depend on the data"
-        if self._couples_rows:
-            yield "the rows of a batch influence each other"
+        if self._couples_examples:
+            yield "the examples of a batch influence each other"
 
     def _outputs(self, inputs: Arrays) -> Tensors:
         check_values("input", inputs, self._pass.input_ranges)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
 
 _SAME_VALUES = frozenset({"Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "PreventGradient", "StopGradient"})
@@ -32,7 +32,7 @@ class ValueRange:
     ignored: int | None = None
 
     def check(self, what: str, values: Array) -> None:
-        """Raise InvalidInputError, naming the value and its row, if one of ``values``, ``[rows, ...]``, is outside."""
+        """Raise InvalidInputError, naming the value and its example, if a value of ``[batch, ...]`` is outside."""
         if values.size and not (self._holds(values.min()) and self._holds(values.max())):
             self._refuse_first_outside(what, values)
 
@@ -47,7 +47,7 @@ class ValueRange:
         if outside.any():
             place = tuple(int(index) for index in np.argwhere(outside)[0])
             raise InvalidInputError(
-                f"{what} has {values[place]} in row {place[0]}; a value from 0 to {self.high} was expected"
+                f"{what} has {values[place]} in example {place[0]}; a value from 0 to {self.high} was expected"
             )
 
     def within(self, other: ValueRange | None) -> ValueRange:
@@ -63,7 +63,7 @@ def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, Valu
 
     Args:
         kind: What the arrays are, for the message: ``input`` or ``target``.
-        arrays: NumPy arrays, or tensors on the host, by name, each ``[rows, ...]``.
+        arrays: NumPy arrays, or tensors on the host, by name, each ``[examples, ...]``.
         ranges: The ranges of some of them.
     """
     for name, value_range in ranges.items():
@@ -170,7 +170,7 @@ def _adds_to(tensor: Any, total: Any) -> bool:
 
 
 def _slices_batch(op: Any) -> bool:
-    """Whether an operation takes some rows of a batch, and of these everything."""
+    """Whether an operation takes some examples of a batch, and of these everything."""
     return (
         op.type == "StridedSlice"
         and op.inputs[1].shape.as_list() == [1]

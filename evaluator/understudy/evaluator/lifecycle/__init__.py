@@ -1,1 +1,1 @@
-"""The life of checkpoints in the evaluator: discovered, loaded, scored, put on stage, let go."""
+"""The life of checkpoints in the evaluator: discovered, loaded, scored, promoted, let go."""

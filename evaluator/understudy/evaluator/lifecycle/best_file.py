@@ -13,7 +13,7 @@ class BestFile:
     """The file ``best.json`` in the state folder. For one thread at a time.
 
     It holds ``step``, ``value``, and by what it is best: ``dataset``, ``metric`` and ``mode``. The checkpoint itself is
-    in the state folder's ``pinned/``, for as long as it is the best.
+    in the state folder's ``leases/``, for as long as it is the best.
 
     Args:
         directory: The state folder.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.errors import InvalidInputError, ModelChangedError
-from understudy.evaluator.lifecycle.manager import ServableManager
+from understudy.evaluator.evaluator_errors import InvalidInputError, ModelChangedError
 from understudy.evaluator.lifecycle.servable import Handle
+from understudy.evaluator.lifecycle.servable_manager import ServableManager
 from understudy.evaluator.types import Arrays
 
 
@@ -17,7 +17,7 @@ def borrow_checked(
     Args:
         manager: Lends it.
         step: Its step; None stands for the one that is served.
-        inputs: Every input by name, ``[rows, ...]``.
+        inputs: Every input by name, ``[examples, ...]``.
         checked_step: The step of the servable that the inputs were checked against.
         checked_architecture: The architecture of that.
 

@@ -1,4 +1,4 @@
-"""The gate: which checkpoints may go on stage at all, decided once for each, by the numbers, and written down."""
+"""The gate: which checkpoints may be served at all, decided once for each, by the numbers, and written down."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from understudy.evaluator.datasets import EvaluationDataset
-from understudy.evaluator.errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.lifecycle.promotion import Monitor, Ranking
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
@@ -17,7 +17,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether a checkpoint may go on stage, why, and the numbers that say so."""
+    """Whether a checkpoint may be served, why, and the numbers that say so."""
 
     admitted: bool
     reason: str
@@ -31,7 +31,7 @@ class Gate:
     Attributes:
         monitor: Which value, and whether less or more of it is better.
         min_value: The worst value that passes, or None for no such bound.
-        min_improvement: By how much it must be better than the checkpoint on stage, or None if it need not be.
+        min_improvement: By how much it must be better than the serving checkpoint, or None if it need not be.
     """
 
     monitor: Monitor
@@ -43,7 +43,8 @@ class Gate:
 
         Args:
             record: Its score.
-            incumbent: The step that belongs on stage and its monitored value, or None if there is none to compare with.
+            incumbent: The step that should be serving and its monitored value, or None if there is none to compare
+                with.
         """
         name, value = self.monitor.metric, self.monitor.value_of(record)
         if value is None:
@@ -59,8 +60,8 @@ class Gate:
             return Decision(admitted=True, reason=f"{name} is {value!r}", numbers=numbers)
         step, held = incumbent
         improvement = held - value if self.monitor.mode == "min" else value - held
-        numbers |= {"stage_value": held, "improvement": improvement, "min_improvement": self.min_improvement}
-        reason = f"{name} is {value!r}, {improvement!r} better than the {held!r} of step {step} on stage"
+        numbers |= {"serving_value": held, "improvement": improvement, "min_improvement": self.min_improvement}
+        reason = f"{name} is {value!r}, {improvement!r} better than the {held!r} of step {step} serving"
         if improvement < self.min_improvement:
             reason += f"; {self.min_improvement!r} is asked for"
             return Decision(admitted=False, reason=reason, numbers=numbers)
@@ -98,7 +99,7 @@ class Gatekeeper:
     Args:
         gate: Decides.
         dataset: The monitored dataset.
-        ranking: Knows the value of the checkpoint on stage.
+        ranking: Knows the value of the serving checkpoint.
         ledger: Holds the scores and the decisions.
         recorder: Takes the decisions.
     """
@@ -123,7 +124,7 @@ class Gatekeeper:
         """Decide on every score that was not decided on.
 
         Args:
-            incumbent: Asked before each decision which step belongs on stage.
+            incumbent: Asked before each decision which step should be serving.
 
         Raises:
             LedgerError: A decision cannot be written down. It is made again the next time.

@@ -1,4 +1,4 @@
-"""Which checkpoint is best, and which belongs on stage."""
+"""Which checkpoint is best, and which should be serving."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from understudy.evaluator.errors import ConfigurationError
-from understudy.evaluator.settings import MonitorMode, ServingPolicy
+from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.settings import MonitorMode, VersionPolicy
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 _log = logging.getLogger(__name__)
@@ -135,14 +135,14 @@ class Ranking:
 
 
 def choose(
-    policy: ServingPolicy | int, *, pinned: int | None, loadable: Collection[int], ranking: Ranking
+    policy: VersionPolicy | int, *, pinned: int | None, loadable: Collection[int], ranking: Ranking
 ) -> int | None:
-    """Return the step that belongs on stage, or None if what is there should stay.
+    """Return the step that should be serving, or None if what is there should stay.
 
     Args:
         policy: What the operator chose.
         pinned: The step pinned at run time, which goes before the policy.
-        loadable: The steps that may go on stage: they are there, not known to be bad, and admitted by the gate.
+        loadable: The steps that may be served: they are there, not known to be bad, and admitted by the gate.
         ranking: The scores so far.
     """
     if pinned is not None:

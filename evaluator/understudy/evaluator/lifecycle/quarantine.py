@@ -48,12 +48,12 @@ class Quarantine:
         self._lock = threading.Lock()
         self._failures: dict[Hashable, Failure] = {}
 
-    def add(self, key: Hashable, reason: str, *, hopeless: bool = False) -> Failure:
-        """Count one more failure; give up if it is hopeless or was tried often enough."""
+    def add(self, key: Hashable, reason: str, *, permanent: bool = False) -> Failure:
+        """Count one more failure; give up if it is permanent or was tried often enough."""
         with self._lock:
             previous = self._failures.get(key)
             attempts = 1 + (previous.attempts if previous else 0)
-            given_up = hopeless or attempts >= self._attempts
+            given_up = permanent or attempts >= self._attempts
             retry_at = None if given_up else self._clock() + self._retry_seconds * 2 ** (attempts - 1)
             failure = Failure(reason=reason, attempts=attempts, retry_at=retry_at)
             self._failures[key] = failure

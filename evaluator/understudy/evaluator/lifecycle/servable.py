@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from understudy.checkpoints.signature import Signature
-from understudy.evaluator.errors import VersionNotFoundError
+from understudy.evaluator.evaluator_errors import VersionNotFoundError
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 
@@ -39,21 +39,21 @@ class ModelSlot(Protocol):
         """Run every function with every kind of batch, so that no request pays for it."""
 
     def try_out(self) -> None:
-        """Run one made-up row on every replica; raise what the runtime raises."""
+        """Run one made-up example on every replica; raise what the runtime raises."""
 
     def check_inputs(self, inputs: Arrays) -> int:
-        """Return the number of rows; raise InvalidInputError if the inputs do not fit the signature."""
+        """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
-        """Run the model on ``[rows, ...]`` inputs and return its outputs, ``[rows, ...]`` each."""
+        """Run the model on ``[examples, ...]`` inputs and return its outputs, ``[examples, ...]`` each."""
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Start to run the model; return what waits for the outputs."""
 
-    def scorer(self, metrics: Sequence[MetricSpec], *, row_losses: bool = False) -> Any:
+    def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False) -> Any:
         """Return what scores batches with these metrics, or with the compiled ones if there are none.
 
-        With ``row_losses``, it also tells the loss of each row, ``[rows]``.
+        With ``example_losses``, it also tells the loss of each example, ``[examples]``.
         """
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.evaluator.errors import LedgerError
+from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 APPLICATION_ID = 0x55535459
@@ -26,7 +26,7 @@ _SUPERSEDED = "superseded-"
 """Stands for the dataset's content in entries that no longer settle a checkpoint."""
 
 _TRIED_AGAIN = (
-    "%differs from the one on stage in its architecture%",  # as recorded by versions that served one architecture only
+    "%differs from the % in its architecture%",  # as recorded by versions that served one architecture only
     "%have no memory left for step%",
     "%are not those of the experiment's model%",
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from understudy.evaluator.datasets import EvaluationDataset
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
-from understudy.evaluator.records.results import ResultFiles
+from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
 

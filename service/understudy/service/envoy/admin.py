@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Literal
 
-from understudy.service.errors import FrontEndError
+from understudy.service.service_errors import FrontEndError
 
 _TIMEOUT_SECONDS: Final = 5.0
 _ASK_SECONDS: Final = 0.02

@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.errors import UnsupportedError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.envoy.refusals import MessageTooLargeError
+from understudy.service.handlers.request_errors import UnsupportedError
 
 _PREFIX: Final = struct.Struct(">BI")
 PREFIX_BYTES: Final = _PREFIX.size

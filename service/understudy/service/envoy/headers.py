@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.failures import Failure
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.envoy.framing import ENCODINGS
+from understudy.service.handlers.failures import Failure
 from understudy.service.request_id import HEADER
 from understudy.service.status_details import DETAILS_KEY, status_details
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from understudy.service.envoy.asgi import Receive, Scope, Send
-from understudy.service.envoy.program import Program
+from understudy.service.envoy.reexec_state import ReexecState
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ def current() -> Host | None:
     return _current
 
 
-def begin(program: Program) -> Host:
+def begin(program: ReexecState) -> Host:
     """Return the Envoy that this process is, which is to run a program. Call it once, inside Envoy."""
     global _current  # noqa: PLW0603 - there is one Envoy in a process, and pyvoy makes it by importing a module
     _current = Host(program)
@@ -44,7 +44,7 @@ class Host:
 
     _asgi_single_callable = True  # lets pyvoy call it as it is, without a coroutine of its own
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ReexecState) -> None:
         self.launched = program
         self._answer: Application = self._wait_and_answer
         self._opened = asyncio.Event()
@@ -75,8 +75,8 @@ class Host:
             first = signal.sigwait(ENDING_SIGNALS)
             loop.call_soon_threadsafe(on_signal, signal.Signals(first))
             second = signal.sigwait(ENDING_SIGNALS)
-            self.launched.clear_away()
-            _die_of(second)
+            self.launched.clean_up()
+            _exit_by_signal(second)
 
         threading.Thread(target=wait, name="signals", daemon=True).start()
 
@@ -87,13 +87,13 @@ class Host:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self.launched.run_to_the_end, name="program", daemon=True).start()
+        threading.Thread(target=self.launched.run_and_exit, name="program", daemon=True).start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _die_of(number: int) -> None:
+def _exit_by_signal(number: int) -> None:
     """End the process by a signal, in a thread that is not Python's main one, where `signal.signal` is not allowed."""
     set_handler = ctypes.pythonapi.PyOS_setsig
     set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p

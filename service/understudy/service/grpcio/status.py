@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import grpc
 
 from understudy.service import request_id
-from understudy.service.dataplane.codes import Code
-from understudy.service.dataplane.failures import Failure
+from understudy.service.handlers.codes import Code
+from understudy.service.handlers.failures import Failure
 from understudy.service.status_details import DETAILS_KEY, status_details
 
 if TYPE_CHECKING:  # it is generic in the stubs only

@@ -25,12 +25,12 @@ class EvaluatorCollector(Collector):
         """Yield every metric; those of GPUs only where NVML tells them."""
         evaluator = self._evaluator
         yield _gauge("understudy_replicas", "Replicas that a batch is split over.", evaluator.replicas)
-        yield _gauge("understudy_serving_step", "The step on stage.", evaluator.serving_step)
+        yield _gauge("understudy_serving_step", "The serving step.", evaluator.serving_step)
         yield _gauge("understudy_latest_step", "The newest step that has been loaded.", evaluator.latest_step)
         yield _gauge("understudy_best_step", "The best step by the monitored metric.", evaluator.best_step)
         yield _gauge(
             "understudy_checkpoint_age_seconds",
-            "Seconds since the checkpoint on stage was written.",
+            "Seconds since the serving checkpoint was written.",
             evaluator.checkpoint_age_seconds(),
         )
         memory = GaugeMetricFamily(

@@ -7,8 +7,8 @@ import zlib
 
 from starlette.requests import Request
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.errors import UnsupportedError
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.handlers.request_errors import UnsupportedError
 
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _CODINGS = frozenset({"gzip", "deflate"})

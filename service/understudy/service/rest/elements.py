@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
-from understudy.service.dataplane.oip.datatypes import BOOL, BYTES, dtype_of
+from understudy.service.handlers.oip.datatypes import BOOL, BYTES, dtype_of
 from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_elements, strings
 
 
@@ -100,8 +100,8 @@ def _rounded(values: Array, element: np.dtype[Any], datatype: str, name: str) ->
 
 def _check_kinds(elements: list[Any], allowed: set[type], expected: str, name: str) -> None:
     for kind in set(map(type, elements)) - allowed:
-        stranger = next(element for element in elements if type(element) is kind)
-        raise WireError(f"{name}: data holds {_kind(stranger)}; {expected} was expected")
+        foreign = next(element for element in elements if type(element) is kind)
+        raise WireError(f"{name}: data holds {_kind(foreign)}; {expected} was expected")
 
 
 def _kind(value: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.evaluator.errors import InvalidInputError
-from understudy.service.dataplane.oip.inference import Parameters
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.handlers.oip.inference import Parameters
 
 _Object = Mapping[str, Any]
 _LARGEST_LENGTH = 2**63 - 1
@@ -56,4 +56,4 @@ def parameters(owner: _Object, what: str) -> Parameters:
 
 def _short(value: Any) -> str:
     shown = repr(value)
-    return shown if len(shown) < 100 else f"{shown[:100]}…"  # noqa: PLR2004 - enough to recognise it
+    return shown if len(shown) < 100 else f"{shown[:100]}…"  # noqa: PLR2004 - enough to match it

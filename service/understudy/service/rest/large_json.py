@@ -9,7 +9,7 @@ import json
 import json.scanner
 from typing import Any, Final
 
-from understudy.evaluator.errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 
 MAX_BYTES_AT_ONCE: Final = 32_768
 """As much is read in C, which takes some milliseconds at most."""

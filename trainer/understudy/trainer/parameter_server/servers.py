@@ -10,9 +10,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir, TrainingStatus, read_training_status
-from understudy.trainer.errors import ClusterTimeoutError, PeerLostError
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.tf_config import ClusterTask
+from understudy.trainer.trainer_errors import ClusterTimeoutError, PeerLostError
 
 SILENCE_SECONDS = 30.0
 """How long after its last heartbeat a chief counts as dead."""

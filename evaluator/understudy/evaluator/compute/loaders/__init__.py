@@ -11,7 +11,7 @@ from understudy.evaluator.compute.loaders.keras_file import KerasLoader
 from understudy.evaluator.compute.loaders.loader import BuiltModel, ModelLoader
 from understudy.evaluator.compute.loaders.saved_model import SavedModelLoader
 from understudy.evaluator.compute.loaders.variables import VariablesLoader, assign_checkpoint, assign_weights
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 BuildModel = Callable[[], Any]
 """Returns a new Keras model, built and perhaps compiled, as an experiment's ``build_model`` does."""

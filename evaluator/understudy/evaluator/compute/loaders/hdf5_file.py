@@ -12,7 +12,7 @@ import keras
 from understudy.evaluator.compute.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.compute.loaders.loader import BuiltModel
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 _COMPILED = {
     "loss": "keras.losses",

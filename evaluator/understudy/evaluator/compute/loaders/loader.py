@@ -19,7 +19,7 @@ class BuiltModel:
 class ModelLoader(Protocol):
     """Knows one way to store a model. Thread-safe.
 
-    ``model_file`` is what `understudy.checkpoints.taken.TakenCheckpoint.model_file` says.
+    ``model_file`` is what `understudy.checkpoints.local_checkpoint.LocalCheckpoint.model_file` says.
     """
 
     def architecture_of(self, model_file: Path) -> str:

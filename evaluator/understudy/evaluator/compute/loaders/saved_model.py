@@ -15,7 +15,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from understudy.evaluator.compute.loaders.loader import BuiltModel
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 _SERVING = "serving_default"
 _INITIALIZER = "__saved_model_init_op"

@@ -13,7 +13,7 @@ from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.compute import weight_reading
 from understudy.evaluator.compute.loaders.loader import BuiltModel
 from understudy.evaluator.compute.text import first_line
-from understudy.evaluator.errors import LoadError
+from understudy.evaluator.evaluator_errors import LoadError
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _COMPILED = ("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")

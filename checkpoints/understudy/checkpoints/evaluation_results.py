@@ -1,0 +1,99 @@
+"""Reads the results that an evaluator publishes: ``results/<step, 12 digits>.json`` in its state folder.
+
+Each file is replaced as a whole, so a reader sees all of one state or all of the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
+from understudy.checkpoints.layout import RESULTS_DIR, parse_step, step_name
+
+RESULTS_VERSION: Final = 1
+
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What became of one checkpoint so far.
+
+    Attributes:
+        step: Its training step.
+        settled: Whether nothing more is to come: it was scored on every dataset, or a reason was recorded why not.
+        datasets: Those of which anything is recorded.
+        scores: The loss and metrics by dataset; values may be NaN or infinite.
+        digests: What identifies the models of this step that the records speak of.
+    """
+
+    step: int
+    settled: bool
+    datasets: frozenset[str]
+    scores: Mapping[str, Mapping[str, float]]
+    digests: frozenset[str]
+
+
+class EvaluationResults:
+    """The results in an evaluator's state folder, which need not exist yet. For one thread at a time.
+
+    Args:
+        state_dir: The state folder, ``RUN/evaluator`` unless the evaluator was told otherwise.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / RESULTS_DIR
+        self._known: dict[int, tuple[_Stamp, StepResult]] = {}
+
+    def read(self) -> list[StepResult]:
+        """Return every result by ascending step. Files that have not changed since the last call are not read again.
+
+        Raises:
+            UnsupportedFormatError: A file is of another version, or no result.
+            OSError: The folder could not be read.
+        """
+        try:
+            steps = [parse_step(file.stem) for file in self._directory.glob("*.json")]
+        except FileNotFoundError:
+            return []
+        found = (self.of(step) for step in sorted(step for step in steps if step is not None))
+        return [result for result in found if result is not None]
+
+    def of(self, step: int) -> StepResult | None:
+        """Return the result of one step, or None if there is none yet. Errors are as in `read`."""
+        file = self._directory / f"{step_name(step)}.json"
+        try:
+            stat = file.stat()
+            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if step not in self._known or self._known[step][0] != stamp:
+                self._known[step] = (stamp, _decode(file.read_bytes(), file))
+        except FileNotFoundError:
+            return None
+        return self._known[step][1]
+
+
+def _decode(content: bytes, file: Path) -> StepResult:
+    try:
+        fields: dict[str, Any] = json.loads(content)
+        version = fields["format_version"]
+        records = fields["records"]
+        result = StepResult(
+            step=int(fields["step"]),
+            settled=bool(fields["settled"]),
+            datasets=frozenset(str(record["dataset"]) for record in records if record["dataset"]),
+            scores={
+                str(record["dataset"]): {name: float(value) for name, value in record["metrics"].items()}
+                for record in records
+                if record["outcome"] == "scored"
+            },
+            digests=frozenset(str(record["checkpoint_digest"]) for record in records),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnsupportedFormatError(f"{file} is not a result ({type(error).__name__}: {error})") from error
+    if version != RESULTS_VERSION:
+        raise UnsupportedFormatError(f"{file} has format version {version!r}; this program reads {RESULTS_VERSION}")
+    return result

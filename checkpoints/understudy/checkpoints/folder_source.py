@@ -1,0 +1,235 @@
+"""Checkpoints that somebody else's program writes: a folder of files, without manifest, lock or atomic rename.
+
+The writer knows nothing of us: it overwrites files in place and deletes them when it likes. A reader that opened its
+files in place could see them torn, and could even make its saving fail (an HDF5 lock). So a file is only ever read,
+from front to back, into a private copy, which is used if the file did not change meanwhile and the copy is whole, as
+far as its format can tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.checkpoints.checkpoint_errors import (
+    CheckpointError,
+    CheckpointGoneError,
+    DamagedCheckpointError,
+    UnsupportedFormatError,
+)
+from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
+from understudy.checkpoints.formats import FORMATS
+from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint
+from understudy.checkpoints.stable_copy import FileChangedError
+from understudy.checkpoints.staging import ForeignCheckpoint, Staging
+from understudy.checkpoints.step_registry import StepRegistry, last_integer
+
+_SETTLING_SECONDS = 5.0
+"""How long a file that does not parse must stay as it is before it counts as damaged, not as being written."""
+
+_STAGED_COPIES = 4
+"""How many private copies are kept for a `take` to come; older files are copied again then."""
+
+_READING_SECONDS = 0.5
+"""How long a poll reads; the first one, which serves the newest, reads no more than the copies that are kept."""
+
+
+class FolderSource:
+    """The checkpoints of one folder, which need not exist yet: all of one format, see `understudy.checkpoints.formats`.
+
+    A checkpoint's step is its optimizer's count of iterations, else the last integer in its name, else a counter; it is
+    remembered in the staging folder. Two that hold the same model are one checkpoint. One that is overwritten gives a
+    new checkpoint; the old one can be fetched until the new one is found.
+
+    Every file is read once, the newest first, and a `poll` reads for `_READING_SECONDS` at most; but files without an
+    integer of their own in their names are read in their order, all in one poll, as their steps may be counted. A file
+    that is deleted while it waits to be read gives a checkpoint whose `take` says so.
+
+    Args:
+        directory: The writer's folder. Nothing is ever written to it.
+        staging: A folder of this source's own, best on the file system of the folders to take into; made if missing.
+        takes_variables: Whether somebody can build the model of checkpoints that hold variables alone.
+        clock: Seconds, monotonic.
+
+    Raises:
+        DamagedCheckpointError: The staging folder's record of steps cannot be read.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        staging: Path,
+        *,
+        takes_variables: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._takes_variables = takes_variables
+        self._clock = clock
+        self._files: dict[Path, _WatchedFile] = {}
+        self._staged: dict[str, float] = {}
+        self._is_complete = True
+        self._polls = 0
+        self._staging = Staging(staging)
+        self._book = StepRegistry(staging / "steps.json")
+
+    @property
+    def is_complete(self) -> bool:
+        """See `CheckpointSource`."""
+        return self._is_complete
+
+    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`. A file that is just being written appears once it is whole."""
+        found = {origin.path: (origin, stamps) for origin, stamps in self._list()}
+        gone = [self._gone(file) for path, file in self._files.items() if path not in found and file.waits]
+        self._files = {path: file for path, file in self._files.items() if path in found}
+        unread = [item for item in found.values() if self._note(*item)]
+        self._is_complete = self._read(unread, wanted)
+        self._book.save()
+        self._polls += 1
+        checkpoints = self._found()
+        for digest in self._staged.keys() - {checkpoint.digest for checkpoint in checkpoints}:
+            self._drop_copy(digest)
+        return sorted([*checkpoints, *gone], key=lambda checkpoint: checkpoint.step)
+
+    def _note(self, origin: ForeignFiles, stamps: Stamps) -> bool:
+        """Note how a checkpoint's files look now; return whether they are to be read."""
+        file = self._files.setdefault(origin.path, _WatchedFile(origin=origin, stamps=stamps, since=self._clock()))
+        if file.stamps != stamps:
+            file.stamps, file.since, file.settled = stamps, self._clock(), False
+        return not file.settled
+
+    def _read(self, unread: Sequence[tuple[ForeignFiles, Stamps]], wanted: Collection[int]) -> bool:
+        """Read checkpoints as long as there is time; return whether it was enough for all."""
+        until = time.monotonic() + (_READING_SECONDS if self._polls else 0.0)
+        alike = Counter(_number(origin) for origin, _ in unread)
+        numbered = []
+        for origin, stamps in unread:
+            number = _number(origin)
+            if number is None or alike[number] > 1:
+                self._watch(origin, stamps)
+            else:
+                numbered.append((origin, stamps))
+        numbered.sort(key=lambda item: (_number(item[0]) in wanted, item[1].modified_ns, item[0].path), reverse=True)
+        for place, (origin, stamps) in enumerate(numbered):
+            if place >= _STAGED_COPIES and time.monotonic() > until:
+                for later, _ in numbered[place:]:
+                    self._files[later.path].waits = True
+                return False
+            self._watch(origin, stamps)
+        return True
+
+    def peek(self) -> object:
+        """See `CheckpointSource`. Nothing tells that costs less than looking."""
+        return None
+
+    def check(self) -> None:
+        """Raise UnsupportedFormatError if the folder holds what cannot be read; see `poll`."""
+        self._list_paths()
+
+    def _found(self) -> Collection[Checkpoint]:
+        """Return the last checkpoint of every file, each model once."""
+        checkpoints = (file.checkpoint for file in self._files.values())
+        return {checkpoint.digest: checkpoint for checkpoint in checkpoints if checkpoint}.values()
+
+    def _staged_copy(self, checkpoint: Checkpoint) -> None:
+        """Keep the private copies of the newest checkpoints alone."""
+        self._staged[checkpoint.digest] = checkpoint.created_at
+        if len(self._staged) > _STAGED_COPIES:
+            self._drop_copy(min(self._staged, key=self._staged.__getitem__))
+
+    def _drop_copy(self, digest: str) -> None:
+        del self._staged[digest]
+        self._staging.drop(digest)
+
+    def _list(self) -> list[tuple[ForeignFiles, Stamps]]:
+        """Return the checkpoints to read, in the order of their last change."""
+        found = []
+        for origin in self._list_paths():
+            with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
+                found.append((origin, origin.stamps()))
+        return sorted(found, key=lambda item: (item[1].modified_ns, item[0].path))
+
+    def _list_paths(self) -> list[ForeignFiles]:
+        try:
+            by_format = {format_: [*format_.find(self._directory)] for format_ in FORMATS}
+        except FileNotFoundError:
+            return []
+        present = [format_ for format_, paths in by_format.items() if paths]
+        if len(present) > 1:
+            examples = ", ".join(by_format[format_][0].name for format_ in present)
+            raise UnsupportedFormatError(
+                f"{self._directory} holds {' and '.join(format_.description for format_ in present)} ({examples}); put "
+                "the checkpoints to read into a folder of their own",
+            )
+        for format_ in present:
+            if not (format_.kind.is_whole or self._takes_variables):
+                raise UnsupportedFormatError(
+                    f"{self._directory} holds {format_.description} ({by_format[format_][0].name}), which hold "
+                    "variables without their model; give the experiment that builds it, or save whole models",
+                )
+        return [ForeignFiles(format=format_, path=path) for format_ in present for path in by_format[format_]]
+
+    def _watch(self, origin: ForeignFiles, stamps: Stamps) -> None:
+        """Copy and read a checkpoint, and note what came of it."""
+        file = self._files[origin.path]
+        file.waits = False
+        try:
+            whole = self._staging.stage(origin)
+        except (FileNotFoundError, FileChangedError):
+            return
+        except DamagedCheckpointError as error:
+            if self._clock() - file.since >= _SETTLING_SECONDS:
+                file.checkpoint = self._unreadable(origin, stamps, error)
+                file.settled = True
+            return
+        file.checkpoint = self._foreign(origin, whole)
+        file.stamps, file.settled = whole.stamps, True
+        self._staged_copy(file.checkpoint)
+
+    def _gone(self, file: _WatchedFile) -> Checkpoint:
+        error = CheckpointGoneError(f"{file.origin.path} was deleted before it could be read")
+        return self._unreadable(file.origin, file.stamps, error)
+
+    def _foreign(self, origin: ForeignFiles, whole: WholeCopy) -> Checkpoint:
+        digest = whole.content.digest
+        return ForeignCheckpoint(
+            step=self._book.assign(digest, iterations=whole.content.iterations, name=origin.format.stem(origin.path)),
+            digest=digest,
+            created_at=whole.stamps.modified_ns / 1e9,
+            origin=origin,
+            staging=self._staging,
+        )
+
+    def _unreadable(self, origin: ForeignFiles, stamps: Stamps, error: CheckpointError) -> Checkpoint:
+        digest = hashlib.sha256(f"{origin.path.name}\0{stamps}".encode()).hexdigest()
+        return UnreadableCheckpoint(
+            step=self._book.assign(digest, iterations=None, name=origin.format.stem(origin.path)),
+            digest=digest,
+            created_at=stamps.modified_ns / 1e9,
+            error=error,
+        )
+
+
+@dataclass(kw_only=True)
+class _WatchedFile:
+    """A checkpoint: how it looked when last listed, since when, whether that was read, and what it gave last.
+
+    ``waits`` says that there was no time to read it.
+    """
+
+    origin: ForeignFiles
+    stamps: Stamps
+    since: float
+    settled: bool = False
+    waits: bool = False
+    checkpoint: Checkpoint | None = None
+
+
+def _number(origin: ForeignFiles) -> int | None:
+    return last_integer(origin.format.stem(origin.path))

@@ -1,0 +1,74 @@
+"""Which step stands for which foreign checkpoint, remembered over restarts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from understudy.checkpoints.atomic import write_json
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
+
+
+class StepRegistry:
+    """Gives every digest a step of its own, and the same one for ever. For one thread at a time.
+
+    Args:
+        path: The JSON file to keep it in; its folder exists.
+
+    Raises:
+        DamagedCheckpointError: The file is not a step book.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._steps = _read(path)
+        self._given = set(self._steps.values())
+        self._is_saved = True
+
+    def assign(self, digest: str, *, iterations: int | None, name: str) -> int:
+        """Return the step of a digest, chosen when it is first seen.
+
+        It is the optimizer's count, else the last integer in the file's name, else the number after the highest step
+        so far. A step that stands for another digest already is not given again. Integers of more than 12 digits are
+        dates or hashes, not steps.
+        """
+        if digest not in self._steps:
+            step = self._choose(iterations, name)
+            self._steps[digest] = step
+            self._given.add(step)
+            self._is_saved = False
+        return self._steps[digest]
+
+    def save(self) -> None:
+        """Write down what was assigned; to be called before anybody is shown it.
+
+        Raises:
+            OSError: The file could not be written; it is tried again the next time.
+        """
+        if not self._is_saved:
+            write_json(self._path, self._steps)
+            self._is_saved = True
+
+    def _choose(self, iterations: int | None, name: str) -> int:
+        for step in (iterations, last_integer(name)):
+            if step is not None and step not in self._given:
+                return step
+        return max(self._given, default=0) + 1
+
+
+def last_integer(name: str) -> int | None:
+    """Return the last run of at most 12 digits in a name, or None."""
+    digits = re.findall(r"(?<![0-9])[0-9]{1,12}(?![0-9])", name)
+    return int(digits[-1]) if digits else None
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {str(digest): int(step) for digest, step in json.loads(content).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DamagedCheckpointError(f"{path} is not a book of steps ({error}); delete it to number afresh") from error

@@ -1,0 +1,71 @@
+"""What the commands that score share: how they take metrics, draw examples from a file and show how far they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from understudy.cli.arrays import Examples
+    from understudy.clients import Metric
+
+ProgressCallback = Callable[[int, int | None], object]
+"""Told how many examples are done, and of how many, or None."""
+
+
+class _MetricType(click.ParamType["Metric"]):
+    name = "metric"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Metric:
+        from understudy.clients import Metric
+
+        name, equals, text = str(value).partition("=")
+        try:
+            config = json.loads(text) if equals else {}
+        except json.JSONDecodeError as error:
+            return self.fail(f"what follows {name}= is not JSON: {error}", param, ctx)
+        if not isinstance(config, dict):
+            return self.fail(f"what follows {name}= is not a JSON object: {text}", param, ctx)
+        return Metric(name=name, config=config)
+
+
+metric_option = click.option(
+    "--metric",
+    "metrics",
+    type=_MetricType(),
+    multiple=True,
+    metavar="NAME[=JSON]",
+    help='A Keras metric with its configuration, such as AUC={"curve":"PR"}; repeatable. The compiled ones by default.',
+)
+
+batch_size_option = click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Examples to score at once.",
+)
+
+
+def counted_batches(examples: Examples, batch_size: int, advance: ProgressCallback) -> Iterator[tuple[Any, ...]]:
+    """Yield examples in batches, telling how many went before."""
+    for index, batch in enumerate(examples.batches_of(batch_size)):
+        advance(index * batch_size, examples.count)
+        yield batch
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[ProgressCallback]:
+    """Show a bar on stderr where that is a terminal; the function given sets how far it has come."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

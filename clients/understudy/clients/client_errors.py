@@ -1,0 +1,178 @@
+"""What can go wrong when a server is asked.
+
+UnderstudyError
+├── InvalidArgumentError       the data or a parameter does not fit; the text says what came and what was expected
+├── NotFoundError              there is no such version, dataset or service; the text names those there are
+├── FailedPreconditionError    the server is not in a state to do this, such as scoring a model without a loss
+├── UnavailableError           no server answers, none has a model yet, or it is draining; retries have been made
+├── OverloadedError            a queue is full; says when to try again
+├── MessageTooLargeError       a message is larger than one side takes
+├── DeadlineExceededError              the time allowed has passed
+├── CancelledError             the call was cancelled
+├── AbortedError               the server ended a stream, such as one that was silent for too long
+├── UnimplementedError         the server does not know this call
+└── InternalError              a defect of the server; carries the id under which its log says more
+
+Anything else that gRPC can report is an UnderstudyError itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import grpc
+
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_INCIDENT = re.compile(r"\b[0-9a-f]{32}\b")
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class UnderstudyError(Exception):
+    """The root of every exception that a client raises on purpose.
+
+    Args:
+        message: What happened, for people.
+        code: The gRPC status, where a server or gRPC itself gave one.
+    """
+
+    def __init__(self, message: str, *, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidArgumentError(UnderstudyError):
+    """The data or a parameter does not fit. The text names it, what came and what was expected."""
+
+
+class NotFoundError(UnderstudyError):
+    """There is no such version, dataset or service. The text names those there are."""
+
+
+class FailedPreconditionError(UnderstudyError):
+    """The server is not in a state to do this. The text says what is missing."""
+
+
+class UnavailableError(UnderstudyError):
+    """No server answers, none has a model yet, or it is draining. Calls that may be repeated have been."""
+
+
+class OverloadedError(UnderstudyError):
+    """A queue of the server is full.
+
+    Attributes:
+        retry_after_seconds: When trying again is likely to succeed; None if the server did not say.
+    """
+
+    retry_after_seconds: float | None = None
+
+
+class MessageTooLargeError(UnderstudyError):
+    """A message is larger than one side takes. Send fewer examples at once, or raise the limit there."""
+
+
+class DeadlineExceededError(UnderstudyError):
+    """The time allowed has passed."""
+
+
+class CancelledError(UnderstudyError):
+    """The call was cancelled."""
+
+
+class AbortedError(UnderstudyError):
+    """The server ended a stream before its end."""
+
+
+class UnimplementedError(UnderstudyError):
+    """The server does not know this call."""
+
+
+class InternalError(UnderstudyError):
+    """A defect of the server.
+
+    Attributes:
+        incident: The id under which the server's log says more; None if it gave none.
+    """
+
+    incident: str | None = None
+
+
+_BY_CODE: dict[grpc.StatusCode, type[UnderstudyError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+    grpc.StatusCode.ABORTED: AbortedError,
+    grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
+    grpc.StatusCode.INTERNAL: InternalError,
+}
+
+
+class _Status(Protocol):
+    """How a call ended; both of grpcio's halves raise RpcErrors that know it."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what this module's tree says instead of grpcio's RpcError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error) from error
+
+
+def error_of(error: grpc.RpcError) -> UnderstudyError:
+    """Return the typed error for the way in which a call ended."""
+    status = cast("_Status", error)
+    retry_after = _retry_after_seconds(status.trailing_metadata() or ())
+    return error_from_status(status.code(), status.details() or "", retry_after_seconds=retry_after)
+
+
+def error_from_code(number: int, message: str) -> UnderstudyError:
+    """Return the typed error for a ``google.rpc.Code`` that came inside a message."""
+    return error_from_status(_CODES.get(number, grpc.StatusCode.UNKNOWN), message)
+
+
+def error_from_status(
+    code: grpc.StatusCode, message: str, *, retry_after_seconds: float | None = None
+) -> UnderstudyError:
+    """Return the typed error for a status."""
+    kind = _BY_CODE.get(code, UnderstudyError)
+    if kind is OverloadedError and "larger than max" in message:  # gRPC has one code for both
+        remedy = "send fewer examples at once, or raise max_message_bytes here and --max-message-mib there"
+        return MessageTooLargeError(f"{message}; {remedy}", code=code)
+    error = kind(message or f"the server gave no reason for {code.name}", code=code)
+    if isinstance(error, OverloadedError):
+        error.retry_after_seconds = retry_after_seconds
+    if isinstance(error, InternalError) and (found := _INCIDENT.search(message)):
+        error.incident = found.group()
+    return error
+
+
+def _retry_after_seconds(metadata: Sequence[tuple[str, Any]]) -> float | None:
+    details = next((value for key, value in metadata if key == _STATUS_DETAILS_KEY), None)
+    if details is None:
+        return None
+    from google.protobuf.message import DecodeError
+    from google.rpc import error_details_pb2, status_pb2
+
+    retry_info = error_details_pb2.RetryInfo()
+    try:
+        status = status_pb2.Status.FromString(details)
+    except DecodeError:  # a proxy's own idea of details; the status itself still stands
+        return None
+    if not any(detail.Unpack(retry_info) for detail in status.details):
+        return None
+    return float(retry_info.retry_delay.ToTimedelta().total_seconds())

@@ -1,0 +1,304 @@
+"""Puts the parts of an evaluator together. Imports TensorFlow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from understudy.checkpoints.layout import LEASES_DIR, RESULTS_DIR
+from understudy.checkpoints.locks import DirectoryLock
+from understudy.checkpoints.source import CheckpointSource
+from understudy.evaluator.comparison.comparer import Comparer
+from understudy.evaluator.compute.devices import DeviceSettings, build_strategy, user_name
+from understudy.evaluator.compute.engine import Engine, EngineSettings
+from understudy.evaluator.compute.loaders import BuildModel
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.device_state import DeviceListener
+from understudy.evaluator.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.lifecycle.backlog import Backlog
+from understudy.evaluator.lifecycle.best_file import BestFile
+from understudy.evaluator.lifecycle.checkpoint_store import CheckpointStore
+from understudy.evaluator.lifecycle.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.lifecycle.dataset_scorer import DatasetScorer
+from understudy.evaluator.lifecycle.evaluation_worker import EvaluationWorker
+from understudy.evaluator.lifecycle.gate import Gate, Gatekeeper, build_gate
+from understudy.evaluator.lifecycle.pin_file import PinFile
+from understudy.evaluator.lifecycle.promotion import Monitor, Ranking, parse_monitor
+from understudy.evaluator.lifecycle.quarantine import Quarantine
+from understudy.evaluator.lifecycle.servable_executor import ServableExecutor
+from understudy.evaluator.lifecycle.servable_manager import ServableManager
+from understudy.evaluator.lifecycle.serving_controller import ServingController
+from understudy.evaluator.lifecycle.version_monitor import VersionStateMonitor
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.open_streams import OpenStreams
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.result_files import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.slot_factory import ReplicaSlotFactory
+from understudy.evaluator.types import EvaluationRecord
+
+LEDGER_FILE = "ledger.sqlite"
+SUMMARIES_DIR = "tensorboard"
+
+_OWN_STATE_FOLDER = "give this one a state folder of its own with --state-dir (or UNDERSTUDY_STATE_DIR)"
+_MILLISECONDS = 1000.0
+_STREAM_THREADS = 2
+_SCORING_THREADS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """What a running evaluator is made of."""
+
+    replicas: int
+    devices: tuple[str, ...]
+    records: Records
+    engine: Engine
+    store: CheckpointStore
+    version_monitor: VersionStateMonitor
+    manager: ServableManager
+    controller: ServingController
+    watcher: CheckpointWatcher
+    scorer: DatasetScorer
+    stream_executor: ServableExecutor[EvaluationStream]
+    scoring_executor: ServableExecutor[EvaluationRecord]
+    comparer: Comparer
+    streams: OpenStreams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What was found out so far."""
+
+    ledger: Ledger
+    recorder: Recorder
+    ranking: Ranking
+
+
+def start_components(
+    settings: EvaluatorSettings,
+    *,
+    source: CheckpointSource,
+    datasets: Sequence[EvaluationDataset],
+    build_model: BuildModel | None,
+    observer: Observer,
+    on_promoted: Callable[[int], None],
+    on_device_state: DeviceListener,
+    remaining_seconds: Callable[[], float],
+    stack: ExitStack,
+) -> Components:
+    """Build every part, from the lock of the state folder up, and start its threads.
+
+    Args:
+        settings: What the operator chose.
+        source: Where checkpoints come from.
+        datasets: What they are scored on.
+        build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
+        observer: Told of what happens.
+        on_promoted: Told of each step that starts serving.
+        on_device_state: Called when the devices begin to fail, work again, or have failed for good.
+        remaining_seconds: Asked, when a part is to be closed, how long that may take.
+        stack: Closes the parts, in the reverse order, whether or not all could be started.
+
+    Raises:
+        ConfigurationError: The settings do not fit together.
+        DeviceError: The devices cannot be had.
+        LedgerError: The ledger cannot be read.
+        understudy.checkpoints.checkpoint_errors.LockHeldError: Another evaluator uses the state folder.
+    """
+    monitor = _monitor(settings, datasets)
+    strategy = build_strategy(device_settings(settings))
+    _lock(settings, stack)
+    records = _open_records(settings, monitor, datasets, observer, stack)
+
+    quarantine = _new_quarantine(settings)
+    store = CheckpointStore(source, settings.state_dir / LEASES_DIR)
+    version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer)
+    streams = OpenStreams()
+
+    def recall(step: int, waiting_seconds: float, to_serve: bool) -> None:  # noqa: FBT001 - the manager's callback
+        serving = manager.serving
+        serving_step = None if serving is None else serving.step
+        streams.recall(step, waiting_seconds=waiting_seconds, to_serve=to_serve, serving_step=serving_step)
+
+    manager = ServableManager(
+        store=store,
+        slots=ReplicaSlotFactory(
+            strategy, max_batch_size=settings.max_batch_size, on_trace=observer.function_traced, build_model=build_model
+        ),
+        limit=settings.slots,
+        version_monitor=version_monitor,
+        on_promoted=on_promoted,
+        on_starved=recall,
+    )
+    stream_executor: ServableExecutor[EvaluationStream] = ServableExecutor(
+        manager, threads=_STREAM_THREADS, name="understudy-open", discard=EvaluationStream.close
+    )
+    scoring_executor: ServableExecutor[EvaluationRecord] = ServableExecutor(
+        manager, threads=_SCORING_THREADS, name="understudy-score"
+    )
+    engine = Engine(
+        engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
+    )
+    comparer = Comparer(store=store, manager=manager, engine=engine, on_open=streams.add)
+    for close in (
+        comparer.close,
+        stream_executor.close,
+        scoring_executor.close,
+        lambda: manager.close(remaining_seconds()),
+        streams.close,
+        lambda: engine.close(remaining_seconds()),
+        stream_executor.stop,
+        scoring_executor.stop,
+        comparer.stop,
+    ):
+        stack.callback(close)
+
+    scorer = DatasetScorer(engine=engine, recorder=records.recorder, batch_size=settings.evaluation_batch_size)
+    wake = _WatcherWaker()
+    gate = build_gate(monitor, min_value=settings.min_value, min_improvement=settings.min_improvement)
+    controller = ServingController(
+        policy=settings.version_policy,
+        store=store,
+        quarantine=quarantine,
+        ranking=records.ranking,
+        gatekeeper=None if gate is None else _gatekeeper(gate, records, datasets),
+        manager=manager,
+        pin_file=PinFile(settings.state_dir),
+        on_settled=wake,
+    )
+    backlog = Backlog(settings.evaluation_policy)
+    worker = EvaluationWorker(
+        backlog=backlog,
+        manager=manager,
+        recorder=records.recorder,
+        scoring=scorer,
+        quarantine=quarantine,
+        failures=_new_quarantine(settings),
+        on_progress=wake,
+    )
+    wake.watcher = watcher = CheckpointWatcher(
+        store=store,
+        manager=manager,
+        version_monitor=version_monitor,
+        quarantine=quarantine,
+        recorder=records.recorder,
+        ranking=records.ranking,
+        controller=controller,
+        backlog=backlog,
+        best_file=BestFile(settings.state_dir, monitor),
+        policy=settings.evaluation_policy,
+        poll_interval_seconds=settings.poll_interval_seconds,
+    )
+    manager.start()
+    for thread in (worker, watcher):
+        stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
+        thread.start()
+    return Components(
+        replicas=int(strategy.num_replicas_in_sync),
+        devices=tuple(map(user_name, strategy.extended.worker_devices)),
+        records=records,
+        engine=engine,
+        store=store,
+        version_monitor=version_monitor,
+        manager=manager,
+        controller=controller,
+        watcher=watcher,
+        scorer=scorer,
+        stream_executor=stream_executor,
+        scoring_executor=scoring_executor,
+        comparer=comparer,
+        streams=streams,
+    )
+
+
+def _gatekeeper(gate: Gate, records: Records, datasets: Sequence[EvaluationDataset]) -> Gatekeeper:
+    (dataset,) = (dataset for dataset in datasets if dataset.name == gate.monitor.dataset)
+    return Gatekeeper(gate, dataset=dataset, ranking=records.ranking, ledger=records.ledger, recorder=records.recorder)
+
+
+def _monitor(settings: EvaluatorSettings, datasets: Sequence[EvaluationDataset]) -> Monitor | None:
+    names = [dataset.name for dataset in datasets]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"the datasets are called {names}; give each a name of its own")
+    return parse_monitor(settings.monitor, settings.monitor_mode, names)
+
+
+def _lock(settings: EvaluatorSettings, stack: ExitStack) -> None:
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock(settings.state_dir, alternative=_OWN_STATE_FOLDER)
+    lock.acquire()
+    stack.callback(lock.release)
+
+
+def _open_records(
+    settings: EvaluatorSettings,
+    monitor: Monitor | None,
+    datasets: Sequence[EvaluationDataset],
+    observer: Observer,
+    stack: ExitStack,
+) -> Records:
+    """Open the ledger and what is derived from it, and learn from it what is best."""
+    ranking = Ranking(monitor)
+    ledger = Ledger(settings.state_dir / LEDGER_FILE)
+    stack.callback(ledger.close)
+    recorder = Recorder(
+        ledger=ledger,
+        results=ResultFiles(settings.state_dir / RESULTS_DIR),
+        summaries=Summaries(settings.state_dir / SUMMARIES_DIR),
+        datasets=datasets,
+        observer=observer,
+        listener=lambda record: ranking.observe([record]),
+    )
+    stack.callback(recorder.close)
+    recorder.recover()
+    if monitor is not None:
+        ranking.observe(ledger.scored(monitor.dataset))
+    return Records(ledger=ledger, recorder=recorder, ranking=ranking)
+
+
+def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
+    """Return what the settings say about devices, for `understudy.evaluator.compute.devices.build_strategy`."""
+    return DeviceSettings(
+        devices=settings.devices,
+        logical_cpus=settings.logical_cpus,
+        gpu_memory_limit_mib=settings.gpu_memory_limit_mib,
+        precision=settings.precision,
+        intra_op_threads=settings.intra_op_threads,
+        inter_op_threads=settings.inter_op_threads,
+    )
+
+
+class _WatcherWaker:
+    """Wakes a checkpoint watcher that is made later than those who wake it."""
+
+    def __init__(self) -> None:
+        self.watcher: CheckpointWatcher | None = None
+
+    def __call__(self) -> None:
+        if self.watcher is not None:
+            self.watcher.wake()
+
+
+def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> EngineSettings:
+    """Return what the settings say about batches on devices, named as `tf.distribute` does."""
+    cpus_only = all(tf.DeviceSpec.from_string(name).device_type == "CPU" for name in devices)
+    return EngineSettings(
+        max_batch_size=settings.max_batch_size * len(devices),
+        max_queue_examples=settings.max_queue_examples,
+        max_batch_delay_seconds=settings.max_batch_delay_ms / _MILLISECONDS,
+        max_device_failures=settings.max_device_failures,
+        inline_batches=settings.inline_batches and cpus_only,
+        overlap_batches=not cpus_only,
+    )
+
+
+def _new_quarantine(settings: EvaluatorSettings) -> Quarantine:
+    return Quarantine(attempts=settings.load_attempts, retry_seconds=settings.load_retry_seconds, clock=time.monotonic)

@@ -1,0 +1,181 @@
+"""The requests that wait for the device."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from understudy.evaluator.evaluator_errors import DeadlineExceededError
+from understudy.evaluator.result_sink import ResultSink
+from understudy.evaluator.types import Array, Arrays
+
+
+class RunnableSlot(Protocol):
+    """What a batch is run on."""
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        """Return the outputs, ``[examples, ...]``, for inputs of any number of examples."""
+
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Start to compute; return what waits for the outputs."""
+
+
+class BorrowedHandle(Protocol):
+    """A counted borrow of a checkpoint that is loaded."""
+
+    @property
+    def step(self) -> int:
+        """The training step of the checkpoint."""
+
+    @property
+    def slot(self) -> RunnableSlot:
+        """What the checkpoint is loaded in."""
+
+    def release(self) -> None:
+        """Give the handle back."""
+
+
+Borrow = Callable[[], BorrowedHandle]
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class PredictRequest:
+    """Examples to predict, and who is to be told the outcome. Times are on `time.monotonic`'s clock, in seconds."""
+
+    inputs: Arrays
+    examples: int
+    group: Hashable
+    borrow: Borrow
+    deadline: float | None
+    arrived: float
+    token: Any
+    sink: ResultSink[Any]
+
+    def begin(self) -> bool:
+        """Mark it as running; return whether anybody still wants it."""
+        return self.sink.begin(self.token)
+
+    def is_cancelled(self) -> bool:
+        """Whether it was taken back before it began."""
+        return self.sink.is_cancelled(self.token)
+
+    def fail(self, error: Exception) -> None:
+        """Tell why there is no result."""
+        self.sink.deliver([(self.token, error)])
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class EvaluateRequest:
+    """Work to be done on the device. Times are on `time.monotonic`'s clock, in seconds."""
+
+    work: Callable[[], Any]
+    examples: int
+    deadline: float | None
+    arrived: float
+    future: Future[Any]
+
+    def begin(self) -> bool:
+        """Mark it as running; return whether anybody still wants it."""
+        return self.future.set_running_or_notify_cancel()
+
+    def is_cancelled(self) -> bool:
+        """Whether it was taken back before it began."""
+        return self.future.cancelled()
+
+    def fail(self, error: Exception) -> None:
+        """Tell why there is no result."""
+        self.future.set_exception(error)
+
+
+Request = PredictRequest | EvaluateRequest
+
+
+def is_late(request: Request) -> bool:
+    """Whether the request's deadline has passed."""
+    return request.deadline is not None and time.monotonic() >= request.deadline
+
+
+def is_dead(request: Request) -> bool:
+    """Whether nobody wants the request's result any more."""
+    return request.is_cancelled() or is_late(request)
+
+
+def late(request: Request) -> DeadlineExceededError:
+    """Return the error of a request whose deadline has passed."""
+    waited = time.monotonic() - request.arrived
+    return DeadlineExceededError(f"the deadline passed after {waited:.3f} s in the queue, before the work began")
+
+
+class PredictQueue:
+    """Requests by group, each group in the order of arrival. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[Hashable, deque[PredictRequest]] = OrderedDict()
+        self.examples = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[PredictRequest]:
+        return itertools.chain.from_iterable(self._groups.values())
+
+    def append(self, request: PredictRequest) -> None:
+        """Put a request behind those of its group."""
+        self._groups.setdefault(request.group, deque()).append(request)
+        self.examples += request.examples
+
+    def oldest(self) -> PredictRequest:
+        """Return the request that has waited longest; its group is next."""
+        return min((group[0] for group in self._groups.values()), key=lambda request: request.arrived)
+
+    def examples_like(self, request: PredictRequest) -> int:
+        """Return how many examples wait in the request's group."""
+        return sum(other.examples for other in self._groups.get(request.group, ()))
+
+    def take_batch(self, max_batch_size: int) -> list[PredictRequest]:
+        """Remove and return the oldest request with those behind it in its group, as long as the examples fit.
+
+        Returns nothing if nothing waits.
+        """
+        batch = self.next_batch(max_batch_size)
+        if not batch:
+            return []
+        waiting = self._groups[batch[0].group]
+        for _ in batch:
+            waiting.popleft()
+        if not waiting:
+            del self._groups[batch[0].group]
+        self.examples -= sum(request.examples for request in batch)
+        return batch
+
+    def next_batch(self, max_batch_size: int) -> list[PredictRequest]:
+        """Return what `take_batch` would, and leave it."""
+        if not self._groups:
+            return []
+        waiting = iter(self._groups[self.oldest().group])
+        batch = [next(waiting)]
+        examples = batch[0].examples
+        for request in waiting:
+            examples += request.examples
+            if examples > max_batch_size:
+                break
+            batch.append(request)
+        return batch
+
+    def remove(self, unwanted: Callable[[PredictRequest], bool]) -> list[PredictRequest]:
+        """Remove and return the requests of which this is true."""
+        everything = list(self)
+        self._groups.clear()
+        self.examples = 0
+        removed = []
+        for request in everything:
+            if unwanted(request):
+                removed.append(request)
+            else:
+                self.append(request)
+        return removed

@@ -1,0 +1,114 @@
+"""Builds an evaluator from what a command line says: folders, an experiment by name, files of data."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.checkpoints.folder_source import FolderSource
+from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.remote import RemoteFolderSource
+from understudy.checkpoints.source import CheckpointSource, RunSource
+from understudy.evaluator.assembly import device_settings
+from understudy.evaluator.checkpoint_location import CheckpointLocation
+from understudy.evaluator.compute.devices import build_strategy
+from understudy.evaluator.dataset_files import open_dataset
+from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
+from understudy.evaluator.experiment_datasets import datasets_of
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.experiments import Experiment, load_experiment
+
+DEFAULT_MODEL_NAME = "model"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedEvaluator:
+    """An evaluator that has not been started, and what its model is called unless the operator says otherwise."""
+
+    evaluator: Evaluator
+    model_name: str
+
+
+def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, observer: Observer) -> NamedEvaluator:
+    """Lay out the devices, load the experiment and the datasets, and build the evaluator. Blocks.
+
+    The devices come first, because a user's own code may set TensorFlow going, after which they cannot be changed.
+
+    Raises:
+        DeviceError: The devices cannot be had.
+        ExperimentError: The experiment cannot be loaded.
+        ConfigurationError: A dataset or the folder of checkpoints cannot be used.
+        StorageError: The disk of the state folder is full.
+        CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
+    """
+    _check_state_dir(settings.state_dir)
+    build_strategy(device_settings(settings))
+    experiment = None if location.experiment is None else load_experiment(location.experiment)
+    evaluator = Evaluator(
+        settings,
+        source=_source(location, settings),
+        datasets=_datasets(location, experiment),
+        build_model=None if experiment is None else experiment.build_model,
+        observer=observer,
+    )
+    return NamedEvaluator(evaluator=evaluator, model_name=DEFAULT_MODEL_NAME if experiment is None else experiment.name)
+
+
+def _check_state_dir(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(f"state_dir {folder}: {error.strerror}; make room there") from error
+        raise ConfigurationError(
+            f"state_dir {folder} cannot be written to ({error.strerror}); give a folder that can with --state-dir"
+        ) from error
+
+
+def _source(location: CheckpointLocation, settings: EvaluatorSettings) -> CheckpointSource:
+    if location.is_run:
+        if location.url is not None:
+            raise ConfigurationError(
+                f"a run folder is a local folder, not {location.url}; mount it and give the folder"
+            )
+        run_dir = RunDir(location.folder)
+        _say_if_missing(run_dir.checkpoints)
+        return RunSource(run_dir)
+    try:
+        return _foreign_source(location, settings)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the checkpoints' folder {location.url or location.folder} cannot be read: {error}"
+        ) from error
+
+
+def _foreign_source(location: CheckpointLocation, settings: EvaluatorSettings) -> CheckpointSource:
+    mirror = settings.state_dir / "mirror"
+    folder = location.folder if location.url is None else mirror
+    source = FolderSource(folder, settings.state_dir / "staging", takes_variables=location.experiment is not None)
+    if location.url is not None:
+        return RemoteFolderSource(location.url, mirror, source)
+    _say_if_missing(folder)
+    source.check()
+    return source
+
+
+def _say_if_missing(folder: Path) -> None:
+    """Say that a folder may be mistyped; its writer may also have to begin yet."""
+    if not folder.is_dir():
+        _log.warning("there is no folder %s; waiting for it to appear", folder)
+
+
+def _datasets(location: CheckpointLocation, experiment: Experiment | None) -> Sequence[EvaluationDataset]:
+    files = [open_dataset(name, file) for name, file in location.eval_data.items()]
+    return files if experiment is None else [*datasets_of(experiment), *files]

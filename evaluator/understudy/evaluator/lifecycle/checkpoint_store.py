@@ -1,0 +1,290 @@
+"""The checkpoints there are, and which of them are held against deletion."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
+from understudy.checkpoints.fs import remove_folder, sweep
+from understudy.checkpoints.layout import parse_step, step_name
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint
+from understudy.checkpoints.manifest import read_manifest
+from understudy.checkpoints.source import Checkpoint, CheckpointSource
+from understudy.evaluator.evaluator_errors import VersionNotFoundError
+from understudy.evaluator.types import CheckpointInfo
+
+_log = logging.getLogger(__name__)
+
+_ADOPTED_AT_ONCE = 512
+
+
+@dataclass
+class _Item:
+    """One step: what the source offers now, and the private folder if somebody holds it."""
+
+    info: CheckpointInfo
+    offered: Checkpoint | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    checkpoint: LocalCheckpoint | None = None
+    leases: int = 0
+
+
+class CheckpointStore:
+    """The checkpoints that can be loaded: those the source offers, and those held in private folders. Thread-safe.
+
+    A checkpoint is held while any `Lease` on it is out; then its private folder goes. Folders left by an earlier
+    process count as checkpoints until `discard_leftovers`. Nothing is hashed but by `Lease.verify`.
+
+    Args:
+        source: Where checkpoints come from. Polled only by `refresh`.
+        directory: The parent of the private folders, ``leases/``; made if it is missing.
+    """
+
+    def __init__(self, source: CheckpointSource, directory: Path) -> None:
+        self._source = source
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._items: dict[int, _Item] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        sweep(directory)
+        steps = {parse_step(folder.name) for folder in directory.iterdir()}
+        self._leftovers = {step for step in steps if step is not None}
+        self._strange_leftovers = set(self._leftovers)
+        self._polled: Sequence[Checkpoint] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last `refresh` found everything. If not, the next one finds more."""
+        return self._source.is_complete and not self._strange_leftovers
+
+    def refresh(self, wanted: Collection[int] = ()) -> bool:
+        """Ask the source what there is now: of much that is new, the newest first. For one thread at a time.
+
+        Returns whether anything may have changed since the last time.
+
+        Args:
+            wanted: The steps to find before all others.
+
+        Raises:
+            understudy.checkpoints.checkpoint_errors.UnsupportedFormatError: The source holds only what is not read.
+            OSError: The source could not be read.
+        """
+        polled = self._source.poll(wanted)
+        changed = polled is not self._polled or bool(self._strange_leftovers)
+        if polled is not self._polled:
+            self._take_in({checkpoint.step: checkpoint for checkpoint in polled})
+            self._polled = polled
+        self._adopt_leftovers(wanted)
+        return changed
+
+    def _take_in(self, offered: Mapping[int, Checkpoint]) -> None:
+        with self._lock:
+            self._strange_leftovers -= offered.keys()
+            for step, checkpoint in offered.items():
+                item = self._items.get(step)
+                if item is None or item.info.digest != checkpoint.digest:
+                    self._items[step] = _Item(info=_info(checkpoint), offered=checkpoint)
+                else:
+                    item.offered = checkpoint
+            for step in [step for step in self._items if step not in offered]:
+                item = self._items[step]
+                item.offered = None
+                if not item.leases and step not in self._leftovers:
+                    del self._items[step]
+
+    def peek(self) -> object:
+        """Return something that differs from last time if `refresh` may find something new. Costs next to nothing."""
+        return self._source.peek()
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Return every checkpoint by ascending step."""
+        with self._lock:
+            return [item.info for _, item in sorted(self._items.items())]
+
+    def find(self, step: int) -> CheckpointInfo | None:
+        """Describe one checkpoint, or return None if there is none of this step."""
+        with self._lock:
+            item = self._items.get(step)
+        return None if item is None else item.info
+
+    def info(self, step: int) -> CheckpointInfo:
+        """Describe one checkpoint.
+
+        Raises:
+            VersionNotFoundError: There is none of this step.
+        """
+        return self._item(step).info
+
+    def lease(self, info: CheckpointInfo) -> Lease:
+        """Pin a checkpoint in its private folder, unless it is held already. `Lease.verify` it before it is used.
+
+        Raises:
+            VersionNotFoundError: There is none of this step.
+            understudy.checkpoints.checkpoint_errors.CheckpointError: It is damaged, unreadable, deleted or replaced.
+            OSError: The private folder could not be written.
+        """
+        item = self._item(info.step)
+        if item.info.key != info.key:
+            raise CheckpointGoneError(f"step {info.step} was replaced by another checkpoint of this step")
+        with item.lock:
+            if item.checkpoint is None:
+                item.checkpoint = self._fetch(item)
+            item.leases += 1
+            with self._lock:
+                self._items.setdefault(info.step, item)  # A refresh may have dropped it while it was being fetched.
+        return Lease(self, item, item.checkpoint)
+
+    def is_dear(self, info: CheckpointInfo) -> bool:
+        """Return whether holding a checkpoint would copy it, rather than link it or open its private folder."""
+        with self._lock:
+            item = self._items.get(info.step)
+            may_be_there = info.step in self._leftovers
+        return (
+            item is not None
+            and item.checkpoint is None
+            and not may_be_there
+            and bool(item.offered and item.offered.copies)
+        )
+
+    def discard_leftovers(self) -> None:
+        """Delete the folders of an earlier process that nobody holds."""
+        with self._lock:
+            leftovers, self._leftovers = self._leftovers, set()
+            items = [self._items[step] for step in leftovers if step in self._items]
+        for item in items:
+            with item.lock:
+                if item.leases == 0 and self._is_current(item):
+                    remove_folder(self._folder(item.info.step))
+
+    def _verify(self, item: _Item) -> LocalCheckpoint:
+        """Verify a held checkpoint; one that is damaged is taken again if the source still has it."""
+        with item.lock:
+            if item.checkpoint is not None:
+                try:
+                    item.checkpoint.verify()
+                except DamagedCheckpointError:
+                    if item.offered is None:
+                        raise
+                    item.checkpoint.release()
+                    item.checkpoint = None
+                else:
+                    return item.checkpoint
+            item.checkpoint = self._fetch(item)
+            item.checkpoint.verify()
+            return item.checkpoint
+
+    def _release(self, item: _Item) -> None:
+        with item.lock:
+            item.leases -= 1
+            if item.leases or item.checkpoint is None:
+                return
+            checkpoint, item.checkpoint = item.checkpoint, None
+            if self._is_current(item):
+                checkpoint.release()
+
+    def _is_current(self, item: _Item) -> bool:
+        """Return whether the private folder of the step is still this item's; forget the item if nothing is left."""
+        with self._lock:
+            step = item.info.step
+            if self._items.get(step) is not item:
+                return False
+            if item.offered is None:
+                del self._items[step]
+            return True
+
+    def _item(self, step: int) -> _Item:
+        with self._lock:
+            try:
+                return self._items[step]
+            except KeyError:
+                known = sorted(self._items)
+        raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {known}")
+
+    def _fetch(self, item: _Item) -> LocalCheckpoint:
+        folder = self._folder(item.info.step)
+        if item.offered is not None:
+            return item.offered.fetch(folder, verify=False)
+        try:
+            return open_local_checkpoint(folder, verify=False)
+        except FileNotFoundError as error:
+            raise CheckpointGoneError(f"step {item.info.step} was deleted before it could be fetched") from error
+
+    def _folder(self, step: int) -> Path:
+        return self._directory / step_name(step)
+
+    def _adopt_leftovers(self, wanted: Collection[int]) -> None:
+        """Find out what some of the folders of an earlier process are, newest first, once the source has no more."""
+        if not self._strange_leftovers or not (self._source.is_complete or self._newest_is_left_over()):
+            return
+        newest_first = sorted(self._strange_leftovers, key=lambda step: (step not in wanted, -step))
+        for step in newest_first[:_ADOPTED_AT_ONCE]:
+            self._strange_leftovers.discard(step)
+            self._adopt(step)
+
+    def _newest_is_left_over(self) -> bool:
+        with self._lock:
+            return max(self._strange_leftovers) > max(self._items, default=-1)
+
+    def _adopt(self, step: int) -> None:
+        folder = self._folder(step)
+        try:
+            manifest = read_manifest(folder)
+        except (FileNotFoundError, CheckpointError) as error:
+            _log.warning("leftover of an earlier process deleted", extra={"folder": str(folder), "error": str(error)})
+            remove_folder(folder)
+            with self._lock:
+                self._leftovers.discard(step)
+            return
+        info = CheckpointInfo(step=step, created_at=manifest.created_at, digest=manifest.digest, final=manifest.final)
+        with self._lock:
+            self._items.setdefault(step, _Item(info=info, offered=None))
+
+
+class Lease:
+    """Keeps one checkpoint from being deleted. A context manager. Thread-safe."""
+
+    def __init__(self, store: CheckpointStore, item: _Item, checkpoint: LocalCheckpoint) -> None:
+        self._store = store
+        self._item = item
+        self._lock = threading.Lock()
+        self._released = False
+        self.checkpoint = checkpoint
+
+    def verify(self) -> None:
+        """Read all of the checkpoint, and check that it is whole and still the one that was held.
+
+        One that is damaged is first taken from the source again, where that still has it.
+
+        Raises:
+            understudy.checkpoints.checkpoint_errors.CheckpointError: It is damaged, deleted or replaced.
+            OSError: It could not be read, or the private folder not be written.
+        """
+        self.checkpoint = self._store._verify(self._item)  # noqa: SLF001 - as below
+
+    def release(self) -> None:
+        """Let the checkpoint go. Doing so again does nothing."""
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+        self._store._release(self._item)  # noqa: SLF001 - the two halves of one count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _info(checkpoint: Checkpoint) -> CheckpointInfo:
+    return CheckpointInfo(
+        step=checkpoint.step, created_at=checkpoint.created_at, digest=checkpoint.digest, final=checkpoint.final
+    )

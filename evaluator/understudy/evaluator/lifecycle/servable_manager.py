@@ -1,0 +1,329 @@
+"""Loads, unloads and flips servables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
+from understudy.evaluator.exhaustion import Resource, exhausted_resource
+from understudy.evaluator.lifecycle.checkpoint_store import CheckpointStore
+from understudy.evaluator.lifecycle.load import SlotFactory, forget_frames, load_into
+from understudy.evaluator.lifecycle.load_queue import LoadQueue, Request
+from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
+from understudy.evaluator.lifecycle.slot_pool import NewSlot, Purpose, SlotPool
+from understudy.evaluator.lifecycle.version_monitor import VersionStateMonitor
+from understudy.evaluator.types import CheckpointInfo
+
+_log = logging.getLogger(__name__)
+
+_STARVED_SECONDS = 0.5
+"""How often to say that a checkpoint waits for a slot."""
+
+_Completion = Callable[[], None]
+"""Resolves a future. To be called without the lock, as a future calls back those who wait for it."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A checkpoint to be loaded, and where."""
+
+    info: CheckpointInfo
+    target: ModelSlot | NewSlot
+
+
+class ServableManager:
+    """Keeps servables in a pool of slots. Thread-safe.
+
+    One thread loads and unloads; a flip to a servable that is loaded already happens at once, between two batches, on
+    the thread that asks for it. Checkpoints of several architectures may be loaded side by side, each in a slot of its
+    own; so inputs that were checked against one servable are to be checked again before another runs them.
+
+    Args:
+        store: The checkpoints that can be loaded.
+        slots: Makes slots.
+        limit: The number of slots at most, at least 2.
+        version_monitor: Told of every attempt.
+        on_promoted: Called with the step after each flip; must be quick and must not raise.
+        clock: Gives monotonic seconds, against which deadlines are held.
+        on_starved: Called again and again while a checkpoint waits for a slot and there is none: with its step, for how
+            many seconds it has waited, and whether it is to be served. Must not raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: CheckpointStore,
+        slots: SlotFactory,
+        limit: int,
+        version_monitor: VersionStateMonitor,
+        on_promoted: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+        on_starved: Callable[[int, float, bool], None] = lambda *_: None,
+    ) -> None:
+        self._on_starved = on_starved
+        self._store = store
+        self._slots = slots
+        self._version_monitor = version_monitor
+        self._on_promoted = on_promoted
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._pool = SlotPool(limit)
+        self._queue = LoadQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="understudy-manager")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def serving(self) -> Servable | None:
+        """What is serving. To run it, borrow it."""
+        with self._changed:
+            return self._pool.serving
+
+    @property
+    def predecessor_step(self) -> int | None:
+        """The step that was serving before the present one, loaded or not, or None."""
+        with self._changed:
+            return self._pool.predecessor_step
+
+    def borrow(self, step: int | None = None) -> Handle:
+        """Borrow a loaded servable; None stands for the serving version. Does not block.
+
+        Raises:
+            NotReadyError: Nothing is serving yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self._pool.borrow(self._pool.servable(step))
+
+    def servable(self, step: int | None = None) -> Servable:
+        """Return a loaded servable, which may be unloaded at any moment; None stands for the serving version.
+
+        Raises:
+            NotReadyError: Nothing is serving yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self._pool.servable(step)
+
+    def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
+        """Borrow a servable, loading it on demand if need be.
+
+        Whoever needs a slot waits in line; whoever asks for a step that is loaded does not. The future's exception may
+        be OverloadedError (the deadline passed in line; told when a load that is running ends), LoadError or
+        DrainingError. Cancelling the future leaves the line. Its callbacks run on the manager's thread or the caller's.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint.
+            DrainingError: The manager is being closed.
+        """
+        return self._request(step, Purpose.ON_DEMAND, deadline)
+
+    def promote(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
+        """Promote a step, loading it if need be, and return a handle on it. Goes before every `acquire`.
+
+        A step that is loaded already is serving when this returns. Errors are as in `acquire`.
+        """
+        return self._request(step, Purpose.SERVING, deadline)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Refuse everybody in line, end the thread and wait for all handles to come back. Idempotent.
+
+        Raises:
+            TimeoutError: A load did not end, or a handle did not come back, in time.
+        """
+        give_up_at = self._clock() + timeout_seconds
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"a checkpoint was still being loaded after {timeout_seconds} s")
+        for servable in self._pool.servables:
+            servable.retire()
+            if not servable.wait_idle(max(0.0, give_up_at - self._clock())):
+                raise TimeoutError(f"{servable.handles} handles on step {servable.step} did not come back in time")
+
+    def _request(self, step: int, purpose: Purpose, deadline: float | None) -> Future[Handle]:
+        info = self._store.find(step)
+        with self._changed:
+            if self._closing:
+                raise DrainingError("the evaluator is shutting down")
+            servable = self._pool.find(step, info.digest if info else None)
+            if servable is None:
+                request = Request(info or self._store.info(step), purpose, deadline)
+                self._queue.add(request)
+                self._changed.notify_all()
+                return request.future
+            future: Future[Handle] = Future()
+            complete = self._grant(future, servable, purpose)
+        complete()
+        return future
+
+    def _grant(self, future: Future[Handle], servable: Servable, purpose: Purpose) -> _Completion:
+        """Borrow a servable for somebody, and promote it if that is what they want."""
+        if not future.set_running_or_notify_cancel():
+            return lambda: None
+        handle = self._pool.borrow(servable)
+        flipped = purpose is Purpose.SERVING and self._pool.flip(servable)
+
+        def complete() -> None:
+            if flipped:
+                _log.info("serving", extra={"step": servable.step})
+                self._on_promoted(servable.step)
+            future.set_result(handle)
+
+        return complete
+
+    def _run(self) -> None:
+        while True:
+            completions, load = self._await_work()
+            for complete in completions:
+                complete()
+            if load is not None:
+                dropped = self._load(load)
+                load = None  # it may name the slot that was dropped
+                if dropped:
+                    self._reclaim()
+            elif not completions:
+                return
+
+    def _await_work(self) -> tuple[list[_Completion], _Load | None]:
+        """Wait until something can be done. Nothing to do means that the manager is being closed."""
+        with self._changed:
+            while True:
+                completions = self._settle()
+                load = None if self._closing else self._pick()
+                if completions or load or self._closing:
+                    return completions, load
+                if not self._changed.wait(self._seconds_to_wait()) and (starved := next(self._queue.heads(), None)):
+                    return [partial(self._tell_starved, starved)], None
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return how long to wait for a change: until the next deadline, and not long while anybody is in line."""
+        if not self._queue:
+            return None
+        deadline = self._queue.next_deadline()
+        left = _STARVED_SECONDS if deadline is None else deadline - self._clock()
+        return min(max(0.0, left), _STARVED_SECONDS)
+
+    def _tell_starved(self, request: Request) -> None:
+        waiting = time.monotonic() - request.since
+        self._on_starved(request.info.step, waiting, request.purpose is Purpose.SERVING)
+
+    def _settle(self) -> list[_Completion]:
+        """Take those out of the line who need to wait no longer: served, cancelled, too late, or refused."""
+        settled = []
+        for request in self._queue:
+            complete = self._answer(request)
+            if complete is not None:
+                self._queue.remove(request)
+                settled.append(complete)
+        return settled
+
+    def _answer(self, request: Request) -> _Completion | None:
+        servable = self._pool.find(request.info.step, request.info.digest)
+        if servable is not None:
+            return self._grant(request.future, servable, request.purpose)
+        if self._closing:
+            return lambda: request.refuse(DrainingError("the evaluator is shutting down"))
+        is_late = request.deadline is not None and request.deadline <= self._clock()
+        if is_late or request.future.cancelled():
+            error = self._overloaded(request.info.step)
+            return lambda: request.refuse(error)
+        return None
+
+    def _overloaded(self, step: int) -> OverloadedError:
+        loaded = sorted(servable.step for servable in self._pool.servables)
+        return OverloadedError(
+            f"no slot became free for step {step} before the deadline; of {self._pool.limit} slots, {len(loaded)} hold "
+            f"the steps {loaded}",
+            retry_after_seconds=1.0,
+        )
+
+    def _pick(self) -> _Load | None:
+        """Find the first in line for whom there is room."""
+        for request in self._queue.heads():
+            target = self._pool.allocate(request.purpose, self._unloaded)
+            if target is not None:
+                return _Load(request.info, target)
+        return None
+
+    def _unloaded(self, servable: Servable) -> None:
+        self._version_monitor.unloaded(servable.step)
+
+    def _load(self, load: _Load) -> bool:
+        """Load a checkpoint, or deal with why it cannot be; return whether a model was dropped."""
+        began = self._clock()
+        self._version_monitor.loading(load.info.step)
+        try:
+            with self._store.lease(load.info) as lease:
+                lease.verify()
+                slot, dropped = load_into(load.target, lease.checkpoint, slots=self._slots)
+        except Exception as error:  # noqa: BLE001 - whatever a checkpoint does to its reader, it is recorded
+            resource = exhausted_resource(error)
+            if resource is None or not self._retreat(load, error, resource):
+                self._give_up(load, error, resource, seconds=self._clock() - began)
+            forget_frames(error)
+            return True
+        self._admit(load.info, slot, seconds=self._clock() - began)
+        return dropped
+
+    def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
+        servable = Servable(
+            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._recheck_queue
+        )
+        with self._changed:
+            self._pool.finish(servable)
+        self._version_monitor.loaded(info, seconds=seconds)
+
+    def _retreat(self, load: _Load, error: Exception, resource: Resource) -> bool:
+        """Make room where memory ran out, so that the first in line is tried again at once; return whether there is."""
+        with self._changed:
+            if resource is not Resource.MEMORY or not self._pool.retreat(load.target, self._unloaded):
+                return False
+            slots = self._pool.slots
+        self._version_monitor.interrupted(load.info.step)
+        _log.warning("out of memory, going on with fewer slots", extra={"slots": slots, "reason": str(error)})
+        return True
+
+    def _give_up(self, load: _Load, error: Exception, resource: Resource | None, *, seconds: float) -> None:
+        """Refuse everybody who waits for this checkpoint, and free the slot unless memory ran out, which ended it."""
+        if resource is None:
+            reason = self._version_monitor.failed(load.info, error, seconds=seconds)
+        else:
+            reason = self._version_monitor.postponed(load.info, error, seconds=seconds)
+        with self._changed:
+            if resource is not Resource.MEMORY:
+                self._pool.finish(None if isinstance(load.target, NewSlot) else load.target)
+            waiting = self._queue.remove_if(lambda request: request.info == load.info)
+        for request in waiting:
+            request.refuse(reason)
+
+    def _reclaim(self) -> None:
+        """Free what was dropped; and run what takes longer afterwards before a request does."""
+        if not self._slots.reclaim():
+            return
+        with self._changed:
+            handles = [servable.borrow() for servable in self._pool.servables]
+        for handle in handles:
+            with handle:
+                try:
+                    handle.slot.warm_up()
+                except Exception:  # noqa: BLE001 - requests will tell, too
+                    _log.exception("a loaded version does not run", extra={"step": handle.step})
+
+    def _recheck_queue(self) -> None:
+        """Look whether there is room now for somebody in line; called after every batch, when hardly anybody is."""
+        if self._queue:  # whoever comes after this look finds the handle given back
+            with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,119 @@
+"""When the evaluator's work is done: training is over, and everything that it left is evaluated."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.training import TrainingStatus, read_training_status
+
+_log = logging.getLogger(__name__)
+
+
+class ExitReason(enum.Enum):
+    """Why a service that follows a training ended."""
+
+    SIGNALLED = "signalled"
+    FINISHED = "finished"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    DEVICE_FAILED = "device failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceExit:
+    """Why it ended, and a sentence about it for people."""
+
+    reason: ExitReason
+    message: str = ""
+
+
+class EvaluatorProgress(Protocol):
+    """What is asked of the evaluator."""
+
+    def is_caught_up(self, since: float) -> bool:
+        """Return whether it looked for checkpoints after a moment, by `time.monotonic`, and left none unevaluated."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the newest entry of the ledger."""
+
+
+class TrainingEndMonitor:
+    """Watches the training journal, then the evaluations that are left. For one thread at a time; `check` blocks.
+
+    Time runs out while there is nothing to be seen: no training has begun, or training is over and no entry is added to
+    the ledger.
+
+    Args:
+        run: The run folder.
+        evaluator: Says what is left.
+        timeout_seconds: How long there may be nothing to be seen.
+        clock: Gives monotonic seconds.
+        wall_clock: Gives seconds since the epoch, against which the journal's heartbeat is held.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        evaluator: EvaluatorProgress,
+        *,
+        timeout_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._run_dir = RunDir(run)
+        self._evaluator = evaluator
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._last_sign = clock()
+        self._last_sequence = 0
+        self._ended: tuple[TrainingStatus, float] | None = None
+
+    def check(self) -> ServiceExit | None:
+        """Return why it may end now, or None if it may not.
+
+        Raises:
+            UnsupportedFormatError: The training journal is of another version, or no journal.
+        """
+        now = self._clock()
+        status = self._status()
+        if status is not None and status.state == "running":
+            self._ended, self._last_sign = None, now
+            return None
+        if status is not None and (self._ended is None or self._ended[0].state != status.state):
+            self._ended, self._last_sign = (status, now), now
+        if self._ended is not None and self._evaluator.is_caught_up(self._ended[1]):
+            return _exit_after(self._ended[0])
+        return self._out_of_time(now)
+
+    def _status(self) -> TrainingStatus | None:
+        try:
+            return read_training_status(self._run_dir, now=self._wall_clock())
+        except OSError as error:
+            _log.warning("the training journal could not be read: %s", error)
+            return None if self._ended is None else self._ended[0]
+
+    def _out_of_time(self, now: float) -> ServiceExit | None:
+        sequence = self._evaluator.last_sequence
+        if self._ended is not None and sequence != self._last_sequence:
+            self._last_sequence, self._last_sign = sequence, now
+        if now - self._last_sign < self._timeout_seconds:
+            return None
+        missing = "no training began" if self._ended is None else "training is over, but nothing more was evaluated"
+        return ServiceExit(reason=ExitReason.TIMED_OUT, message=f"{missing} for {self._timeout_seconds:g} s")
+
+
+def _exit_after(status: TrainingStatus) -> ServiceExit:
+    if status.state == "failed":
+        return ServiceExit(reason=ExitReason.FAILED, message=f"training failed at step {status.step}: {status.reason}")
+    return ServiceExit(
+        reason=ExitReason.FINISHED, message=f"training finished at step {status.final_step}, all is evaluated"
+    )

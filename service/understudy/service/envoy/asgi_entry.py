@@ -1,0 +1,8 @@
+"""What pyvoy imports inside Envoy."""
+
+from __future__ import annotations
+
+from understudy.service.envoy.host import begin
+from understudy.service.envoy.reexec_state import ReexecState
+
+app = begin(ReexecState.restore())

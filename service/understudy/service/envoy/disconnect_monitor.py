@@ -1,0 +1,104 @@
+"""Looks after the calls under way: ends those whose deadline has passed or whose caller has gone.
+
+Envoy tells that a caller has gone only to who asks, and asking takes a round trip between threads. So nobody asks
+within a call's first moments, in which most calls end, and then ever less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from typing import Final, Protocol
+
+from understudy.service.handlers.codes import Code
+
+FIRST_CHECK_SECONDS: Final = 0.02
+LONGEST_PAUSE_SECONDS: Final = 0.25
+_PAUSE_TO_AGE: Final = 0.25
+"""How long to wait before the next look, as a part of how long the call has lasted."""
+
+
+class WatchedCall(Protocol):
+    """A call under way."""
+
+    started: float
+    """When it began, on `time.monotonic`'s clock in seconds."""
+    deadline: float | None
+    """When its caller stops waiting, on the same clock; None if never."""
+
+    def ask(self) -> None:
+        """Find out whether the caller is still there; end the call if not."""
+
+    def end(self, code: Code) -> None:
+        """End the call with a status."""
+
+
+class DisconnectMonitor:
+    """The calls under way. Belongs to the event loop's thread.
+
+    Attributes:
+        loop: The event loop it was made on.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._under_way: set[WatchedCall] = set()
+        self._young: deque[WatchedCall] = deque()
+        self._due: list[tuple[float, int, WatchedCall]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._alone = asyncio.Event()
+        self._alone.set()
+
+    def enter(self, call: WatchedCall) -> None:
+        """Begin to look after a call."""
+        self._under_way.add(call)
+        self._young.append(call)
+        if self._timer is None:
+            self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due)
+
+    def leave(self, call: WatchedCall) -> None:
+        """A call is over."""
+        self._under_way.discard(call)
+        if not self._under_way:
+            self._alone.set()
+
+    async def until_alone(self, seconds: float) -> None:
+        """Wait until no call is under way; end with UNAVAILABLE those that still are when the time is up."""
+        if await self._left_alone(seconds):
+            return
+        for call in list(self._under_way):
+            call.end(Code.UNAVAILABLE)
+        await self._left_alone(FIRST_CHECK_SECONDS)
+
+    async def _left_alone(self, seconds: float) -> bool:
+        if self._under_way:
+            self._alone.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._alone.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _check_due(self) -> None:
+        now = time.monotonic()
+        while self._young and self._young[0].started + FIRST_CHECK_SECONDS <= now:
+            self._check_call(self._young.popleft(), now)
+        while self._due and self._due[0][0] <= now:
+            self._check_call(heapq.heappop(self._due)[2], now)
+        self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due) if self._young or self._due else None
+
+    def _check_call(self, call: WatchedCall, now: float) -> None:
+        if call not in self._under_way:
+            return
+        if call.deadline is not None and call.deadline <= now:
+            call.end(Code.DEADLINE_EXCEEDED)
+            return
+        call.ask()
+        pause = min(max((now - call.started) * _PAUSE_TO_AGE, FIRST_CHECK_SECONDS), LONGEST_PAUSE_SECONDS)
+        due = now + pause if call.deadline is None else min(now + pause, call.deadline)
+        heapq.heappush(self._due, (due, next(self._numbers), call))

@@ -1,0 +1,136 @@
+"""The way of a Compare stream."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Executor, Future
+from functools import partial
+
+from understudy.evaluator.comparison.result import Comparison
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
+from understudy.evaluator.types import Batch, Signature
+from understudy.service.handlers import messages
+from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.futures import abandon, begun
+from understudy.service.handlers.spool import Spool, Spools
+from understudy.v1 import evaluation_pb2
+
+Incoming = BatchStream[evaluation_pb2.CompareRequest]
+
+
+async def compare_stream(
+    evaluator: Evaluator,
+    requests: AsyncIterator[evaluation_pb2.CompareRequest],
+    call: CallContext,
+    *,
+    executor: Executor,
+    limits: StreamLimits,
+    spools: Spools,
+) -> Comparison:
+    """Compare versions on the batches of a stream, or on a dataset.
+
+    Args:
+        evaluator: Compares.
+        requests: Options, then batches unless the options name a dataset.
+        call: The call that the stream belongs to.
+        executor: Runs what blocks.
+        limits: How long the stream may be silent, and last.
+        spools: Keep batches for versions that are not loaded.
+
+    Raises:
+        InvalidInputError: There are no options, or they cannot be met, or batches come beside a dataset or not at all.
+        StreamIdleError: The stream was silent for too long, or lasted too long.
+    """
+    incoming: Incoming = BatchStream(requests, limits)
+    first = await incoming.first()
+    if first is None:
+        raise InvalidInputError("a batch came first; send options first, which say what versions to compare")
+    options = first.options
+    if options.dataset and await incoming.next_batch() is not None:
+        raise InvalidInputError(f"a batch came beside the dataset {options.dataset!r}; send one or the other")
+    batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools)
+    compare = partial(
+        evaluator.compare,
+        [messages.version(version) for version in options.versions],
+        options.dataset or batches,
+        metrics=messages.metric_specs(options.metrics),
+        bootstrap=messages.bootstrap_options(options),
+        deadline=call.deadline,
+    )
+    comparing = await begun(executor, compare)
+    try:
+        return await comparing
+    finally:
+        batches.break_off()
+        abandon(comparing)
+
+
+class StreamedBatches:
+    """The batches of a stream, drawn from the event loop by the thread that scores them.
+
+    The next message is read when the thread asks for it, so that gRPC's flow control holds the caller back. An
+    `understudy.evaluator.comparison.batches.ReplayableBatches`.
+
+    Args:
+        incoming: The stream.
+        loop: The event loop it belongs to.
+        spools: Keep batches.
+    """
+
+    def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools) -> None:
+        self._spools = spools
+        self._incoming = incoming
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._asking: Future[evaluation_pb2.EvaluateBatch | None] | None = None
+        self._closed = False
+        self._spool: Spool | None = None
+
+    def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
+        """See `ReplayableBatches`."""
+        del signature
+        self._spool = self._spools.open() if keep else None
+        while (message := self._ask()) is not None:
+            if self._spool is not None:
+                self._spool.write(message)
+            yield messages.batch(message)
+
+    def again(self, signature: Signature) -> Iterator[Batch]:
+        """See `ReplayableBatches`."""
+        del signature
+        if self._spool is None:
+            raise RuntimeError("the batches were not kept")
+        for message in self._spool.read():
+            self._check_open()
+            yield messages.batch(message)
+
+    def close(self) -> None:
+        """See `ReplayableBatches`."""
+        if self._spool is not None:
+            self._spool.close()
+
+    def break_off(self) -> None:
+        """Give no more batches: the call is over. On the event loop's thread."""
+        with self._lock:
+            self._closed = True
+            if self._asking is not None:
+                self._asking.cancel()
+
+    def _ask(self) -> evaluation_pb2.EvaluateBatch | None:
+        with self._lock:
+            self._check_open()
+            asking = asyncio.run_coroutine_threadsafe(self._incoming.next_batch(), self._loop)
+            self._asking = asking
+        try:
+            return asking.result()
+        except FutureCancelledError:
+            raise CancelledError("the caller went away") from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError("the caller went away")

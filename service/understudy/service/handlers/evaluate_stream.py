@@ -1,0 +1,100 @@
+"""The way of an Evaluate stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import OverloadedError
+from understudy.evaluator.types import Array, Batch, EvaluationResult
+from understudy.service.handlers import messages
+from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.futures import abandon
+from understudy.v1 import evaluation_pb2
+
+if TYPE_CHECKING:
+    from understudy.evaluator.evaluation_stream import EvaluationStream
+
+MAX_UNDER_WAY = 2
+
+Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
+
+
+async def score_stream(
+    evaluator: Evaluator,
+    requests: AsyncIterator[evaluation_pb2.EvaluateRequest],
+    call: CallContext,
+    *,
+    executor: Executor,
+    limits: StreamLimits,
+) -> EvaluationResult:
+    """Score one version on the batches of a stream.
+
+    Args:
+        evaluator: Scores.
+        requests: Options, which may be left out, then batches.
+        call: The call that the stream belongs to.
+        executor: Runs what blocks.
+        limits: How long the stream may be silent, and last.
+
+    Raises:
+        InvalidInputError: Options come late or twice, or there is no batch.
+        StreamIdleError: The stream was silent for too long, or lasted too long.
+    """
+    incoming: Incoming = BatchStream(requests, limits)
+    first = await incoming.first()
+    options = evaluation_pb2.EvaluateOptions() if first is None else first.options
+    opening = evaluator.open_stream(
+        version=messages.version(options.version),
+        metrics=messages.metric_specs(options.metrics),
+        deadline=call.deadline,
+    )
+    stream = await _opened(opening)
+    try:
+        await _add_all(stream, incoming, call)
+        return await asyncio.get_running_loop().run_in_executor(executor, stream.finish)
+    finally:
+        stream.close()
+
+
+async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallContext) -> None:
+    """Add every batch. At most two are under way: one computes while the next is read, decoded and queued."""
+    under_way: deque[asyncio.Future[Array | None]] = deque()
+    try:
+        async for message in incoming.batches():
+            under_way.append(await _queued(stream, messages.batch(message), call))
+            if len(under_way) == MAX_UNDER_WAY:
+                await under_way.popleft()
+        while under_way:
+            await under_way.popleft()
+    finally:
+        for future in under_way:
+            abandon(future)
+
+
+async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[Array | None]:
+    """Queue a batch, waiting while the queue is full: not reading on is what holds the caller back."""
+    while True:
+        try:
+            return asyncio.wrap_future(stream.add(batch, call.deadline))
+        except OverloadedError as error:
+            await asyncio.sleep(error.retry_after_seconds)
+
+
+async def _opened(opening: Future[EvaluationStream]) -> EvaluationStream:
+    """Wait for a stream to be opened; if the caller goes away meanwhile, close it should it be opened all the same."""
+    try:
+        return await asyncio.wrap_future(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close)
+        raise
+
+
+def _close(opening: Future[EvaluationStream]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,194 @@
+"""What the RPCs of EvaluationService do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Executor
+from functools import partial
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
+from understudy.evaluator.types import EvaluationRecord
+from understudy.service.handlers import messages, paging
+from understudy.service.handlers.batch_stream import StreamLimits
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.compare_stream import compare_stream
+from understudy.service.handlers.evaluate_stream import score_stream
+from understudy.service.handlers.futures import abandon, begun
+from understudy.service.handlers.places import Places
+from understudy.service.handlers.spool import Spools
+from understudy.service.notifier import Notifier
+from understudy.service.readiness import Readiness, ReadinessState
+from understudy.v1 import evaluation_pb2
+
+WATCH_PAGE_SIZE = 256
+WATCH_POLL_SECONDS = 5.0
+"""How often to look into the ledger unasked."""
+
+
+MAX_EVALUATIONS = 64
+"""Evaluate streams at once. Each holds a handle, and two batches at most."""
+MAX_COMPARISONS = 4
+"""Compare streams at once. Each takes a thread while it lasts; another would wait as long as its caller likes."""
+
+
+class EvaluationHandler:
+    """Scores versions, and shows the ledger. Belongs to the event loop's thread.
+
+    Args:
+        evaluator: Scores, and keeps the ledger.
+        recorded: Rings when an entry was written to the ledger, and when the service begins to drain.
+        readiness: Says when the service drains.
+        executor: Runs what blocks.
+        limits: How long an Evaluate or Compare stream may be silent, and last.
+        spools: Keep the batches of comparisons.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        *,
+        recorded: Notifier,
+        readiness: Readiness,
+        executor: Executor,
+        limits: StreamLimits,
+        spools: Spools,
+    ) -> None:
+        self._evaluator = evaluator
+        self._recorded = recorded
+        self._readiness = readiness
+        self._executor = executor
+        self._limits = limits
+        self._spools = spools
+        self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams")
+        self._comparisons = Places(MAX_COMPARISONS, "Compare streams")
+
+    async def evaluate(
+        self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest], call: CallContext
+    ) -> evaluation_pb2.EvaluateResponse:
+        """Score one version on the batches of a stream."""
+        with self._evaluations.taken():
+            result = await score_stream(self._evaluator, requests, call, executor=self._executor, limits=self._limits)
+        return messages.evaluate_response(result)
+
+    async def compare(
+        self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
+    ) -> evaluation_pb2.CompareResponse:
+        """Score versions on the same batches, and hold them against the first."""
+        with self._comparisons.taken():
+            comparison = await compare_stream(
+                self._evaluator, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
+            )
+        return messages.compare_response(comparison)
+
+    async def evaluate_dataset(
+        self, request: evaluation_pb2.EvaluateDatasetRequest, call: CallContext
+    ) -> AsyncGenerator[evaluation_pb2.EvaluateDatasetResponse, None]:
+        """Score one version on a dataset of the server's; yield progress, the latest there is, and then the record."""
+        if not request.dataset:
+            raise InvalidInputError("the request names no dataset; GetModelMetadata lists those there are")
+        progress = _Progress()
+        score = partial(
+            self._evaluator.score_dataset,
+            request.dataset,
+            version=messages.version(request.version),
+            deadline=call.deadline,
+            progress=progress.report,
+        )
+        scoring = await begun(self._executor, score)
+        scoring.add_done_callback(lambda _: progress.changed.notify())
+        try:
+            async for event in progress.events_until(scoring):
+                yield evaluation_pb2.EvaluateDatasetResponse(progress=event)
+            yield evaluation_pb2.EvaluateDatasetResponse(record=messages.record(await scoring))
+        finally:
+            abandon(scoring)
+
+    async def list_evaluations(
+        self, request: evaluation_pb2.ListEvaluationsRequest, call: CallContext
+    ) -> evaluation_pb2.ListEvaluationsResponse:
+        """Return one page of the ledger."""
+        del call
+        size = paging.page_size(request.page_size)
+        filters = _filters_of(request)
+        entries = await self._page(
+            after_sequence=paging.decode_token(request.page_token, filters),
+            limit=size + 1,
+            dataset=request.dataset or None,
+            min_step=request.min_step if request.HasField("min_step") else None,
+            max_step=request.max_step if request.HasField("max_step") else None,
+            outcome=messages.outcome(request.outcome),
+        )
+        more = len(entries) > size
+        page = entries[:size]
+        return evaluation_pb2.ListEvaluationsResponse(
+            evaluations=[messages.record(entry) for entry in page],
+            next_page_token=paging.encode_token(page[-1].sequence, filters) if more else "",
+        )
+
+    async def watch_evaluations(
+        self, request: evaluation_pb2.WatchEvaluationsRequest, call: CallContext
+    ) -> AsyncGenerator[evaluation_pb2.WatchEvaluationsResponse, None]:
+        """Yield every entry after a given one, those there are and those to come, until the service drains."""
+        del call
+        after = request.after_sequence
+        if after < 0:
+            raise InvalidInputError(f"after_sequence is {after}; give the last sequence seen, or 0 for all")
+        while True:
+            recorded = self._recorded.subscribe()
+            entries = await self._page(after_sequence=after, limit=WATCH_PAGE_SIZE)
+            for entry in entries:
+                yield evaluation_pb2.WatchEvaluationsResponse(evaluation=messages.record(entry))
+                after = entry.sequence
+            if entries:
+                continue
+            if self._readiness.state is ReadinessState.DRAINING:
+                raise DrainingError(f"{ReadinessState.DRAINING.value}; watch on from sequence {after}")
+            await _wait(recorded, WATCH_POLL_SECONDS)
+
+    async def _page(self, **arguments: object) -> list[EvaluationRecord]:
+        read = partial(self._evaluator.ledger.page, **arguments)  # type: ignore[arg-type]  # checked where it is called
+        return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+
+
+class _Progress:
+    """The latest progress of one scoring, and when it changes."""
+
+    def __init__(self) -> None:
+        self.changed = Notifier()
+        self._latest: evaluation_pb2.EvaluationProgress | None = None
+
+    def report(self, examples: int, total: int | None) -> None:
+        """Take note, on any thread."""
+        self._latest = evaluation_pb2.EvaluationProgress(examples=examples, total_examples=total or 0)
+        self.changed.notify_threadsafe()
+
+    async def events_until(
+        self, scoring: asyncio.Future[EvaluationRecord]
+    ) -> AsyncIterator[evaluation_pb2.EvaluationProgress]:
+        sent = None
+        while not scoring.done():
+            changed = self.changed.subscribe()
+            latest = self._latest
+            if latest is not None and latest is not sent:
+                yield latest
+                sent = latest
+            elif not scoring.done():
+                await changed.wait()
+
+
+def _filters_of(request: evaluation_pb2.ListEvaluationsRequest) -> bytes:
+    filters = evaluation_pb2.ListEvaluationsRequest()
+    filters.CopyFrom(request)
+    filters.ClearField("page_size")
+    filters.ClearField("page_token")
+    return filters.SerializeToString(deterministic=True)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,70 @@
+"""What the RPCs of ``grpc.health.v1.Health`` do.
+
+The servicer that comes with grpcio-health-checking 1.81 forgets a service's other watchers when one of them leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.request_errors import UnknownServiceError
+from understudy.service.readiness import Readiness, ReadinessState
+
+
+class HealthHandler:
+    """Tells whether the server as a whole (``""``) and each of its services can answer.
+
+    Args:
+        readiness: Whether they can; they do so together.
+        services: Full names of the services.
+    """
+
+    def __init__(self, readiness: Readiness, services: Iterable[str]) -> None:
+        self._readiness = readiness
+        self._services = frozenset(services) | {""}
+
+    async def check(self, request: health_pb2.HealthCheckRequest, call: CallContext) -> health_pb2.HealthCheckResponse:
+        """Return a service's status; raise UnknownServiceError if there is no such service."""
+        del call
+        if request.service not in self._services:
+            known = ", ".join(sorted(self._services - {""}))
+            raise UnknownServiceError(f"no service {request.service!r} here; there are {known}")
+        return health_pb2.HealthCheckResponse(status=self._status(request.service, self._readiness.state))
+
+    async def list(self, request: Any, call: CallContext) -> Any:
+        """Return the status of the server and of each service; grpcio-health-checking describes it from 1.85 on."""
+        del request, call
+        state = self._readiness.state
+        return health_pb2.HealthListResponse(
+            statuses={
+                service: health_pb2.HealthCheckResponse(status=self._status(service, state))
+                for service in sorted(self._services)
+            }
+        )
+
+    async def watch(
+        self, request: health_pb2.HealthCheckRequest, call: CallContext
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains."""
+        del call
+        last = None
+        while True:
+            changed = self._readiness.changed.subscribe()
+            state = self._readiness.state
+            status = self._status(request.service, state)
+            if status != last:
+                yield health_pb2.HealthCheckResponse(status=status)
+                last = status
+            if state is ReadinessState.DRAINING:
+                return
+            await changed.wait()
+
+    def _status(self, service: str, state: ReadinessState) -> int:
+        if service not in self._services:
+            return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        ready = state is ReadinessState.READY
+        return int(health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -1,0 +1,252 @@
+"""Turns the evaluator's values into messages, and parts of messages into the evaluator's values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from understudy.evaluator.comparison.bootstrap import BootstrapOptions
+from understudy.evaluator.comparison.result import ComparedVersion, Comparison
+from understudy.evaluator.compute.metric_catalog import check_count
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.types import (
+    Arrays,
+    Batch,
+    CheckpointInfo,
+    EvaluationOutcome,
+    EvaluationRecord,
+    EvaluationResult,
+    MetricSpec,
+    Prediction,
+    TensorSpec,
+    Version,
+    VersionLabel,
+    VersionState,
+    VersionStatus,
+)
+from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
+from understudy.wire import data_type, decode_all, encode_all
+
+_LABELS: Mapping[int, VersionLabel] = {
+    tensor_pb2.VERSION_LABEL_UNSPECIFIED: "serving",
+    tensor_pb2.VERSION_LABEL_SERVING: "serving",
+    tensor_pb2.VERSION_LABEL_LATEST: "latest",
+    tensor_pb2.VERSION_LABEL_BEST: "best",
+}
+_STATES: Mapping[VersionState, model_pb2.VersionState.ValueType] = {
+    VersionState.START: model_pb2.VERSION_STATE_START,
+    VersionState.LOADING: model_pb2.VERSION_STATE_LOADING,
+    VersionState.AVAILABLE: model_pb2.VERSION_STATE_AVAILABLE,
+    VersionState.UNLOADING: model_pb2.VERSION_STATE_UNLOADING,
+    VersionState.END: model_pb2.VERSION_STATE_END,
+}
+_OUTCOMES: Mapping[EvaluationOutcome, evaluation_pb2.EvaluationOutcome.ValueType] = {
+    EvaluationOutcome.SCORED: evaluation_pb2.EVALUATION_OUTCOME_SCORED,
+    EvaluationOutcome.SKIPPED: evaluation_pb2.EVALUATION_OUTCOME_SKIPPED,
+    EvaluationOutcome.FAILED: evaluation_pb2.EVALUATION_OUTCOME_FAILED,
+    EvaluationOutcome.ACCEPTED: evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
+    EvaluationOutcome.REFUSED: evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
+}
+_OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
+
+_ANY_LENGTH = -1
+
+MAX_BATCH_EXAMPLES = 65_536
+"""Of one batch to score; a stream may have any number of batches."""
+
+MAX_CONFIG_CHARACTERS = 65_536
+"""Of the configuration of one metric."""
+
+
+def version(selector: tensor_pb2.VersionSelector) -> Version:
+    """Return the version a selector chooses; an empty one chooses the serving version.
+
+    Raises:
+        InvalidInputError: The step is negative, or the label is unknown.
+    """
+    if selector.WhichOneof("version") == "step":
+        if selector.step < 0:
+            raise InvalidInputError(f"version.step is {selector.step}; a step is a number from 0 up")
+        return selector.step
+    if selector.label not in _LABELS:
+        raise InvalidInputError(f"version.label {selector.label} is unknown; give SERVING, LATEST or BEST")
+    return _LABELS[selector.label]
+
+
+def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
+    """Return examples to score.
+
+    Raises:
+        WireError: A tensor is malformed.
+        InvalidInputError: There are no inputs, too many examples, or a tensor without an element.
+    """
+    if not message.inputs:
+        raise InvalidInputError("the batch has no inputs; send every input of the model by its name")
+    found = Batch(
+        inputs=decode_all(message.inputs),
+        targets=decode_all(message.targets),
+        sample_weights=decode_all(message.sample_weights),
+    )
+    _check_lengths("input", found.inputs)
+    _check_lengths("target", found.targets)
+    _check_lengths("sample weight", found.sample_weights)
+    return found
+
+
+def metric_specs(messages: Sequence[evaluation_pb2.MetricSpec]) -> list[MetricSpec]:
+    """Return the metrics asked for.
+
+    Raises:
+        InvalidInputError: They are too many, or a metric has no name, or its configuration is no JSON object.
+    """
+    check_count(messages)
+    return [MetricSpec(name=_metric_name(message), config=_metric_config(message)) for message in messages]
+
+
+def outcome(number: int) -> EvaluationOutcome | None:
+    """Return the outcome an enum's number stands for, None for UNSPECIFIED.
+
+    Raises:
+        InvalidInputError: There is no such number.
+    """
+    if number == evaluation_pb2.EVALUATION_OUTCOME_UNSPECIFIED:
+        return None
+    if number not in _OUTCOMES_BY_NUMBER:
+        known = ", ".join(outcome.name for outcome in EvaluationOutcome)
+        raise InvalidInputError(f"outcome {number} is unknown; give one of {known}, or none for all")
+    return _OUTCOMES_BY_NUMBER[number]
+
+
+def predict_response(prediction: Prediction) -> prediction_pb2.PredictResponse:
+    """Return what the model made of one batch."""
+    return prediction_pb2.PredictResponse(outputs=encode_all(prediction.outputs), step=prediction.step)
+
+
+def evaluate_response(result: EvaluationResult) -> evaluation_pb2.EvaluateResponse:
+    """Return the score of one stream."""
+    return evaluation_pb2.EvaluateResponse(
+        metrics=result.metrics,
+        examples=result.examples,
+        step=result.step,
+        waiting_seconds=result.waiting_seconds,
+        computing_seconds=result.computing_seconds,
+        batches=result.batches,
+        notes=result.notes,
+    )
+
+
+def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOptions:
+    """Return how to bootstrap; what is not set is left to the default.
+
+    Raises:
+        InvalidInputError: A value is out of range.
+    """
+    default = BootstrapOptions()
+    return BootstrapOptions(
+        resamples=options.resamples or default.resamples,
+        confidence=options.confidence or default.confidence,
+        seed=options.seed,
+    )
+
+
+def compare_response(comparison: Comparison) -> evaluation_pb2.CompareResponse:
+    """Return versions beside the first."""
+    return evaluation_pb2.CompareResponse(
+        versions=[_compared_version(version) for version in comparison.versions],
+        resamples=comparison.bootstrap.resamples,
+        confidence=comparison.bootstrap.confidence,
+        seed=comparison.bootstrap.seed,
+        notes=comparison.notes,
+    )
+
+
+def _compared_version(version: ComparedVersion) -> evaluation_pb2.ComparedVersion:
+    apart = version.loss_difference
+    paired = None if apart is None else evaluation_pb2.LossDifference(mean=apart.mean, low=apart.low, high=apart.high)
+    return evaluation_pb2.ComparedVersion(
+        score=evaluate_response(version.score), differences=version.differences, loss_difference=paired
+    )
+
+
+def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
+    """Return one entry of the ledger."""
+    return evaluation_pb2.EvaluationRecord(
+        sequence=entry.sequence,
+        step=entry.step,
+        checkpoint_digest=entry.checkpoint_digest,
+        dataset=entry.dataset,
+        outcome=_OUTCOMES[entry.outcome],
+        reason=entry.reason,
+        metrics=entry.metrics,
+        examples=entry.examples,
+        duration_seconds=entry.duration_seconds,
+        recorded_at=timestamp(entry.recorded_at),
+        notes=entry.notes,
+    )
+
+
+def tensor_spec(spec: TensorSpec) -> tensor_pb2.TensorSpec:
+    """Return what a model takes or gives under one name."""
+    shape = [_ANY_LENGTH if length is None else length for length in spec.shape]
+    return tensor_pb2.TensorSpec(name=spec.name, dtype=data_type(spec.dtype), shape=shape, positional=spec.positional)
+
+
+def version_status(status: VersionStatus) -> model_pb2.VersionStatus:
+    """Return the state of one version."""
+    return model_pb2.VersionStatus(
+        step=status.step, state=_STATES[status.state], error=status.error, serving=status.serving
+    )
+
+
+def checkpoint(info: CheckpointInfo) -> model_pb2.Checkpoint:
+    """Return one checkpoint."""
+    return model_pb2.Checkpoint(
+        step=info.step, created_at=timestamp(info.created_at), digest=info.digest, final=info.final
+    )
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Return a point in time given in seconds since the epoch."""
+    message = Timestamp()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def _check_lengths(kind: str, arrays: Arrays) -> None:
+    """Bound the examples of a batch: those of a tensor without elements take no byte of the message."""
+    for name, array in arrays.items():
+        if array.ndim and not array.size:
+            raise InvalidInputError(
+                f"{kind} {name!r} has shape {list(array.shape)}; every axis of a batch needs a length of at least 1"
+            )
+        if array.ndim and len(array) > MAX_BATCH_EXAMPLES:
+            raise InvalidInputError(
+                f"{kind} {name!r} has {len(array)} examples; a batch has at most {MAX_BATCH_EXAMPLES}: send several"
+            )
+
+
+def _metric_name(message: evaluation_pb2.MetricSpec) -> str:
+    if not message.name:
+        raise InvalidInputError("a metric has no name; give one that keras.metrics.get knows, such as 'accuracy'")
+    return message.name
+
+
+def _metric_config(message: evaluation_pb2.MetricSpec) -> dict[str, object]:
+    if not message.config_json:
+        return {}
+    if len(message.config_json) > MAX_CONFIG_CHARACTERS:
+        raise InvalidInputError(
+            f"metric {message.name!r}: config_json has {len(message.config_json)} characters; at most "
+            f"{MAX_CONFIG_CHARACTERS} are read"
+        )
+    try:
+        config = json.loads(message.config_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"metric {message.name!r}: config_json is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidInputError(
+            f"metric {message.name!r}: config_json holds {type(config).__name__}; give an object of keyword arguments"
+        )
+    return config

@@ -1,0 +1,211 @@
+"""What the RPCs of GRPCInferenceService do; the REST form asks here too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from concurrent.futures import Executor
+from importlib import metadata
+
+from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import ArrayForm, Prediction, VersionState
+from understudy.oip import inference_pb2
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.oip import descriptions, infer_messages
+from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, Inference, elements_in
+from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
+from understudy.service.handlers.predictor import Predictor
+from understudy.service.handlers.response_templates import Serializable
+from understudy.service.handlers.served_model import ServedModel, version_of
+from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.statistics import InferenceStatistics
+
+SERVER_NAME = "understudy"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
+
+_LOADING = "the evaluator decides what is loaded; see understudy.v1.ModelService.Promote and --version-policy"
+_SHARED_MEMORY = "shared memory is not supported; send and take tensors in messages"
+UNSUPPORTED: Mapping[str, str] = {
+    "RepositoryModelLoad": _LOADING,
+    "RepositoryModelUnload": _LOADING,
+    "SystemSharedMemoryStatus": _SHARED_MEMORY,
+    "SystemSharedMemoryRegister": _SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": _SHARED_MEMORY,
+    "CudaSharedMemoryStatus": _SHARED_MEMORY,
+    "CudaSharedMemoryRegister": _SHARED_MEMORY,
+    "CudaSharedMemoryUnregister": _SHARED_MEMORY,
+    "TraceSetting": "there is no tracing to set; the metrics under /metrics tell where time goes",
+    "LogSettings": "logs are set when the server starts, with --log-level and --log-format",
+}
+"""The protocol's calls that this server does not have, and what to do instead."""
+
+
+class InferenceHandler:
+    """Runs and describes the model in the protocol's words. Belongs to the event loop's thread.
+
+    Args:
+        model: The model.
+        predictor: Begins predictions by it.
+        settings: How it is run.
+        statistics: What it has computed.
+        readiness: Whether the service can answer.
+        stream_depth: How many requests of one stream may be under way at once.
+        executor: Builds the arrays of large requests, with one thread.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        predictor: Predictor,
+        *,
+        settings: EvaluatorSettings,
+        statistics: InferenceStatistics,
+        readiness: Readiness,
+        stream_depth: int,
+        executor: Executor,
+    ) -> None:
+        self._model = model
+        self._predictor = predictor
+        self._settings = settings
+        self._statistics = statistics
+        self._readiness = readiness
+        self._stream_depth = stream_depth
+        self._executor = executor
+
+    async def server_live(
+        self, request: inference_pb2.ServerLiveRequest, call: CallContext
+    ) -> inference_pb2.ServerLiveResponse:
+        """Say that the process answers."""
+        del request, call
+        return inference_pb2.ServerLiveResponse(live=True)
+
+    async def server_ready(
+        self, request: inference_pb2.ServerReadyRequest, call: CallContext
+    ) -> inference_pb2.ServerReadyResponse:
+        """Say whether a version is serving."""
+        del request, call
+        return inference_pb2.ServerReadyResponse(ready=self._readiness.state is ReadinessState.READY)
+
+    async def model_ready(
+        self, request: inference_pb2.ModelReadyRequest, call: CallContext
+    ) -> inference_pb2.ModelReadyResponse:
+        """Say whether a version is loaded."""
+        del call
+        self._model.check_name(request.name)
+        version = version_of(request.version)
+        try:
+            self._model.describe(version)
+        except (NotReadyError, VersionNotFoundError):
+            return inference_pb2.ModelReadyResponse(ready=False)
+        return inference_pb2.ModelReadyResponse(ready=True)
+
+    async def server_metadata(
+        self, request: inference_pb2.ServerMetadataRequest, call: CallContext
+    ) -> inference_pb2.ServerMetadataResponse:
+        """Say what server this is."""
+        del request, call
+        return inference_pb2.ServerMetadataResponse(
+            name=SERVER_NAME, version=metadata.version(SERVER_NAME), extensions=EXTENSIONS
+        )
+
+    async def model_metadata(
+        self, request: inference_pb2.ModelMetadataRequest, call: CallContext
+    ) -> inference_pb2.ModelMetadataResponse:
+        """Say what a version takes and gives."""
+        del call
+        self._model.check_name(request.name)
+        described = self._model.describe(version_of(request.version))
+        return descriptions.model_metadata(request.name, self._model.loaded_steps(), described)
+
+    async def model_config(
+        self, request: inference_pb2.ModelConfigRequest, call: CallContext
+    ) -> inference_pb2.ModelConfigResponse:
+        """Say how a version is run."""
+        del call
+        self._model.check_name(request.name)
+        described = self._model.describe(version_of(request.version))
+        return inference_pb2.ModelConfigResponse(
+            config=descriptions.model_config(request.name, described, self._settings)
+        )
+
+    async def model_statistics(
+        self, request: inference_pb2.ModelStatisticsRequest, call: CallContext
+    ) -> inference_pb2.ModelStatisticsResponse:
+        """Say what was computed so far: by one version, or by each that is loaded."""
+        del call
+        if request.name:
+            self._model.check_name(request.name)
+        steps = [self._model.describe(version_of(request.version)).step] if request.version else self._newest_first()
+        return inference_pb2.ModelStatisticsResponse(
+            model_stats=[
+                descriptions.model_statistics(self._model.name, step, self._statistics.of(step)) for step in steps
+            ]
+        )
+
+    async def repository_index(
+        self, request: inference_pb2.RepositoryIndexRequest, call: CallContext
+    ) -> inference_pb2.RepositoryIndexResponse:
+        """List every version."""
+        del call
+        return inference_pb2.RepositoryIndexResponse(
+            models=[
+                descriptions.index_entry(self._model.name, status)
+                for status in self._model.statuses()
+                if status.state is VersionState.AVAILABLE or not request.ready
+            ]
+        )
+
+    async def model_infer(self, request: infer_messages.InferRequest, call: CallContext) -> Serializable:
+        """Predict one batch; a caller that goes away takes it back before it reaches a device."""
+        return infer_messages.response_to(request, await self._begin(request, call))
+
+    def model_stream_infer(
+        self, requests: AsyncIterator[infer_messages.InferRequest], call: CallContext
+    ) -> AsyncGenerator[inference_pb2.ModelStreamInferResponse, None]:
+        """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
+        protocol = StreamProtocol(
+            note=infer_messages.response_spec,
+            begin=lambda request: self._begin(request, call),
+            answer=infer_messages.stream_response_of,
+            fail=infer_messages.stream_error_of,
+        )
+        return predict_in_order(requests, protocol, depth=self._stream_depth)
+
+    def check_admission(self, call: CallContext) -> None:
+        """Refuse a prediction before it is parsed, where that is certain; see `Predictor.check_admission`."""
+        self._predictor.check_admission(call.deadline)
+
+    def check_model(self, name: str) -> None:
+        """Raise UnknownModelError unless this is the model's name."""
+        self._model.check_name(name)
+
+    def check_forms(self, forms: Mapping[str, ArrayForm], model_version: str) -> None:
+        """Refuse inputs that do not fit before they are built; raise what `Predictor.check_forms` does. Thread-safe."""
+        self._predictor.check_forms(forms, version=version_of(model_version))
+
+    def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
+        """Begin a prediction; raise what `Predictor.begin` raises."""
+        return self._predictor.begin(
+            inference.inputs,
+            version=version_of(inference.model_version),
+            deadline=inference.deadline(call.deadline),
+        )
+
+    def _begin(self, request: infer_messages.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
+        self.check_model(request.model_name)
+        self.check_admission(call)
+        if isinstance(request, infer_messages.TemplatedInfer) or not infer_messages.is_built(request):
+            return self.infer(infer_messages.inference_of(request), call)
+        forms = infer_messages.forms_of(request)
+        self.check_forms(forms, request.model_version)
+        if elements_in(forms) <= MAX_ELEMENTS_AT_ONCE:
+            return self.infer(infer_messages.inference_of(request), call)
+        return asyncio.ensure_future(self._begin_on_a_thread(request, call))
+
+    async def _begin_on_a_thread(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> Prediction:
+        loop = asyncio.get_running_loop()
+        return await self.infer(await loop.run_in_executor(self._executor, infer_messages.inference_of, request), call)
+
+    def _newest_first(self) -> list[int]:
+        return self._model.loaded_steps()[::-1]

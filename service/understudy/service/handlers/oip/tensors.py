@@ -1,0 +1,104 @@
+"""NumPy arrays as the protocol's raw bytes and as its typed contents."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from understudy.evaluator.types import Array
+from understudy.oip import inference_pb2
+from understudy.service.handlers.oip.datatypes import BYTES, CONTENTS_FIELDS, dtype_of
+from understudy.wire import WireError, check_count, check_shape, from_content, from_elements, numbers, strings
+
+_LENGTH = struct.Struct("<I")
+
+
+def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str) -> Array:
+    """Return the array that raw bytes hold: little-endian, and for BYTES four bytes of length before each element.
+
+    Raises:
+        WireError: The datatype is unknown, the shape is impossible, or the bytes do not fill it.
+    """
+    dtype = dtype_of(datatype, name)
+    if datatype != BYTES:
+        return from_content(content, dtype, shape, name=name)
+    expected = math.prod(check_shape(shape, name=name))
+    if expected * _LENGTH.size >= len(content) + _LENGTH.size:
+        raise WireError(
+            f"{name}: shape {list(shape)} needs {expected} BYTES elements, but at most {len(content) // _LENGTH.size} "
+            "came"
+        )
+    return from_elements(strings(_split(content, expected, name)), shape, noun="BYTES elements", name=name)
+
+
+def encode_raw(array: Array) -> bytes:
+    """Return what `decode_raw` takes."""
+    if array.dtype.kind == "O":
+        return b"".join(part for element in array.ravel() for part in (_LENGTH.pack(len(element)), element))
+    return array.astype(_little_endian(array.dtype), copy=False).tobytes()
+
+
+def decode_typed(
+    contents: inference_pb2.InferTensorContents, datatype: str, shape: Sequence[int], *, name: str
+) -> Array:
+    """Return the array that typed contents hold.
+
+    Raises:
+        WireError: The datatype is unknown or has no typed contents, elements are in another datatype's field or do not
+            fit the datatype, the shape is impossible, or the elements do not fill it.
+    """
+    dtype = dtype_of(datatype, name)
+    field = CONTENTS_FIELDS.get(datatype)
+    if field is None:
+        raise WireError(f"{name}: {datatype} elements travel as raw contents only; send them in raw_input_contents")
+    unmatched = [other.name for other, _ in contents.ListFields() if other.name != field]
+    if unmatched:
+        raise WireError(f"{name}: {datatype} elements belong in {field}, but {', '.join(unmatched)} came")
+    values = getattr(contents, field)
+    check_count(len(values), shape, noun=f"elements in {field}", name=name)
+    flat = strings(values) if datatype == BYTES else _numbers(values, dtype, name)
+    return from_elements(flat, shape, noun=f"elements in {field}", name=name)
+
+
+def encode_typed(array: Array, datatype: str) -> inference_pb2.InferTensorContents:
+    """Return what `decode_typed` takes, for a datatype that has typed contents."""
+    return inference_pb2.InferTensorContents(**{CONTENTS_FIELDS[datatype]: array.ravel().tolist()})
+
+
+@functools.lru_cache(maxsize=64)  # NumPy makes a dtype anew each time
+def _little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<")
+
+
+def _split(content: bytes, expected: int, name: str) -> list[bytes]:
+    """Cut BYTES elements apart, no further than one beyond those expected."""
+    elements: list[bytes] = []
+    at = 0
+    while at < len(content) and len(elements) <= expected:
+        start = at + _LENGTH.size
+        if start > len(content):
+            raise WireError(
+                f"{name}: BYTES element {len(elements)} is cut short: {len(content) - at} bytes of its length came, "
+                f"{_LENGTH.size} were expected"
+            )
+        (length,) = _LENGTH.unpack_from(content, at)
+        at = start + length
+        if at > len(content):
+            raise WireError(
+                f"{name}: BYTES element {len(elements)} is cut short: {len(content) - start} bytes came, {length} were "
+                "expected"
+            )
+        elements.append(content[start:at])
+    return elements
+
+
+def _numbers(values: Sequence[Any], dtype: str, name: str) -> Array:
+    try:
+        return numbers(values, dtype)
+    except OverflowError as error:
+        raise WireError(f"{name}: an element does not fit {dtype}: {error}") from None

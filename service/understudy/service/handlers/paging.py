@@ -1,0 +1,58 @@
+"""Page tokens: opaque to the caller, checked when they come back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+import zlib
+
+from understudy.evaluator.evaluator_errors import InvalidInputError
+
+DEFAULT_PAGE_SIZE = 100
+LARGEST_PAGE_SIZE = 1000
+LARGEST_SEQUENCE = 2**63 - 1
+"""Of what the ledger can hold."""
+
+_TOKEN = struct.Struct(">QL")
+
+
+def page_size(asked: int) -> int:
+    """Return how many entries to give: the default for 0, and never more than the largest.
+
+    Raises:
+        InvalidInputError: The size is negative.
+    """
+    if asked < 0:
+        raise InvalidInputError(f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}")
+    return min(asked or DEFAULT_PAGE_SIZE, LARGEST_PAGE_SIZE)
+
+
+def encode_token(after_sequence: int, filters: bytes) -> str:
+    """Return a token for the page that begins after a sequence, good for these filters only."""
+    return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
+
+
+def decode_token(token: str, filters: bytes) -> int:
+    """Return the sequence after which the page begins; 0 for an empty token.
+
+    Raises:
+        InvalidInputError: The token is none of ours, or belongs to other filters.
+    """
+    if not token:
+        return 0
+    try:
+        after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, struct.error) as error:
+        raise _foreign(token) from error
+    if after_sequence > LARGEST_SEQUENCE:
+        raise _foreign(token)
+    if checksum != zlib.crc32(filters):
+        raise InvalidInputError("page_token belongs to other filters; page on with the filters of the first page")
+    return int(after_sequence)
+
+
+def _foreign(token: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"page_token {token!r} is none of this server's; give the next_page_token of the page before, or nothing"
+    )

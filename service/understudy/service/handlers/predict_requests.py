@@ -1,0 +1,79 @@
+"""Requests to predict, as messages or as matched by their bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.types import Arrays, Version
+from understudy.service.handlers import messages
+from understudy.service.handlers.request_templates import RequestTemplate, RequestTemplateCache, template_with
+from understudy.v1 import prediction_pb2, tensor_pb2
+from understudy.wire import WireError, decode_all
+
+
+class TemplatedPredict(NamedTuple):
+    """What a `RequestTemplateCache` makes of the bytes of a request.
+
+    Attributes:
+        inputs: Every input by name.
+        version: The version asked for.
+    """
+
+    inputs: Arrays
+    version: Version
+
+
+_MAP_VALUE = 2
+_CONTENT = (prediction_pb2.PredictRequest.INPUTS_FIELD_NUMBER, _MAP_VALUE, tensor_pb2.Tensor.CONTENT_FIELD_NUMBER)
+"""The way to the elements of a request of one input."""
+
+PredictRequest = prediction_pb2.PredictRequest | TemplatedPredict
+PredictStreamRequest = prediction_pb2.PredictStreamRequest | TemplatedPredict
+
+
+def template_cache() -> RequestTemplateCache[prediction_pb2.PredictRequest, TemplatedPredict]:
+    """Return what matches requests of one input."""
+    return RequestTemplateCache(prediction_pb2.PredictRequest.FromString, _template_of, _CONTENT)
+
+
+def stream_template_cache() -> RequestTemplateCache[prediction_pb2.PredictStreamRequest, TemplatedPredict]:
+    """Return what matches requests of one input on streams."""
+    return RequestTemplateCache(
+        prediction_pb2.PredictStreamRequest.FromString,
+        lambda message: _template_of(message.request),
+        (prediction_pb2.PredictStreamRequest.REQUEST_FIELD_NUMBER, *_CONTENT),
+    )
+
+
+def arguments(request: PredictRequest) -> tuple[Arrays, Version]:
+    """Return the inputs by name, and the version asked for.
+
+    Raises:
+        WireError: A tensor is malformed.
+        InvalidInputError: The step is negative, or the label is unknown.
+    """
+    if isinstance(request, TemplatedPredict):
+        return request
+    return decode_all(request.inputs), messages.version(request.version)
+
+
+def streamed(message: PredictStreamRequest) -> PredictRequest:
+    """Return the request that a message of a stream is."""
+    return message if isinstance(message, TemplatedPredict) else message.request
+
+
+def _template_of(request: prediction_pb2.PredictRequest) -> RequestTemplate[TemplatedPredict] | None:
+    if len(request.inputs) != 1:
+        return None
+    try:
+        inputs, asked = arguments(request)
+    except (WireError, InvalidInputError):
+        return None
+    ((name, array),) = inputs.items()
+    return template_with(
+        request.inputs[name].content,
+        array,
+        lambda array: TemplatedPredict(inputs={name: array}, version=asked),
+        others=(name, asked),
+    )

@@ -1,0 +1,64 @@
+"""What the RPCs of PredictionService do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from understudy.evaluator.types import Prediction
+from understudy.service.handlers import messages, predict_requests
+from understudy.service.handlers.call import CallContext
+from understudy.service.handlers.failures import Failure
+from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
+from understudy.service.handlers.predictor import Predictor
+from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
+from understudy.v1 import prediction_pb2
+
+
+class PredictionHandler:
+    """Runs the model on examples. Belongs to the event loop's thread.
+
+    Args:
+        predictor: Begins predictions.
+        stream_depth: How many requests of one stream may be under way at once.
+    """
+
+    def __init__(self, predictor: Predictor, *, stream_depth: int) -> None:
+        self._predictor = predictor
+        self._stream_depth = stream_depth
+        self._responses = ResponseTemplateCache(messages.predict_response)
+        self._stream_responses = ResponseTemplateCache(_stream_response)
+
+    async def predict(self, request: predict_requests.PredictRequest, call: CallContext) -> Serializable:
+        """Predict one batch; a caller that goes away takes it back before it reaches a device."""
+        return self._responses.of(await self._begin(request, call))
+
+    def predict_stream(
+        self, requests: AsyncIterator[predict_requests.PredictStreamRequest], call: CallContext
+    ) -> AsyncGenerator[Serializable, None]:
+        """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
+        protocol = StreamProtocol[predict_requests.PredictStreamRequest, None, Serializable](
+            note=lambda _: None,
+            begin=lambda message: self._begin(predict_requests.streamed(message), call),
+            answer=lambda _, prediction: self._stream_responses.of(prediction),
+            fail=lambda _, failure: _error_response(failure),
+        )
+        return predict_in_order(requests, protocol, depth=self._stream_depth)
+
+    def check_admission(self, call: CallContext) -> None:
+        """Refuse a prediction before it is parsed, where that is certain; see `Predictor.check_admission`."""
+        self._predictor.check_admission(call.deadline)
+
+    def _begin(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+        self.check_admission(call)
+        inputs, version = predict_requests.arguments(request)
+        return self._predictor.begin(inputs, version=version, deadline=call.deadline)
+
+
+def _stream_response(prediction: Prediction) -> prediction_pb2.PredictStreamResponse:
+    return prediction_pb2.PredictStreamResponse(response=messages.predict_response(prediction))
+
+
+def _error_response(failure: Failure) -> prediction_pb2.PredictStreamResponse:
+    error = prediction_pb2.PredictError(code=failure.code, message=failure.message)
+    return prediction_pb2.PredictStreamResponse(error=error)

@@ -1,0 +1,131 @@
+"""Predictions awaited on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.result_sink import Outcome
+from understudy.evaluator.types import ArrayForm, Arrays, Prediction, Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoalescingOptions:
+    """How long requests that came several at a time wait for the rest.
+
+    Attributes:
+        loop_turns: How many turns of the event loop it may take a transport to hand over what came to it at one time.
+        examples: As many examples wait for no others.
+    """
+
+    loop_turns: int
+    examples: int
+
+
+NO_COALESCING = CoalescingOptions(loop_turns=0, examples=0)
+
+
+class Predictor:
+    """Begins predictions.
+
+    The outcomes of one batch come to the event loop together, with one wake-up; and the requests that the loop takes in
+    at one time wake the device together, so that they share a batch, which runs on the loop's thread if it is brief.
+
+    A transport may hand over one by one what came to it at one time. So while requests come several at a time, the loop
+    may take some turns to bring in the rest; a turn in which nothing comes takes microseconds. A request that comes
+    alone, after one that came alone, does not wait.
+
+    Belongs to the thread of the event loop on which it is used first.
+
+    Args:
+        evaluator: Runs them.
+        coalescing: How long requests wait for others.
+    """
+
+    def __init__(self, evaluator: Evaluator, coalescing: CoalescingOptions = NO_COALESCING) -> None:
+        self._evaluator = evaluator
+        self._coalescing = coalescing
+        self._sink: EventLoopSink | None = None
+        self._requests = 0
+        self._requests_before = 0
+        self._examples = 0
+        self._loop_turns = 0
+
+    def check_admission(self, deadline: float | None) -> None:
+        """Refuse a request before it is parsed, where that is certain; raise what `Evaluator.check_admission` does."""
+        self._evaluator.check_admission(deadline)
+
+    def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
+        """Refuse inputs that do not fit before they are built; raise what `Evaluator.check_forms` does. Thread-safe."""
+        self._evaluator.check_forms(forms, version=version)
+
+    def begin(
+        self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
+    ) -> asyncio.Future[Prediction]:
+        """Begin a prediction; cancelling the future takes it back unless it has reached a device.
+
+        The arguments, what is raised at once and what the future's exception may be are those of
+        `Evaluator.predict_for`.
+        """
+        if self._sink is None:
+            self._sink = EventLoopSink(asyncio.get_running_loop())
+        future = self._sink.new_future()
+        self._evaluator.predict_for(future, self._sink, inputs, version=version, deadline=deadline, dispatch=False)
+        self._requests += 1
+        self._examples += len(next(iter(inputs.values())))
+        if self._requests == 1:
+            self._loop_turns = 0
+            future.get_loop().call_soon(self._dispatch_or_coalesce, future.get_loop())
+        return future
+
+    def _dispatch_or_coalesce(self, loop: asyncio.AbstractEventLoop) -> None:
+        in_company = max(self._requests, self._requests_before) > 1
+        if in_company and self._examples < self._coalescing.examples and self._loop_turns < self._coalescing.loop_turns:
+            self._loop_turns += 1
+            loop.call_soon(self._dispatch_or_coalesce, loop)
+            return
+        self._requests, self._requests_before, self._examples = 0, self._requests, 0
+        self._evaluator.dispatch()
+
+
+class EventLoopSink:
+    """Resolves futures of one event loop. See `understudy.evaluator.sink.ResultSink`. Made on the loop's thread.
+
+    Args:
+        loop: The event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self.new_future = loop.create_future
+
+    def begin(self, token: asyncio.Future[Prediction]) -> bool:
+        """See `ResultSink`. Whoever cancels later gets no outcome, though it is computed."""
+        return not token.cancelled()
+
+    def is_cancelled(self, token: asyncio.Future[Prediction]) -> bool:
+        """See `ResultSink`."""
+        return token.cancelled()
+
+    def deliver(self, outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
+        """See `ResultSink`."""
+        if threading.get_ident() == self._thread:
+            _resolve(outcomes)
+            return
+        with suppress(RuntimeError):  # the loop was closed: nobody waits
+            self._loop.call_soon_threadsafe(_resolve, outcomes)
+
+
+def _resolve(outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
+    for future, outcome in outcomes:
+        if future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

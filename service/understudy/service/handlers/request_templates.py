@@ -1,0 +1,143 @@
+"""Requests that differ from an earlier one in their examples only are not parsed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from understudy.evaluator.types import Array
+from understudy.service.handlers.wire_span import span_of
+
+_REMEMBERED: Final = 512
+LARGEST_BYTES: Final = 1 << 22
+"""Nothing larger is learned: that takes doing everything once more."""
+
+_LARGEST_AROUND_BYTES: Final = 1 << 12
+"""What is around the elements is kept, so it may not be larger."""
+
+COMPLEMENT: Final = bytes(range(255, -1, -1))
+"""Translates bytes into others, each of which is different."""
+
+_Message = TypeVar("_Message")
+_Request = TypeVar("_Request")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestTemplate(Generic[_Request]):
+    """A request whose one tensor may have other elements, whichever they are; see `template_with`.
+
+    Attributes:
+        content: The elements as they are in the message.
+        others: All else that is in the request.
+        array: The elements as they are in the request.
+        with_array: Returns the request with other elements, of the same dtype and shape.
+    """
+
+    content: bytes
+    others: object
+    array: Array
+    with_array: Callable[[Array], _Request]
+
+
+def template_with(
+    content: bytes, array: Array, with_array: Callable[[Array], _Request], *, others: object
+) -> RequestTemplate[_Request] | None:
+    """Return a template, or None for a dtype of which not every content is valid; see `RequestTemplate`."""
+    if not may_have_any_content(array.dtype):
+        return None
+    return RequestTemplate(content=content, others=others, array=array, with_array=with_array)
+
+
+def may_have_any_content(dtype: np.dtype[Any]) -> bool:
+    """Return whether any bytes are elements of a dtype, if there are as many as it takes."""
+    return dtype.kind not in "OSUb"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KnownBytes(Generic[_Request]):
+    """What the bytes of a template are: all the same, but for the elements of the tensor."""
+
+    before: bytes
+    after: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    with_array: Callable[[Array], _Request]
+
+
+class RequestTemplateCache(Generic[_Message, _Request]):
+    """Matches requests by their bytes: the same as of one before, but for the elements of the tensor.
+
+    What is matched is neither parsed nor copied. Learning a template takes parsing a message once more, so it waits for
+    the second, fourth, eighth, ... message of a size that was not matched.
+
+    Belongs to one thread.
+
+    Args:
+        parse: Returns the message that bytes are; raises DecodeError if they are none.
+        template_of: Returns the template of a message, or None if it has none.
+        path: The numbers of the fields that lead to the elements; see `understudy.service.handlers.wire_span.span_of`.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], _Message],
+        template_of: Callable[[_Message], RequestTemplate[_Request] | None],
+        path: Sequence[int],
+    ) -> None:
+        self._path = path
+        self._parse = parse
+        self._template_of = template_of
+        self._known: dict[int, _KnownBytes[_Request]] = {}
+        self._unmatched: dict[int, int] = {}
+
+    def match(self, data: bytes, begin: int) -> _Request | None:
+        """Return the request that bytes are from there on, or None if it is not like one that was learned."""
+        known = self._known.get(len(data) - begin)
+        if known is None or not (data.startswith(known.before, begin) and data.endswith(known.after)):
+            return None
+        array = np.ndarray(known.shape, known.dtype, data, begin + len(known.before))
+        return known.with_array(array)
+
+    def learn(self, data: bytes, message: _Message) -> None:
+        """Take note of a message that was not matched, and of its bytes."""
+        size = len(data)
+        times = self._unmatched.get(size, 0) + 1
+        if len(self._unmatched) >= _REMEMBERED:
+            self._unmatched.clear()
+            self._known.clear()
+        self._unmatched[size] = times
+        if times == 1 or times & (times - 1) or size > LARGEST_BYTES:
+            return
+        template = self._template_of(message)
+        known = None if template is None else self._learned_from(data, template)
+        if known is not None:
+            self._known[size] = known
+
+    def _learned_from(self, data: bytes, template: RequestTemplate[_Request]) -> _KnownBytes[_Request] | None:
+        """Return the bytes of a template, having found its elements on the wire.
+
+        Beside that, a message with other elements in that place must differ in them and in nothing else.
+        """
+        content, array = template.content, template.array
+        if not content or len(data) - len(content) > _LARGEST_AROUND_BYTES:
+            return None
+        span = span_of(data, self._path)
+        if span is None or data[slice(*span)] != content:
+            return None
+        before, after = data[: span[0]], data[span[1] :]
+        other = content.translate(COMPLEMENT)
+        try:
+            other_template = self._template_of(self._parse(before + other + after))
+        except DecodeError:
+            return None
+        if other_template is None or other_template.content != other or other_template.others != template.others:
+            return None
+        if (other_template.array.dtype, other_template.array.shape) != (array.dtype, array.shape):
+            return None
+        return _KnownBytes(
+            before=before, after=after, dtype=array.dtype, shape=array.shape, with_array=template.with_array
+        )

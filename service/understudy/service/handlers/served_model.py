@@ -1,0 +1,110 @@
+"""The one model there is: its name, and the versions it goes by in protocols that write them as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
+from understudy.evaluator.types import (
+    Arrays,
+    ModelDescription,
+    Prediction,
+    Version,
+    VersionLabel,
+    VersionState,
+    VersionStatus,
+)
+from understudy.service.handlers.request_errors import UnknownModelError
+
+LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What the foreign protocols ask about.
+
+    Attributes:
+        name: The name the model is served under.
+        evaluator: Runs it.
+    """
+
+    name: str
+    evaluator: Evaluator
+
+    def check_name(self, name: str) -> None:
+        """Raise UnknownModelError unless this is the model's name."""
+        if name != self.name:
+            raise UnknownModelError(f"there is no model {name!r} here; there is {self.name!r}")
+
+    def describe(self, version: Version) -> ModelDescription:
+        """Describe one loaded version; raise what `Evaluator.metadata` raises."""
+        return self.evaluator.metadata(version)
+
+    def statuses(self) -> list[VersionStatus]:
+        """Return the state of every version, newest first."""
+        return self.evaluator.status()
+
+    def loaded_steps(self) -> list[int]:
+        """Return the steps that can be asked, in ascending order."""
+        return sorted(status.step for status in self.statuses() if status.state is VersionState.AVAILABLE)
+
+    def step_of(self, version: Version) -> int:
+        """Return the step that a version stands for.
+
+        Raises:
+            VersionNotFoundError: A label stands for nothing yet.
+        """
+        if isinstance(version, int):
+            return version
+        evaluator = self.evaluator
+        steps = {"serving": evaluator.serving_step, "latest": evaluator.latest_step, "best": evaluator.best_step}
+        step = steps[version]
+        if step is None:
+            raise VersionNotFoundError(f"no version is {version!r} yet; the loaded ones are {self.loaded_steps()}")
+        return step
+
+
+def label_of(text: str) -> VersionLabel:
+    """Return a version's label.
+
+    Raises:
+        InvalidInputError: There is no such label.
+    """
+    for label in LABELS:
+        if text == label:
+            return label
+    raise InvalidInputError(f"the version label {text!r} is unknown; give {', '.join(LABELS)}")
+
+
+def version_of(text: str) -> Version:
+    """Return the version that a text names: a step or a label; the serving version if it is empty.
+
+    Raises:
+        InvalidInputError: It is neither.
+    """
+    if not text:
+        return "serving"
+    if text.isascii() and text.isdigit() and len(text) < len(str(2**63)):
+        return int(text)
+    try:
+        return label_of(text)
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"the version is {text!r}; give a step as a number from 0 up, or {', '.join(LABELS)}"
+        ) from None
+
+
+def wanted_outputs(prediction: Prediction, names: tuple[str, ...]) -> Arrays:
+    """Return the outputs that were asked for, in that order, or all.
+
+    Raises:
+        InvalidInputError: The model has no such output.
+    """
+    if not names:
+        return prediction.outputs
+    unknown = [name for name in names if name not in prediction.outputs]
+    if unknown:
+        known = ", ".join(map(repr, prediction.outputs))
+        raise InvalidInputError(f"the output {unknown[0]!r} was asked for; there is {known}")
+    return {name: prediction.outputs[name] for name in names}

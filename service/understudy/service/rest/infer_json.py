@@ -1,0 +1,216 @@
+"""The JSON of an inference, and the binary data behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.types import Array, ArrayForm, Prediction
+from understudy.service.handlers.oip.infer_messages import datatype_of
+from understudy.service.handlers.oip.inference import (
+    Inference,
+    Parameters,
+    add_form,
+    add_input,
+    check_parameters,
+    check_tensor_parameters,
+)
+from understudy.service.handlers.oip.tensors import decode_raw, encode_raw
+from understudy.service.handlers.served_model import wanted_outputs
+from understudy.service.rest.elements import decode_data, encode_data
+from understudy.service.rest.fields import integers, items, optional_text, parameters, text
+from understudy.service.rest.large_json import let_go, read_json
+from understudy.wire import WireError
+
+_SIZE: Final = "binary_data_size"
+_BINARY: Final = "binary_data"
+_ALL_BINARY: Final = "binary_data_output"
+
+
+CheckForms = Callable[[Mapping[str, ArrayForm], str], None]
+"""Raises InvalidInputError if inputs, which are not built yet, do not fit a version."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestInference:
+    """A request to infer, and which outputs are wanted as binary data.
+
+    Attributes:
+        inference: The request.
+        binary: By the name of an output, whether it is wanted so.
+        binary_by_default: Whether the others are.
+    """
+
+    inference: Inference
+    binary: Mapping[str, bool]
+    binary_by_default: bool
+
+
+def parse_infer(
+    body: bytes,
+    json_bytes: int | None,
+    *,
+    model_name: str,
+    model_version: str,
+    check_forms: CheckForms,
+) -> RestInference:
+    """Return the request to infer that a body is.
+
+    Args:
+        body: JSON, and the binary data of the inputs that have it, in their order.
+        json_bytes: The length of the JSON; None if there is nothing else.
+        model_name: The name in the path.
+        model_version: The version in the path; empty if there is none.
+        check_forms: Raises InvalidInputError if the inputs, which are not built yet, do not fit the version.
+
+    Raises:
+        InvalidInputError: The JSON is none, or not that of a request to infer.
+        WireError: A tensor is malformed.
+        UnsupportedError: It asks for what this server does not do.
+    """
+    if json_bytes is not None and not 0 <= json_bytes <= len(body):
+        raise InvalidInputError(
+            f"Inference-Header-Content-Length is {json_bytes}; it counts bytes of the body, which has {len(body)}"
+        )
+    request = parse_json(body[:json_bytes])
+    try:
+        return _parsed(request, body, json_bytes, model_name=model_name, model_version=model_version, check=check_forms)
+    finally:
+        let_go(request)
+
+
+def _parsed(
+    request: Mapping[str, Any],
+    body: bytes,
+    json_bytes: int | None,
+    *,
+    model_name: str,
+    model_version: str,
+    check: CheckForms,
+) -> RestInference:
+    binary = _BinaryData(b"" if json_bytes is None else body[json_bytes:])
+    tensors = items(request, "inputs", "the request")
+    check(_forms(tensors), model_version)
+    inputs = _inputs(tensors, binary)
+    binary.check_used_up()
+    settings = parameters(request, "the request")
+    outputs = _outputs(request)
+    return RestInference(
+        inference=Inference(
+            model_name=model_name,
+            model_version=model_version,
+            id=optional_text(request, "id", "the request"),
+            parameters=check_parameters(settings),
+            inputs=inputs,
+            outputs=tuple(outputs),
+        ),
+        binary={name: bool(chosen[_BINARY]) for name, chosen in outputs.items() if _BINARY in chosen},
+        binary_by_default=bool(settings.get(_ALL_BINARY, False)),
+    )
+
+
+def parse_json(content: bytes) -> Mapping[str, Any]:
+    """Return the JSON object that bytes hold; an empty one for none.
+
+    Raises:
+        InvalidInputError: They hold something else.
+    """
+    value = read_json(content or b"{}")
+    if not isinstance(value, dict):
+        raise InvalidInputError("the body is JSON, but no object; an object was expected")
+    return value
+
+
+def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int | None]:
+    """Return the body of an answer, and the length of its JSON if binary data follows.
+
+    Raises:
+        InvalidInputError: An output that was asked for does not exist, or cannot be JSON.
+    """
+    inference = request.inference
+    chunks: list[bytes] = []
+    outputs = []
+    for name, array in wanted_outputs(prediction, inference.outputs).items():
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
+        if request.binary.get(name, request.binary_by_default):
+            chunks.append(encode_raw(array))
+            tensor["parameters"] = {_SIZE: len(chunks[-1])}
+        else:
+            tensor["data"] = encode_data(array, name=name)
+        outputs.append(tensor)
+    answer: dict[str, Any] = {
+        "model_name": inference.model_name,
+        "model_version": str(prediction.step),
+        "outputs": outputs,
+    }
+    if inference.id:
+        answer["id"] = inference.id
+    header = json.dumps(answer, separators=(",", ":")).encode()
+    return b"".join([header, *chunks]), len(header) if chunks else None
+
+
+class _BinaryData:
+    """The bytes behind the JSON, taken one tensor after another."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def take(self, size: int, name: str) -> bytes:
+        left = len(self._content) - self._at
+        if not 0 <= size <= left:
+            raise WireError(f"{name}: {_SIZE} is {size}, but {left} bytes of binary data are left")
+        self._at += size
+        return self._content[self._at - size : self._at]
+
+    def check_used_up(self) -> None:
+        left = len(self._content) - self._at
+        if left:
+            raise InvalidInputError(f"{left} bytes of binary data belong to no input; give each input's {_SIZE}")
+
+
+def _forms(tensors: Sequence[Mapping[str, Any]]) -> dict[str, ArrayForm]:
+    forms: dict[str, ArrayForm] = {}
+    for number, tensor in enumerate(tensors):
+        bare_name = text(tensor, "name", f"input {number}")
+        name = f"input {bare_name!r}"
+        add_form(forms, bare_name, text(tensor, "datatype", name), integers(tensor, "shape", name))
+    return forms
+
+
+def _inputs(tensors: Sequence[Mapping[str, Any]], binary: _BinaryData) -> dict[str, Array]:
+    inputs: dict[str, Array] = {}
+    for number, tensor in enumerate(tensors):
+        bare_name = text(tensor, "name", f"input {number}")
+        name = f"input {bare_name!r}"
+        settings = parameters(tensor, name)
+        check_tensor_parameters(bare_name, settings)
+        add_input(inputs, bare_name, _array(tensor, settings, binary, name))
+    return inputs
+
+
+def _array(tensor: Mapping[str, Any], settings: Parameters, binary: _BinaryData, name: str) -> Array:
+    datatype = text(tensor, "datatype", name)
+    shape = integers(tensor, "shape", name)
+    size = settings.get(_SIZE)
+    if size is None:
+        if "data" not in tensor:
+            raise WireError(f"{name}: it has no data; give an array, or {_SIZE} and binary data")
+        return decode_data(tensor["data"], datatype, shape, name=name)
+    if "data" in tensor:
+        raise WireError(f"{name}: both data and {_SIZE} came; send one of them")
+    if type(size) is not int:
+        raise WireError(f"{name}: {_SIZE} is {size!r}; a whole number was expected")
+    return decode_raw(binary.take(size, name), datatype, shape, name=name)
+
+
+def _outputs(request: Mapping[str, Any]) -> dict[str, Parameters]:
+    outputs = {}
+    for number, output in enumerate(items(request, "outputs", "the request")):
+        name = text(output, "name", f"output {number}")
+        outputs[name] = parameters(output, f"output {name!r}")
+        check_tensor_parameters(name, outputs[name])
+    return outputs

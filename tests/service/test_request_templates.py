@@ -1,0 +1,181 @@
+"""What is matched is what parsing gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.oip import inference_pb2
+from understudy.service.handlers import predict_requests
+from understudy.service.handlers.oip import infer_messages
+from understudy.service.handlers.request_templates import RequestTemplateCache
+from understudy.service.handlers.wire_span import span_of
+from understudy.v1 import prediction_pb2, tensor_pb2
+from understudy.wire import WireError, encode
+
+ModelInferRequest = inference_pb2.ModelInferRequest
+SIZES = {"FP32": 4, "INT8": 1, "UINT16": 2, "BOOL": 1, "FP64": 8}
+FEW_BYTES = st.sampled_from([b"\x00", b"\x01", b":", b"\x04", b"\xff", b"B"])
+"""So few that contents look like what is around them."""
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[bytes]:
+    """Draw messages that are alike but for the elements of their tensors."""
+    inputs = draw(st.integers(1, 2))
+    shapes = [draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)) for _ in range(inputs)]
+    datatypes = [draw(st.sampled_from(sorted(SIZES))) for _ in range(inputs)]
+    frame = ModelInferRequest(model_name=draw(st.sampled_from(["", "m", ":\x04"])), id=draw(st.sampled_from(["", "7"])))
+    for number, (shape, datatype) in enumerate(zip(shapes, datatypes, strict=True)):
+        frame.inputs.add(name=f"x{number}", datatype=datatype, shape=shape)
+    ending = ModelInferRequest(model_version=draw(st.sampled_from(["", "latest", "8"])))
+    if draw(st.booleans()):
+        ending.outputs.add(name="y")
+    sizes = [int(np.prod(shape)) * SIZES[kind] for shape, kind in zip(shapes, datatypes, strict=True)]
+    family = []
+    for _ in range(draw(st.integers(3, 9))):
+        contents = [b"".join(draw(st.lists(FEW_BYTES, min_size=size, max_size=size))) for size in sizes]
+        raw = ModelInferRequest(raw_input_contents=contents)
+        family.append(b"".join(part.SerializeToString() for part in (frame, raw, ending)))
+    return family
+
+
+def taken_apart(request: infer_messages.InferRequest) -> Any:
+    try:
+        *others, inputs = (
+            infer_messages.response_spec(request),
+            request.model_name,
+            infer_messages.inference_of(request),
+        )
+    except (WireError, InvalidInputError) as error:
+        return str(error)
+    arrays = {name: (array.dtype, array.shape, array.tobytes()) for name, array in inputs.inputs.items()}
+    return others, inputs._replace(inputs=arrays)  # type: ignore[arg-type]  # to be compared
+
+
+@given(st.lists(families(), min_size=1, max_size=3))
+def test_what_is_matched_is_what_parsing_gives(several: list[list[bytes]]) -> None:
+    template_cache = infer_messages.template_cache()
+    for family in several:
+        for data in family:
+            message = ModelInferRequest.FromString(data)
+            matched = template_cache.match(b"....." + data, 5)
+            if matched is not None:
+                assert taken_apart(matched) == taken_apart(message)
+            template_cache.learn(data, message)
+
+
+def predict_request(value: float, **version: Any) -> bytes:
+    request = prediction_pb2.PredictRequest(version=tensor_pb2.VersionSelector(**version) if version else None)
+    request.inputs["x"].CopyFrom(encode(np.full((2, 3), value, np.float32)))
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("version", [{}, {"step": 7}, {"label": tensor_pb2.VERSION_LABEL_BEST}])
+def test_the_third_of_a_kind_is_matched_and_not_copied(version: dict[str, Any]) -> None:
+    template_cache = predict_requests.template_cache()
+    for value in (1.0, 2.0):
+        data = predict_request(value, **version)
+        assert template_cache.match(data, 0) is None
+        template_cache.learn(data, prediction_pb2.PredictRequest.FromString(data))
+    data = predict_request(3.0, **version)
+    matched = template_cache.match(data, 0)
+    assert matched is not None
+    inputs, asked = predict_requests.arguments(prediction_pb2.PredictRequest.FromString(data))
+    assert matched.version == asked
+    assert np.array_equal(matched.inputs["x"], inputs["x"])
+    assert np.shares_memory(matched.inputs["x"], np.frombuffer(data, np.uint8))
+    assert not matched.inputs["x"].flags.writeable
+
+
+def test_another_version_in_as_many_bytes_is_not_taken_for_the_same() -> None:
+    template_cache = predict_requests.template_cache()
+    for _ in range(4):
+        data = predict_request(1.0, step=7)
+        template_cache.learn(data, prediction_pb2.PredictRequest.FromString(data))
+    assert template_cache.match(predict_request(1.0, step=7), 0) is not None
+    assert template_cache.match(predict_request(1.0, step=8), 0) is None
+    assert template_cache.match(predict_request(1.0, step=7)[:-1], 0) is None
+
+
+def test_what_is_around_the_examples_is_not_kept_if_it_is_large() -> None:
+    template_cache = infer_messages.template_cache()
+    frame = ModelInferRequest(model_name="m" * 5000, raw_input_contents=[b"\0\0\x80?"])
+    frame.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    for _ in range(4):
+        template_cache.learn(frame.SerializeToString(), frame)
+    assert template_cache.match(frame.SerializeToString(), 0) is None
+
+
+def test_messages_that_are_never_matched_are_seldom_parsed_for_it() -> None:
+    parsed = 0
+
+    def parse(data: bytes) -> ModelInferRequest:
+        nonlocal parsed
+        parsed += 1
+        raise DecodeError(repr(data))
+
+    looked_at: list[Any] = []
+    template_cache: RequestTemplateCache[bytes, object] = RequestTemplateCache(parse, looked_at.append, (1,))  # type: ignore[arg-type]
+    for _ in range(1000):
+        template_cache.learn(b"0123456789", b"message")
+    assert (len(looked_at), parsed) == (9, 0)
+
+
+def field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def shifting(content: bytes) -> bytes:
+    """Return a request whose content stands there twice: as the content, and as the head of a field that hides another.
+
+    With the complement of the content in the second place, the other field shows, and overrides the first with the
+    complement.
+    """
+    hidden = field(tensor_pb2.Tensor.CONTENT_FIELD_NUMBER, bytes(255 - byte for byte in content))
+    assert content[:2] == bytes([15 << 3 | 2, len(content) - 2 + len(hidden)])
+    shown = field(tensor_pb2.Tensor.CONTENT_FIELD_NUMBER, CONTENT)
+    header = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, 2]).SerializeToString()
+    entry = field(1, b"x") + field(2, header + shown + content + hidden)
+    return field(prediction_pb2.PredictRequest.INPUTS_FIELD_NUMBER, entry)
+
+
+CONTENT = b"\x7a\x10\x7e\xfe\0\0\0\0"
+
+
+def test_a_message_whose_content_is_structure_elsewhere_is_not_learned() -> None:
+    template_cache = predict_requests.template_cache()
+    data = shifting(CONTENT)
+    message = prediction_pb2.PredictRequest.FromString(data)
+    assert message.inputs["x"].content == CONTENT
+    for _ in range(8):
+        template_cache.learn(data, message)
+    before, _, after = data.rpartition(CONTENT)
+    broken = before + b"\xff" * 8 + after
+    with pytest.raises(DecodeError):
+        prediction_pb2.PredictRequest.FromString(broken)
+    assert template_cache.match(broken, 0) is None
+
+
+def test_a_field_is_found_where_it_is_the_only_one_of_its_number() -> None:
+    inner = b"\x08\x96\x01" + field(3, b"abc") + b"\x25\0\0\0\0" + b"\x29" + b"\0" * 8
+    data = field(2, b"xyz") + field(7, inner)
+    span = span_of(data, (7, 3))
+    assert span is not None
+    assert data[slice(*span)] == b"abc"
+    for missing in (data + field(7, inner), data[:-1], data + b"\x0b\x0c", data + b"\xff" * 11, field(7, inner * 2)):
+        assert span_of(missing, (7, 3)) is None
+    assert span_of(data, (7, 1)) is None
+    assert span_of(data, (8,)) is None
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_may_be_looked_through(data: bytes) -> None:
+    span = span_of(data, (1,))
+    assert span is None or 0 <= span[0] <= span[1] <= len(data)

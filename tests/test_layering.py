@@ -1,0 +1,139 @@
+"""Layers depend one way, and the client's half needs no TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import pytest
+
+from understudy.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_SECONDS = 60
+
+MAY_IMPORT: Mapping[str, frozenset[str]] = {
+    "proto": frozenset(),
+    "clients": frozenset({"proto"}),
+    "checkpoints": frozenset(),
+    "experiments": frozenset(),
+    "trainer": frozenset({"checkpoints", "experiments"}),
+    "evaluator": frozenset({"checkpoints", "experiments"}),
+    "service": frozenset({"evaluator", "proto"}),
+    "cli": frozenset({"proto", "clients", "checkpoints", "experiments", "trainer", "evaluator", "service"}),
+}
+"""The table of DESIGN.md."""
+
+MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
+    "proto": frozenset({"tensorflow", "keras"}),
+    "clients": frozenset({"tensorflow", "keras"}),
+    "evaluator": frozenset({"grpc", "prometheus_client"}),
+}
+"""Libraries that a layer is kept free of."""
+
+CLIENT_COMMANDS = ("predict", "evaluate", "compare", "status", "watch", "promote", "health")
+
+
+def sources(layer: str) -> list[Path]:
+    files = (path for path in sorted((ROOT / layer / "understudy").rglob("*.py")) if "_pb2" not in path.name)
+    return list(files)
+
+
+def imported_modules(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively; say the whole name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> str | None:
+    """Return the layer of one of this project's modules."""
+    top, _, rest = module.partition(".")
+    if top != "understudy":
+        return None
+    package = rest.partition(".")[0]
+    return next((layer for layer in MAY_IMPORT if (ROOT / layer / "understudy" / package).is_dir()), package)
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_a_layer_imports_from_the_layers_it_may(layer: str) -> None:
+    violations = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in sources(layer)
+        for module in imported_modules(file)
+        if (other := layer_of(module)) is not None and other not in {layer, *MAY_IMPORT[layer]}
+    ]
+
+    assert sources(layer)
+    assert not violations
+
+
+@pytest.mark.parametrize("layer", MAY_NOT_IMPORT)
+def test_a_layer_is_kept_free_of_libraries(layer: str) -> None:
+    violations = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in sources(layer)
+        for module in imported_modules(file)
+        if module.partition(".")[0] in MAY_NOT_IMPORT[layer]
+    ]
+
+    assert not violations
+
+
+def test_every_layer_is_in_the_table() -> None:
+    assert {folder.parent.name for folder in ROOT.glob("*/understudy")} == set(MAY_IMPORT)
+
+
+def test_the_layers_share_one_namespace() -> None:
+    assert not list(ROOT.glob("*/understudy/__init__.py"))
+
+
+@pytest.mark.parametrize("layer", [layer for layer in MAY_IMPORT if layer != "proto"])
+def test_what_a_layer_makes_public_is_there(layer: str) -> None:
+    package = importlib.import_module(f"understudy.{layer}")
+
+    missing = [name for name in getattr(package, "__all__", []) if not hasattr(package, name)]
+
+    assert not missing
+
+
+def loaded_after(program: str) -> set[str]:
+    """Run a program in a fresh interpreter and return the top-level modules it loaded."""
+    report = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    completed = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{report}"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    return set(completed.stdout.splitlines()[-1].split())
+
+
+def test_importing_the_client_loads_no_tensorflow() -> None:
+    loaded = loaded_after("import understudy.clients")
+
+    assert "understudy" in loaded
+    assert not loaded & {"tensorflow", "keras", "h5py", "click", "rich"}
+
+
+@pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
+def test_no_command_loads_tensorflow_before_it_runs(name: str) -> None:
+    assert not loaded_after(f"import understudy.cli.{name}") & {"tensorflow", "keras"}
+
+
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in CLIENT_COMMANDS)], ids=" ".join)
+def test_help_for_the_client_s_commands_loads_neither_tensorflow_nor_grpc(arguments: tuple[str, ...]) -> None:
+    call = f"main({[*arguments, '--help']!r}, standalone_mode=False)"
+
+    loaded = loaded_after(f"from understudy.cli.main import main; {call}")
+
+    assert not loaded & {"tensorflow", "keras", "grpc", "numpy"}

@@ -1,0 +1,223 @@
+"""The chief's part of asynchronous training.
+
+Each step is one worker's: it reads the variables, computes the gradients of one batch of ``global_batch_size`` and
+applies them, while other workers do the same. So a gradient may be older than the weights it is added to, and no two
+runs are alike. Every update is added on the parameter server itself, so none is lost, and steps are counted there too.
+What Keras overwrites instead (BatchNorm's statistics, momentum's velocity, dropout's seeds) is the last writer's.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from understudy.experiments import Experiment
+from understudy.experiments.arrays import IndexedExamples
+from understudy.trainer.batches import global_batches
+from understudy.trainer.data import DataPlan, plan_data, training_data
+from understudy.trainer.job import ProgressEvent
+from understudy.trainer.loop import call_sizes, timed_next
+from understudy.trainer.model import build_model, prepare_for_replicas
+from understudy.trainer.parameter_server.step_metrics import StepMetrics
+from understudy.trainer.settings import TrainSettings
+from understudy.trainer.snapshot import Snapshot
+from understudy.trainer.trainer_errors import DataError, ModelError, PeerLostError, StrategyError
+
+_POLL_SECONDS = 0.005
+_PROGRESS_POLL_SECONDS = 1.0
+
+
+class ParameterServerJob:
+    """A model on parameter servers, trained by workers that do not wait for each other. Only the chief has this `Job`.
+
+    Raises:
+        ExperimentError: The user's code raised.
+        ModelError: It cannot be trained asynchronously.
+        DataError: The loop cannot train on this data.
+        StrategyError: A worker has more than one GPU.
+    """
+
+    def __init__(self, experiment: Experiment, settings: TrainSettings, strategy: tf.distribute.Strategy) -> None:
+        if strategy.num_replicas_in_sync > 1:
+            raise StrategyError(
+                f"each worker has {strategy.num_replicas_in_sync} GPUs, and under parameter_server it trains on one; "
+                "start one worker for each GPU, with CUDA_VISIBLE_DEVICES",
+            )
+        self._settings = settings
+        self._strategy = strategy
+        self._experiment = experiment
+        self._data = training_data(experiment)
+        if isinstance(self._data, IndexedExamples):
+            raise DataError(
+                "training_data() reads arrays in Python, which the workers of parameter_server cannot run; use "
+                "record_examples, or another strategy",
+            )
+        self.plan: DataPlan = plan_data(
+            self._data,
+            global_batch_size=settings.global_batch_size or experiment.global_batch_size,
+            replicas=1,
+            seed=settings.seed,
+            shuffle_buffer=settings.shuffle_buffer,
+            cache=settings.cache,
+            keep_remainder=settings.remainder == "keep",
+        )
+        with strategy.scope():
+            self._model = build_model(experiment, seed=settings.seed)
+            self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied_updates")
+        _check(self._model)
+        prepare_for_replicas(self._model, strategy, global_batches(self._data, self.plan, first_step=0).element_spec)
+        _count_every_update(self._model.optimizer)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._metrics = StepMetrics(self._model)
+        self._train_step = _make_step(self._model, strategy, self._applied, self._metrics)
+
+    @property
+    def replicas(self) -> int:
+        """One: no two models are trained in step."""
+        return 1
+
+    def check_agreement(self, first_step: int) -> None:
+        """Do nothing: the chief alone decides."""
+
+    def any_task(self, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
+        """Return the answer: the chief alone decides."""
+        return answer
+
+    def wait_for_all(self) -> None:
+        """Do nothing: the others wait for the chief."""
+
+    def capture(self, step: int) -> Snapshot:
+        """Return the values of all variables now, when ``step`` updates were applied and no worker is at work."""
+        return Snapshot(
+            step=step,
+            facts=self.plan.facts(replicas=self.replicas),
+            trained=[variable.numpy() for variable in self._model.trainable_variables],
+            optimizer=[variable.numpy() for variable in self._model.optimizer.variables],
+            replica=[variable.numpy()[None] for variable in self._model.non_trainable_variables],
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Give all variables the values that `capture` returned."""
+        values = (*snapshot.trained, *snapshot.optimizer, *(rows[0] for rows in snapshot.replica))
+        model = self._model
+        variables = (*model.trainable_variables, *model.optimizer.variables, *model.non_trainable_variables)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        self._applied.assign(snapshot.step)
+
+    def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[ProgressEvent]:
+        """Train; whenever the workers have done some steps, yield how far it is.
+
+        A worker that is killed and comes back is given work again. As its last step may then be done twice, the steps
+        may come to a few more than were asked for; they are counted as they were applied.
+
+        Raises:
+            PeerLostError: The workers made no progress for as long as one may take to come back.
+        """
+        settings = self._settings
+        batches = iter(self._coordinator.create_per_worker_dataset(self._per_worker_batches(first_step)))
+        step = first_step
+        self._metrics.reset()
+        workers = self._strategy.extended._num_workers  # noqa: SLF001 - this strategy's cluster_resolver is None
+        while step < settings.steps:
+            size = next(
+                call_sizes(
+                    first_step=step,
+                    steps=settings.steps,
+                    checkpoint_every=settings.checkpoint_every,
+                    steps_per_call=settings.steps_per_call,
+                ),
+            )
+            began = time.monotonic()
+            results = [self._coordinator.schedule(self._train_step, args=(batches,)) for _ in range(size)]
+            self._join()
+            fetched = [result.fetch() for result in results]
+            for _, loss, state in fetched:
+                self._metrics.add(loss, state)
+            before, step = step, int(self._applied.numpy())
+            due = step // settings.checkpoint_every > before // settings.checkpoint_every or step >= settings.steps
+            yield ProgressEvent(
+                step=step,
+                metrics=self._metrics.results(),
+                due=due,
+                stopping=asked_to_stop(),
+                seconds=time.monotonic() - began,
+                input_wait_seconds=sum(float(waited) for waited, _, _ in fetched) / workers,
+            )
+            if due:
+                self._metrics.reset()
+
+    def _per_worker_batches(self, first_step: int) -> Callable[[], Any]:
+        def batches_of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            del context
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            # A dataset is made anew, for the chief's would stay on the chief.
+            is_dataset = isinstance(self._data, tf.data.Dataset)
+            data = training_data(self._experiment) if is_dataset else self._data
+            return global_batches(data, self.plan, first_step=first_step, worker=worker)
+
+        return tf.function(  # type: ignore[no-any-return]
+            functools.partial(self._strategy.distribute_datasets_from_function, batches_of_this_worker)
+        )
+
+    def _join(self) -> None:
+        """Wait for the scheduled steps, for as long as there is progress. TensorFlow's own wait may never end."""
+        patience = self._settings.cluster_timeout_seconds
+        applied, progressed_at = -1, time.monotonic()
+        looked_at = progressed_at
+        while not self._coordinator.done():
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if now - looked_at < _PROGRESS_POLL_SECONDS:
+                continue
+            looked_at = now
+            before, applied = applied, int(self._applied.numpy())
+            if applied != before:
+                progressed_at = now
+            elif now - progressed_at > patience:
+                raise PeerLostError(f"no worker has done a step for {patience:g} s; start every task again")
+        self._coordinator.join()
+
+
+def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf.Variable, metrics: StepMetrics) -> Any:
+    variables = model.trainable_variables
+
+    def train_on(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        model.optimizer.apply(gradients, variables)
+        applied.assign_add(1)
+        return loss, metrics.state_after(y, y_pred, sample_weight)
+
+    @tf.function
+    def train_step(batches: Iterator[object]) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        batch, waited = timed_next(batches)
+        loss, state = strategy.run(train_on, args=(batch,))
+        return waited, loss, state
+
+    return train_step
+
+
+def _check(model: keras.Model) -> None:
+    if type(model).train_step is not keras.Model.train_step:
+        raise ModelError("the model overrides train_step(), which the workers cannot run; choose another strategy")
+    optimizer = model.optimizer
+    if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "gradient_accumulation_steps", None):
+        raise ModelError(
+            "the optimizer scales the loss or accumulates gradients, which workers that do not wait for each other "
+            "would mix up; leave that out, or choose another strategy",
+        )
+
+
+def _count_every_update(optimizer: keras.optimizers.Optimizer) -> None:
+    """Let the optimizer count on the parameter server; Keras would read, add and overwrite, and lose some."""
+    counter = optimizer.iterations
+    counter.assign_add = lambda value: counter.value.assign_add(tf.cast(value, counter.dtype))

@@ -1,0 +1,103 @@
+"""Prometheus metrics of a task that trains, served over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from understudy.trainer.progress import ProgressUpdate
+from understudy.trainer.trainer_errors import MetricsError
+
+_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class TrainingMetrics:
+    """Keeps a task's metrics, and serves ``/metrics`` while its ``with`` block runs. Counts are those of this start.
+
+    Args:
+        port: Where to listen; None to serve nothing.
+        host: The address to listen on.
+        first_step: Steps done by earlier starts.
+        global_batch_size: Examples per step.
+        restarts: How often a supervisor has started this task again.
+        registry: Where to keep the metrics; one of its own if None.
+
+    Raises:
+        MetricsError: On entering: the port is taken, or the host is no address of this machine.
+    """
+
+    def __init__(
+        self,
+        port: int | None,
+        *,
+        host: str = "127.0.0.1",
+        first_step: int,
+        global_batch_size: int,
+        restarts: int,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._port = port
+        self._host = host
+        self._step = first_step
+        self._global_batch_size = global_batch_size
+        self._registry = registry or CollectorRegistry()
+        self._steps = Counter("understudy_train_steps", "Steps done.", registry=self._registry)
+        self._examples = Counter("understudy_train_examples", "Examples trained on.", registry=self._registry)
+        self._examples_per_second = Gauge(
+            "understudy_train_examples_per_second", "Over all replicas, since the start.", registry=self._registry
+        )
+        self._loss = Gauge("understudy_train_loss", "Since the last checkpoint.", registry=self._registry)
+        self._input_wait_seconds = Counter(
+            "understudy_train_input_wait_seconds",
+            "Seconds in which training waited for its input; its rate is the share of time.",
+            registry=self._registry,
+        )
+        self._checkpoint_seconds = Histogram(
+            "understudy_train_checkpoint_seconds",
+            "Training stood still for a checkpoint.",
+            buckets=_BUCKETS_SECONDS,
+            registry=self._registry,
+        )
+        restarted = Gauge("understudy_train_restarts", "Starts after the first.", registry=self._registry)
+        restarted.set(restarts)
+        self._server: tuple[Any, threading.Thread] | None = None
+
+    def advanced(self, update: ProgressUpdate) -> None:
+        """Count the steps since the last call."""
+        steps = update.step - self._step
+        self._step = update.step
+        self._steps.inc(steps)
+        self._examples.inc(steps * self._global_batch_size)
+        self._examples_per_second.set(update.examples_per_second)
+        self._input_wait_seconds.inc(update.input_wait_seconds)
+        self._loss.set(update.metrics.get("loss", float("nan")))
+
+    def checkpointed(self, seconds: float) -> None:
+        """Record how long a checkpoint took, in this task."""
+        self._checkpoint_seconds.observe(seconds)
+
+    def __enter__(self) -> Self:
+        if self._port is None:
+            return self
+        try:
+            self._server = start_http_server(self._port, self._host, registry=self._registry)
+        except OSError as error:
+            raise MetricsError(
+                f"--metrics-port {self._port} cannot be listened on at {self._host}: {error.strerror or error}"
+            ) from error
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join()
