@@ -1,6 +1,6 @@
-"""Training: one loop under every strategy, exact resume, and a checkpoint that anyone can load. See `train`.
+"""Training: one loop for every strategy, exact resume, and self-contained checkpoints. See `train`.
 
-Importing this package does not import TensorFlow; asking it for `train` or `EvaluationStopping` does.
+Importing this package does not import TensorFlow; `train` and `EvaluationStopping` import it on first access.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 
 
 _LATE = {"EvaluationStopping": "callbacks", "TrainResult": "training", "train": "training"}
-"""What needs TensorFlow, and the module that it is in."""
+"""Names that need TensorFlow, and their modules."""
 
 
 def __getattr__(name: str) -> Any:

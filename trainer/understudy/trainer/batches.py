@@ -1,17 +1,16 @@
-"""The input pipeline: which examples are in which step is a function of the step alone.
+"""The input pipeline: the examples of a step depend on the step alone.
 
-Epoch ``e`` has an order of its own, made from the seed; a step takes one global batch; what is left of an epoch and
-fills no batch is dropped, or kept as the beginning of the next epoch's first batch. So no batch is ever smaller than
-the others, and a training that resumes at a step sees what it would have seen without the interruption.
+Epoch ``e`` has its own order, derived from the seed. A step uses one global batch. A remainder that fills no batch is
+dropped, or kept as the beginning of the next epoch's first batch. So all batches have the same size, and a training
+that resumes at a step reads the same examples as without the interruption.
 
-- A dataset is read in its order and shuffled by ``seed + e`` among ``shuffle_buffer`` examples, from memory once it was
-  read if it is cached. To resume, what came before in the epoch is read again and skipped.
-- TFRecord files are read in a shuffled order, several at once, and shuffled likewise. What is skipped is not
-  parsed.
-- Of arrays, a step reads the rows that a pseudorandom permutation gives it, and nothing else.
+- A dataset is read in order and shuffled by ``seed + e`` among ``shuffle_buffer`` examples; if it is cached, later
+  epochs come from memory. To resume, earlier examples of the epoch are read again and skipped.
+- TFRecord files are read in shuffled order, several at once, and shuffled likewise. Skipped records are not parsed.
+- From arrays, a step reads only the examples that a pseudorandom permutation selects.
 
-A global batch is cut into equal parts, one for each replica in their order. Of arrays, a worker reads the rows of its
-own parts only; of TFRecord files it reads everything and parses its own; a dataset it reads as a whole.
+A global batch is split into equal parts, one per replica, in their order. From arrays, a worker reads the examples of
+its own parts only. From TFRecord files it reads all records and parses its own. A dataset it reads whole.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from understudy.trainer.data import DataPlan, TrainingData
 from understudy.trainer.trainer_errors import DataError
 
 _SEEDS = 2**31
-_WORKER_STRIDE = 1_000_003  # more epochs than anybody trains
+_WORKER_STRIDE = 1_000_003  # more than any number of epochs
 _ENDLESS = tf.int64.max
-_GLOBAL_SEED = 1  # anything but 0, with which TensorFlow takes no seed that a graph computes
+_GLOBAL_SEED = 1  # not 0, with which TensorFlow rejects seeds that a graph computes
 _PERMUTATION_ROUNDS = 4
 _DAMAGED = "record at"  # after "corrupted" or "truncated"
 _WRONG_SIZE = "Input dataset was expected to contain"
@@ -42,9 +41,9 @@ class Share:
     """The parts of every global batch that one process reads.
 
     Attributes:
-        first: The first of them.
-        count: How many they are.
-        of: How many equal parts a global batch has.
+        first: Index of the first part.
+        count: Number of parts.
+        of: Number of equal parts in a global batch.
     """
 
     first: int = 0
@@ -67,12 +66,12 @@ def global_batches(
 
     Args:
         data: Single examples.
-        plan: How to cut them.
+        plan: How to split them.
         first_step: Steps done before.
-        worker: The index of a worker that trains on its own: each shuffles differently.
-        share: Which parts ``[global_batch_size / share.of, ...]`` to give instead, one after the other.
+        worker: The index of a worker that trains independently; each shuffles differently.
+        share: Which parts ``[global_batch_size / share.of, ...]`` to return instead, one after the other.
     """
-    # TensorFlow mixes its global seed into every seed given, and a user's code may have changed it.
+    # TensorFlow mixes its global seed into every given seed, and user code may have changed it.
     tf.random.set_seed(_GLOBAL_SEED)
     cut = _Cut(plan, first_step=first_step, worker=tf.cast(worker, tf.int64), share=share)
     if isinstance(data, IndexedExamples):
@@ -81,7 +80,7 @@ def global_batches(
         parts = cut.records(data)
     else:
         parts = cut.stream(data)
-    # Known to be endless, no step has to ask all workers whether there is another.
+    # With a known infinite cardinality, steps need not ask all workers for another batch.
     endless = parts.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return endless.prefetch(tf.data.AUTOTUNE)
 
@@ -89,7 +88,7 @@ def global_batches(
 def distribute(
     strategy: tf.distribute.Strategy, data: TrainingData, plan: DataPlan, *, first_step: int
 ) -> Iterator[object]:
-    """Return the global batches from ``first_step`` on, each shared out over the replicas of all workers."""
+    """Return the global batches from ``first_step`` on, each split over the replicas of all workers."""
 
     def parts_of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync
@@ -102,7 +101,7 @@ def distribute(
 
 @contextmanager
 def reading_watched() -> Iterator[None]:
-    """Turn what TensorFlow raises when training data is not what it was said to be into `DataError`."""
+    """Convert TensorFlow's errors about wrong or damaged training data into `DataError`."""
     try:
         yield
     except tf.errors.DataLossError as error:
@@ -115,12 +114,12 @@ def reading_watched() -> Iterator[None]:
 
 
 def _line(error: tf.errors.OpError, words: str) -> str:
-    """Return the line of TensorFlow's long message that has these words."""
+    """Return the line of TensorFlow's long message that contains these words."""
     return next((line.strip() for line in error.message.splitlines() if words in line), "no reason given")
 
 
 class _Cut:
-    """Cuts examples into parts of global batches."""
+    """Splits examples into parts of global batches."""
 
     def __init__(self, plan: DataPlan, *, first_step: int, worker: tf.Tensor, share: Share) -> None:
         self._plan = plan
@@ -130,12 +129,12 @@ class _Cut:
         self._rows = plan.global_batch_size // share.of
 
     def stream(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Read in order; cached, if that was planned."""
+        """Read in order; cached, if planned."""
         examples = dataset.cache() if self._plan.cache else dataset
         return self._own_parts(self._shuffled(lambda _: examples))
 
     def records(self, data: RecordExamples) -> tf.data.Dataset:
-        """Shuffle the files, then the records; parse what is this process's."""
+        """Shuffle the files, then the records; parse this process's own."""
 
         def in_some_order(epoch: tf.Tensor) -> tf.data.Dataset:
             return data.records(self._permute(tf.range(len(data.files), dtype=tf.int64), epoch, len(data.files)))
@@ -147,7 +146,7 @@ class _Cut:
         return self._batch(examples)
 
     def arrays(self, data: IndexedExamples) -> tf.data.Dataset:
-        """Read the rows of each part."""
+        """Read the examples of each part."""
         plan, share = self._plan, self._share
 
         def read_part(number: tf.Tensor) -> Any:
@@ -160,7 +159,7 @@ class _Cut:
         return tf.data.Dataset.counter().map(read_part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def _shuffled(self, epoch_of: Callable[[tf.Tensor], tf.data.Dataset]) -> tf.data.Dataset:
-        """Return the examples or records of one epoch after the other, each shuffled, beginning at the first step."""
+        """Return the examples or records of successive epochs, each shuffled, from the first step on."""
         plan = self._plan
         first_epoch, skipped = divmod(self._first_step * plan.global_batch_size, plan.examples_per_epoch)
 
@@ -172,7 +171,7 @@ class _Cut:
         return tf.data.Dataset.range(first_epoch, _ENDLESS).flat_map(shuffled).skip(skipped)
 
     def _own_parts(self, examples: tf.data.Dataset) -> tf.data.Dataset:
-        """Batch all examples, and keep the parts that are this process's."""
+        """Batch all examples, and keep this process's parts."""
         parts, share = self._batch(examples), self._share
         if share.count == share.of:
             return parts
@@ -185,7 +184,7 @@ class _Cut:
         return examples.batch(self._rows, drop_remainder=True)
 
     def _permute(self, places: tf.Tensor, epoch: tf.Tensor, size: int) -> tf.Tensor:
-        """Return which examples are in these places, int64 ``[n]``, of the epochs ``[]`` or ``[n]``."""
+        """Return the examples at these places, int64 ``[n]``, of the epochs ``[]`` or ``[n]``."""
         epochs = tf.broadcast_to(epoch, tf.shape(places))
         seeds = [tf.fill(tf.shape(places), tf.constant(self._plan.seed, tf.int64)), epochs]
         workers = tf.fill(tf.shape(places), self._worker)

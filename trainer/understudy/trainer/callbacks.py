@@ -1,4 +1,4 @@
-"""Keras callbacks for a user's own ``fit``, and a function for loops of one's own."""
+"""Keras callbacks for a user's own ``fit``, and a function for custom training loops."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def publish_model(
     final: bool = False,
     keep: int = 5,
 ) -> Manifest:
-    """Publish a model as a committed checkpoint; when this returns, an evaluator sees it as a whole.
+    """Publish a model as a committed checkpoint. When this returns, an evaluator can read the whole checkpoint.
 
-    Under MirroredStrategy the published model holds the mean of what each replica has to itself, such as BatchNorm's
-    statistics; the model itself stays as it is. To be called from the thread that trains, between two steps.
+    Under MirroredStrategy the published model holds the mean of each replica's own state, such as BatchNorm's
+    statistics; the model itself is unchanged. Call it on the training thread, between two steps.
 
     Args:
         model: Built; compiled, if the evaluator is to score it with its own loss and metrics.
-        run_dir: The run folder; made if it is missing.
+        run_dir: The run folder; created if missing.
         step: Training steps done.
         epoch: Epochs completed.
         metrics: Training metrics by name.
-        final: Whether training ends with it.
+        final: Whether it is the last checkpoint of the training.
         keep: How many of the newest checkpoints to keep.
 
     Raises:
         ModelError: The model is not built.
-        StrategyError: It is trained by several workers or asynchronously; `understudy.trainer.train` publishes there.
-        AlreadyPublishedError: This step is published already.
-        OSError: The disk is full, or the like. The checkpoints before stay.
+        StrategyError: Several workers train the model, or it trains asynchronously; use `understudy.trainer.train`.
+        AlreadyPublishedError: This step is already published.
+        OSError: Writing failed, for example on a full disk. Earlier checkpoints remain.
     """
     if not model.built:
         raise ModelError("the model has no variables yet; give it an Input, or call model.build(), before publishing")
@@ -68,20 +68,20 @@ def publish_model(
 
 
 class PublishCheckpoint(keras.callbacks.Callback):
-    """Publishes committed checkpoints from ``fit``, on one device or under MirroredStrategy, and keeps the journal.
+    """Publishes committed checkpoints from ``fit``, on one device or under MirroredStrategy, and writes the journal.
 
-    The step is the optimizer's. Put it last, so that it sees whether another callback ended training. Where training
-    ends without an exception, the last step is published in any case.
+    The step is the optimizer's. Put this callback last, so that it sees whether another one ends training. If training
+    ends without an exception, the last step is always published.
 
     Args:
-        run_dir: The run folder, which belongs to this callback from the beginning of ``fit`` to its end.
+        run_dir: The run folder. This callback owns it from the beginning of ``fit`` to its end.
         save_freq: ``"epoch"``, or a number of steps.
         keep: How many of the newest checkpoints to keep.
 
     Raises:
         ValueError: ``save_freq`` is neither.
-        LockHeldError: From ``fit``: another training works in the run folder.
-        StrategyError: From ``fit``: the model is trained in a way that Keras' ``fit`` does not do right.
+        LockHeldError: From ``fit``: another training uses the run folder.
+        StrategyError: From ``fit``: Keras' ``fit`` does not train correctly under the model's strategy.
     """
 
     def __init__(self, run_dir: Path | str, *, save_freq: int | str = "epoch", keep: int = 5) -> None:
@@ -98,7 +98,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
         self._end: weakref.finalize[..., Any] | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Take the run folder, and say that training is running."""
+        """Lock the run folder, and record that training is running."""
         del logs
         _check_strategy(self.model)
         self._end_as_failed()
@@ -108,11 +108,11 @@ class PublishCheckpoint(keras.callbacks.Callback):
             stack.enter_context(DirectoryLock(self._run_dir.root))
             stack.enter_context(self._journal)
             self._journal.record_step(self._step)
-            # Keras does not say so when fit raises; then this does, at the latest when Python ends.
+            # Keras does not call on_train_end when fit raises; this finalizer runs at the latest when Python exits.
             self._end = weakref.finalize(self, _fail, stack.pop_all())
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Publish if a number of steps was given, and is reached."""
+        """Publish if ``save_freq`` is a number of steps that is reached."""
         del batch
         step = self._step
         if self._journal is not None:
@@ -122,7 +122,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
             self._publish(final=False)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Publish if that was asked for."""
+        """Publish if ``save_freq`` is ``"epoch"``."""
         self._epoch = epoch + 1
         self._logs = logs or {}
         is_last = self._epoch == (self.params or {}).get("epochs") or self.model.stop_training
@@ -130,7 +130,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
             self._publish(final=bool(is_last))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Publish the last step, if that is not done yet, and say that training has finished."""
+        """Publish the last step unless it is published, and record that training has finished."""
         self._logs = logs or self._logs
         self._publish(final=True)
         if self._end is not None and (detached := self._end.detach()) is not None:
@@ -162,23 +162,23 @@ class PublishCheckpoint(keras.callbacks.Callback):
 
 
 class EvaluationStopping(keras.callbacks.Callback):
-    """Stops ``fit`` at the end of an epoch when an evaluator's score has not improved for so many evaluations.
+    """Stops ``fit`` at the end of an epoch when an evaluator's score has not improved for ``patience`` evaluations.
 
-    What `keras.callbacks.EarlyStopping` does with the validation of ``fit`` itself, this does with the scores of an
-    evaluator that runs beside it, and costs the training nothing. The evaluator is behind the training by the time an
-    evaluation takes, so ``fit`` goes on for that much longer.
+    It works like `keras.callbacks.EarlyStopping`, but on the scores of an evaluator that runs beside the training, so
+    validation costs the training nothing. The evaluator lags by the duration of an evaluation, so ``fit`` stops that
+    much later.
 
     Args:
         monitor: ``DATASET/METRIC``, such as ``validation/loss``.
-        patience: After how many evaluations without an improvement to stop, from 1 up.
-        state_dir: The evaluator's state folder: ``RUN/evaluator``, or what ``understudy serve --state-dir`` was given.
-        mode: ``min`` or ``max``, whether less or more of the metric is better; may be left out for a loss.
+        patience: Number of evaluations without an improvement after which to stop, at least 1.
+        state_dir: The evaluator's state folder: ``RUN/evaluator``, or the value of ``understudy serve --state-dir``.
+        mode: ``min`` or ``max``, whether less or more of the metric is better; optional for a loss.
 
     Attributes:
         reason: Why it stopped ``fit``, or None if it did not.
 
     Raises:
-        ValueError: An argument cannot be used, or ``mode`` is missing.
+        ValueError: An argument is invalid, or ``mode`` is missing.
     """
 
     def __init__(self, monitor: str, *, patience: int, state_dir: str | Path, mode: StopMode | None = None) -> None:
@@ -187,12 +187,12 @@ class EvaluationStopping(keras.callbacks.Callback):
         self.reason: str | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Forget what was before."""
+        """Reset the reason."""
         del logs
         self.reason = None
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Stop if it is time to; raise StopRuleError if the evaluator does not score what the rule names."""
+        """Stop if the rule says so; raise StopRuleError if the evaluator does not score the rule's metric."""
         del epoch, logs
         self.reason = self._watch.reason_to_stop(int(self.model.optimizer.iterations.numpy()))
         if self.reason is not None:
@@ -208,14 +208,14 @@ def _check_strategy(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.ParameterServerStrategy):
         raise StrategyError(
-            f"the model is trained under {type(strategy).__name__}, which Keras' fit does not do right; train it with "
+            f"the model is trained under {type(strategy).__name__}, which Keras' fit does not train correctly; use "
             "`understudy train`, which publishes by itself",
         )
 
 
 @contextmanager
 def _averaged(model: keras.Model) -> Iterator[None]:
-    """Let every replica have the mean of all while the block runs, and its own values again afterwards."""
+    """Give every replica the mean of all while the block runs, then restore its own values."""
     _check_strategy(model)
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:

@@ -1,4 +1,4 @@
-"""What only the chief does: hold the run folder, keep the journal, write summaries and a profile, publish."""
+"""The chief's own tasks: locking the run folder, the journal, summaries, a profile, publishing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Chief:
-    """The keeper of a run folder, around the whole training. A context manager for one thread.
+    """Owns the run folder during the whole training. A context manager for one thread.
 
-    Entering raises LockHeldError if another trainer works in the folder. Leaving writes how training ended. Both raise
-    PublishError if the folder cannot be written to; leaving with an exception does not, for that one says more.
+    Entering raises LockHeldError if another trainer uses the folder. Leaving writes how training ended. Both raise
+    PublishError if the folder is not writable; leaving with an exception does not, since that one says more.
     """
 
     def __init__(self, settings: TrainSettings) -> None:
@@ -64,17 +64,17 @@ class Chief:
             _log.warning("%s", how)
 
     def prepare(self, model: keras.Model, *, first_step: int) -> None:
-        """Get ready to publish.
+        """Prepare for publishing.
 
         Args:
-            model: What to publish, with the values of snapshots; built outside the strategy's scope.
+            model: The model to publish with a snapshot's values; built outside the strategy's scope.
             first_step: Steps done by earlier starts.
         """
         self._journal.record_step(first_step)
         publisher = CheckpointPublisher(self._run_dir, keep=self._settings.keep_checkpoints)
         self._publisher = ModelPublisher(publisher, model)
         if self._settings.tensorboard:
-            # Not earlier: it uses TensorFlow, whose devices are settled at the first use.
+            # Not earlier: it uses TensorFlow, which fixes its devices on first use.
             self._summaries = self._stack.enter_context(TrainingSummaries(self._settings.run_dir))
         steps = self._settings.profile_range
         if steps is not None:
@@ -82,7 +82,7 @@ class Chief:
             self._profiler = self._stack.enter_context(profiler)
 
     def advanced(self, update: ProgressUpdate) -> None:
-        """Record how far training is."""
+        """Record the progress of the training."""
         self._journal.record_step(update.step)
         if self._summaries is not None:
             self._summaries.write(update)
@@ -90,11 +90,11 @@ class Chief:
             self._profiler.reached(update.step)
 
     def publish(self, snapshot: Snapshot, update: ProgressUpdate, *, final: bool) -> None:
-        """Publish a checkpoint, the last one or not; when this returns it is committed.
+        """Publish a checkpoint. When this returns it is committed.
 
         Raises:
             CheckpointError: From the publisher.
-            PublishError: The disk is full, or the like.
+            PublishError: Writing failed, for example on a full disk.
         """
         if self._publisher is None:
             raise RuntimeError("prepare() comes before publish()")
@@ -107,6 +107,6 @@ class Chief:
             )
         except OSError as error:
             raise PublishError(
-                f"step {snapshot.step} could not be published: {error}; the checkpoints before it stay, and once there "
-                "is room again, starting again goes on from the newest",
+                f"step {snapshot.step} could not be published: {error}; earlier checkpoints remain; once there "
+                "is space, start again to resume from the newest",
             ) from error

@@ -1,7 +1,7 @@
-"""What the tasks of a cluster do together, and what becomes of them when one dies.
+"""Collective operations of a cluster's tasks, and detection of a dead task.
 
-TensorFlow notices a dead task when its connection breaks or its heartbeats stop, at the latest about 20 s later; then
-the collective operation that a survivor is in, or enters next, fails, and every survivor ends with `PeerLostError`.
+TensorFlow notices a dead task when its connection breaks or its heartbeats stop, at the latest about 20 s later. Then
+the current or next collective operation of each survivor fails, and every survivor raises `PeerLostError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ABORTED = "Collective ops is aborted"
 
 @contextmanager
 def peers_watched() -> Iterator[None]:
-    """Turn what TensorFlow raises when another task died into `PeerLostError`."""
+    """Convert TensorFlow's errors after the death of another task into `PeerLostError`."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -43,20 +43,20 @@ def _reason(message: str) -> str:
 
 
 def check_agreement(strategy: tf.distribute.Strategy, *, first_step: int) -> None:
-    """Check that all tasks go on from the same step.
+    """Check that all tasks continue from the same step.
 
     Raises:
-        ClusterError: They do not, as when their run folders are different ones.
+        ClusterError: They do not, for example because they use different run folders.
     """
     if _sum(strategy, first_step) != first_step * strategy.num_replicas_in_sync:
         raise ClusterError(
-            f"this task would go on from step {first_step}, another from a different one; "
-            "run_dir is to be one folder that all tasks share",
+            f"this task would continue from step {first_step}, another from a different one; "
+            "run_dir must be one folder that all tasks share",
         )
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-    """Return when every task has called this. A task that ends before the others are done makes them fail."""
+    """Return when every task has called this. Fails if a task ends first."""
     _sum(strategy, 0)
 
 
@@ -66,13 +66,13 @@ def any_task(strategy: tf.distribute.Strategy, answer: bool) -> bool:  # noqa: F
 
 
 def _sum(strategy: tf.distribute.Strategy, value: int) -> int:
-    """Return the sum of the values that all replicas of all tasks were given."""
+    """Return the sum of the values of all replicas of all tasks."""
     return int(_adder(strategy)(tf.constant(value, tf.int64)))
 
 
 @functools.lru_cache(maxsize=1)
 def _adder(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function that is traced once for a strategy."""
+    """Return a function that is traced once per strategy."""
 
     @tf.function
     def add_up(value: tf.Tensor) -> tf.Tensor:

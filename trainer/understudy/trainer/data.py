@@ -1,4 +1,4 @@
-"""What is trained on, and how it is cut into steps."""
+"""The training data, and how it is split into steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.experiments.records import RecordExamples
 from understudy.trainer.trainer_errors import DataError
 
 TrainingData: TypeAlias = tf.data.Dataset | IndexedExamples | RecordExamples
-"""What ``training_data()`` gives."""
+"""The return type of ``training_data()``."""
 
 _WINDOW_BYTES = 256 * 2**20
 _WINDOW_EXAMPLES = 10_000
@@ -22,15 +22,15 @@ _WINDOW_EXAMPLES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """How a dataset is cut into steps.
+    """How a dataset is split into steps.
 
     Attributes:
-        examples: In one epoch.
+        examples: Examples in one epoch.
         global_batch_size: Examples per step, over all replicas.
-        seed: Of the shuffling.
+        seed: Seed of the shuffling.
         shuffle_buffer: Examples to shuffle among.
         cache: Whether to keep the examples in memory.
-        keep_remainder: Whether what is left of an epoch goes into the next one's first batch.
+        keep_remainder: Whether an epoch's remainder begins the next epoch's first batch.
     """
 
     examples: int
@@ -41,7 +41,7 @@ class DataPlan:
     keep_remainder: bool
 
     def facts(self, *, replicas: int) -> dict[str, int]:
-        """Return what must stay the same for a training to go on exactly."""
+        """Return what must not change for an exact resume."""
         return {
             "replicas": replicas,
             "global_batch_size": self.global_batch_size,
@@ -53,7 +53,7 @@ class DataPlan:
 
     @property
     def examples_per_epoch(self) -> int:
-        """Examples of an epoch that are trained on."""
+        """Examples of an epoch that are used for training."""
         return self.examples if self.keep_remainder else self.steps_per_epoch * self.global_batch_size
 
     @property
@@ -72,14 +72,14 @@ def plan_data(
     cache: bool,
     keep_remainder: bool,
 ) -> DataPlan:
-    """Check that single examples can be trained on, and return how.
+    """Check that the data can be used for training, and return the plan.
 
-    Without a cache and with no ``shuffle_buffer``, the shuffling holds what fits into 256 MiB, or 10,000 examples if
-    they have no fixed size. Arrays are shuffled whole without holding anything.
+    Without a cache or ``shuffle_buffer``, the shuffle buffer holds 256 MiB of examples, or 10,000 examples if they have
+    no fixed size. Arrays are shuffled whole without a buffer.
 
     Raises:
         DataError: Its length is unknown or infinite, it holds less than a batch, its elements are not ``(x, y)`` or
-            ``(x, y, sample_weight)``, the batch cannot be shared out evenly, or it cannot be shuffled as asked.
+            ``(x, y, sample_weight)``, the batch does not divide evenly, or it cannot be shuffled as configured.
     """
     spec = data.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
@@ -97,7 +97,7 @@ def plan_data(
     is_cached = cache and isinstance(data, tf.data.Dataset)
     held = shuffle_buffer or (examples if is_cached else max(global_batch_size, _shuffle_buffer(data)))
     if isinstance(data, IndexedExamples) and held < examples:
-        raise DataError(f"shuffle_buffer is {held}, but arrays are shuffled whole, and held nowhere; leave it out")
+        raise DataError(f"shuffle_buffer is {held}, but arrays are shuffled whole, without a buffer; leave it out")
     return DataPlan(
         examples=examples,
         global_batch_size=global_batch_size,
@@ -122,7 +122,7 @@ def _count(data: TrainingData) -> int:
 
 
 def _shuffle_buffer(data: TrainingData) -> int:
-    """Return how many examples to shuffle among if they are not all in memory."""
+    """Return the shuffle buffer's size for data that is not all in memory."""
     if isinstance(data, IndexedExamples):
         return data.size
     if isinstance(data, RecordExamples):
@@ -133,7 +133,7 @@ def _shuffle_buffer(data: TrainingData) -> int:
 
 
 def _bytes(spec: Any) -> int | None:
-    """Return how large a tensor is; None if its size is not fixed."""
+    """Return the size of a tensor; None if it is not fixed."""
     if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string or not spec.shape.is_fully_defined():
         return None
     return int(spec.dtype.size) * math.prod(int(length) for length in spec.shape)

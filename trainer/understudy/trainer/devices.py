@@ -17,14 +17,14 @@ _log = logging.getLogger(__name__)
 def configure(settings: TrainSettings) -> tuple[str, ...]:
     """Find the devices, hide the GPUs that are not used, and let the memory of the others grow as needed.
 
-    Call it before anything uses TensorFlow, the user's module included; again, it changes nothing.
+    Call it before anything uses TensorFlow, the user's module included. A second call changes nothing.
 
     Returns:
-        The devices to train on, by the names that TensorFlow gives them.
+        The devices to train on, by TensorFlow's names.
 
     Raises:
-        StrategyError: There are no such devices, there is no GPU where one is expected, or TensorFlow is in use
-            already with others than those asked for.
+        StrategyError: Such a device does not exist, a GPU is expected and not found, or TensorFlow already runs with
+            other devices.
     """
     if settings.strategy == "tpu":
         return ()
@@ -40,7 +40,7 @@ def configure(settings: TrainSettings) -> tuple[str, ...]:
 
 
 def describe(settings: TrainSettings) -> tuple[str, ...]:
-    """Return what is known of each device that `configure` chose: name and memory; of a GPU, the driver too."""
+    """Return a description of each device that `configure` chose: name and memory; for a GPU, the driver too."""
     if settings.strategy == "tpu":
         return ()
     described = layout.describe(layout.plan(settings.devices, settings.logical_cpus))
@@ -48,7 +48,7 @@ def describe(settings: TrainSettings) -> tuple[str, ...]:
 
 
 def _check_usable(settings: TrainSettings, planned: layout.Layout) -> None:
-    """Raise StrategyError unless TensorFlow, which is in use already, has the devices that were asked for."""
+    """Raise StrategyError unless TensorFlow, which already runs, has the requested devices."""
     present = len(tf.config.list_logical_devices("CPU"))
     if settings.logical_cpus is not None and present < settings.logical_cpus:
         raise StrategyError(

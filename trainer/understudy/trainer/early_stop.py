@@ -1,4 +1,4 @@
-"""Stopping all tasks of a training at the same step because the evaluator's scores no longer improve."""
+"""Stops all tasks of a training at the same step when the evaluator's scores no longer improve."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from understudy.trainer.stopping import ResultsWatch, parse_stop_rule
 
 
 class EarlyStop:
-    """Asks at a checkpoint whether it is the last. The chief alone reads the results; the others hear what it says.
+    """Decides at a checkpoint whether it is the last. Only the chief reads the results; the others get its answer.
 
-    In a cluster, all tasks that train have one, made from the same settings, and ask it at the same steps.
+    In a cluster, each training task has one, made from the same settings, and calls it at the same steps.
 
     Args:
-        job: What is trained.
-        settings: Say when to stop, if at all.
-        reporter: Told why.
+        job: The training.
+        settings: Hold the stop rule, if any.
+        reporter: Receives the reason.
         is_chief: Whether this task is the chief.
     """
 

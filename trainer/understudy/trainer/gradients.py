@@ -1,8 +1,8 @@
-"""Making an optimizer treat a global batch as one device would.
+"""Makes an optimizer treat a global batch as one device would.
 
-Keras 3 clips the gradient of each replica and then adds them up, which is not the clipped gradient of the global batch:
-the weights differ in the first digit. Here the sum comes first, and everything that the optimizer does (clipping, loss
-scaling, weight decay, its slots) sees the same gradient on every replica that one device would have seen.
+Keras 3 clips the gradient of each replica and then adds them up. The result is not the clipped gradient of the global
+batch: the weights differ in the first digit. Here the sum comes first, so the optimizer (clipping, loss scaling,
+weight decay, its slots) sees on every replica the gradient that one device would see.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from understudy.trainer.trainer_errors import ModelError
 
 
 def sum_before_applying(optimizer: keras.optimizers.Optimizer) -> None:
-    """Make ``optimizer.apply`` add up the gradients of all replicas before it does anything else.
+    """Make ``optimizer.apply`` add up the gradients of all replicas first.
 
     Raises:
-        ModelError: It is set up for something that TensorFlow cannot do on several replicas.
+        ModelError: It has a setting that TensorFlow does not support on several replicas.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _check_supported(inner)
@@ -30,12 +30,12 @@ def sum_before_applying(optimizer: keras.optimizers.Optimizer) -> None:
         return apply(_sum_over_replicas(grads), trainable_variables)
 
     optimizer.apply = apply_sum
-    # The place where Keras would add them up again.
+    # Keras would add them up again here.
     inner._all_reduce_sum_gradients = list  # noqa: SLF001 - Keras 2 had an argument for it, Keras 3 has none
 
 
 def _sum_over_replicas(grads: Sequence[Any]) -> list[Any]:
-    """Return the sums; None, which stands for a variable that the loss does not depend on, stays."""
+    """Return the sums. None, the gradient of a variable that the loss does not depend on, remains None."""
     replica = tf.distribute.get_replica_context()
     sums = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, [grad for grad in grads if grad is not None]))
     return [None if grad is None else next(sums) for grad in grads]

@@ -1,4 +1,4 @@
-"""Telling the user, once, when training waits for its input, and what helps."""
+"""Warns the user, once, when training waits for its input, and says what helps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WINDOW_SECONDS = 30.0
 class InputWatch:
     """Warns once when the input took more than 40 % of 30 seconds of training.
 
-    What is left out: the first call, which also traces the graph, and the pass over the data that fills the cache.
+    Not counted: the first call, which also traces the graph, and the first epoch of a cache.
 
     Args:
         plan: How the data is read.
@@ -31,7 +31,7 @@ class InputWatch:
         self._has_warned = False
 
     def saw(self, event: ProgressEvent) -> None:
-        """Take in how long the last steps took, and warn if it is time."""
+        """Count the time of the last steps, and warn if due."""
         counts = self._has_traced and event.step > self._skip_until
         self._has_traced = True
         if self._has_warned or not counts:
@@ -50,5 +50,5 @@ class InputWatch:
         return (
             f"training waited for its input {self._waited / self._seconds:.0%} of the last {self._seconds:.0f} s: "
             f"{cache}in training_data(), give map() num_parallel_calls=tf.data.AUTOTUNE, read a few large files rather "
-            "than many small ones, several at once, and do beforehand what comes out the same in every epoch"
+            "than many small ones, several at once, and precompute work that is the same in every epoch"
         )

@@ -1,4 +1,4 @@
-"""One training, from building its model to its last step. What becomes of the steps is the caller's business."""
+"""One training, from building its model to its last step. The caller decides what to do after each advance."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from understudy.trainer.snapshot import Array, Snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent:
-    """Some steps were done.
+    """Progress: some steps were done.
 
     Attributes:
         step: Steps done.
-        metrics: Since the last checkpoint was due, over all replicas.
+        metrics: Over all replicas, since the last checkpoint was due.
         due: Whether a checkpoint is due now.
-        stopping: Whether any task was asked to stop; the same in all of them.
-        seconds: How long these steps took.
-        input_wait_seconds: Of these, spent waiting for batches; where workers do not wait for each other, on average.
+        stopping: Whether any task is asked to stop; the same in all tasks.
+        seconds: Duration of these steps.
+        input_wait_seconds: Of these, the wait for batches; the mean of the workers in asynchronous training.
     """
 
     step: int
@@ -43,25 +43,25 @@ class ProgressEvent:
 
 
 class Job(Protocol):
-    """A training in progress, whichever strategy it is under. In a cluster, all tasks that train call each method."""
+    """A training in progress, under any strategy. In a cluster, all training tasks call each method."""
 
     plan: DataPlan
 
     @property
     def replicas(self) -> int:
-        """How many models are trained in step, over all workers."""
+        """Number of models trained in step, over all workers."""
 
     def capture(self, step: int) -> Snapshot:
-        """Return the values of all variables now, when ``step`` steps are done."""
+        """Return the current values of all variables, after ``step`` steps."""
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Give all variables the values that `capture` returned."""
+        """Assign the values that `capture` returned to all variables."""
 
     def run(self, first_step: int, *, asked_to_stop: Callable[[], bool]) -> Iterator[ProgressEvent]:
-        """Train; every now and then, and wherever a checkpoint is due, yield how far it is."""
+        """Train; yield progress from time to time, and at each due checkpoint."""
 
     def check_agreement(self, first_step: int) -> None:
-        """Raise ClusterError if another task would go on from another step."""
+        """Raise ClusterError if another task would continue from another step."""
 
     def any_task(self, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
         """Return whether any task answers yes, once every task has called this."""
@@ -71,14 +71,14 @@ class Job(Protocol):
 
 
 class TrainingJob:
-    """A model under a synchronous strategy, the data it learns from, and where it is.
+    """A model under a synchronous strategy, its training data, and its progress.
 
     In a cluster, all tasks call each method together. One thread uses it.
 
     Args:
-        experiment: What to train, on what.
-        settings: How.
-        strategy: Where; made from the same settings.
+        experiment: The model and data to train.
+        settings: The settings.
+        strategy: The strategy, made from the same settings.
 
     Raises:
         ExperimentError: The user's code raised.
@@ -110,11 +110,11 @@ class TrainingJob:
 
     @property
     def replicas(self) -> int:
-        """How many models are trained in step, over all workers."""
+        """Number of models trained in step, over all workers."""
         return int(self._strategy.num_replicas_in_sync)
 
     def check_agreement(self, first_step: int) -> None:
-        """Raise ClusterError if another task would go on from another step."""
+        """Raise ClusterError if another task would continue from another step."""
         check_agreement(self._strategy, first_step=first_step)
 
     def any_task(self, answer: bool) -> bool:  # noqa: FBT001 - a question with two answers
@@ -126,7 +126,7 @@ class TrainingJob:
         wait_for_all(self._strategy)
 
     def capture(self, step: int) -> Snapshot:
-        """Return the values of all variables now, when ``step`` steps are done."""
+        """Return the current values of all variables, after ``step`` steps."""
         return Snapshot(
             step=step,
             facts=self.plan.facts(replicas=self.replicas),
@@ -136,21 +136,21 @@ class TrainingJob:
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Give all variables the values that `capture` returned."""
+        """Assign the values that `capture` returned to all variables."""
         _assign(self._model.trainable_variables, snapshot.trained)
         _assign(self._model.optimizer.variables, snapshot.optimizer)
         self._replica_state.write(snapshot.replica)
 
     def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[ProgressEvent]:
-        """Train; after each call of the graph, yield how far it is.
+        """Train; yield progress after each call of the graph.
 
         Args:
             first_step: Steps done before.
-            asked_to_stop: Whether this task is to stop; all of them hear of it with the next advance.
+            asked_to_stop: Whether this task is asked to stop; all tasks learn of it with the next advance.
         """
         settings = self._settings
         batches = distribute(self._strategy, self._data, self.plan, first_step=first_step)
-        # Kept for as long as this is, for letting go of it may take a minute.
+        # Kept as long as this object: releasing the pipeline can take a minute.
         self._batches = batches
         step = first_step
         self._model.reset_metrics()

@@ -1,4 +1,4 @@
-"""Joining TensorFlow's own cluster in a time that is bounded, though the join cannot be interrupted."""
+"""Joins TensorFlow's cluster in bounded time, although the join cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GRACE_SECONDS = 15.0
 
 
 def join_seconds(settings: TrainSettings) -> float:
-    """Return how long TensorFlow may take to join a cluster all of whose tasks have just been seen."""
+    """Return how long TensorFlow may take to join a cluster whose tasks have all just been seen."""
     return min(_JOIN_SECONDS, settings.cluster_timeout_seconds)
 
 
@@ -33,12 +33,12 @@ def join(
     *,
     seconds: float,
 ) -> tf.distribute.Strategy:
-    """Join the cluster of the tasks that train synchronously, and return the strategy that does.
+    """Join the cluster of the synchronous training tasks, and return its strategy.
 
     Raises:
         ClusterTimeoutError: Another task did not join in time. It may have died since it was seen.
     """
-    # Neither evaluators nor parameter servers are part of what trains synchronously.
+    # Neither evaluators nor parameter servers take part in synchronous training.
     jobs = {role: list(task.cluster[role]) for role in ("chief", "worker") if task.cluster.get(role)}
     _bound_registration(jobs, seconds)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -58,9 +58,9 @@ def join(
 
 
 def _bound_registration(jobs: Mapping[str, Sequence[str]], seconds: float) -> None:
-    """Let TensorFlow's coordination service give up on a task that does not come, which it waits for an hour for.
+    """Bound the wait of TensorFlow's coordination service for a missing task, an hour by default.
 
-    It is configured as MultiWorkerMirroredStrategy does, which leaves alone what it finds configured.
+    The configuration is MultiWorkerMirroredStrategy's own, which it keeps if it finds one.
     """
     eager = context.context()
     eager.configure_coordination_service(
@@ -76,7 +76,7 @@ def _bound_registration(jobs: Mapping[str, Sequence[str]], seconds: float) -> No
 
 
 def _reason(message: str) -> str:
-    """Return whom TensorFlow's long message says to be missing, or else its first line."""
+    """Return the tasks that TensorFlow's long message reports missing, or else its first line."""
     _, found, missing = message.partition("timed out task names:")
     if found:
         names = re.findall(r"/job:(\w+)/\S*task:(\d+)", missing.strip().partition("\n\n")[0])
@@ -86,9 +86,9 @@ def _reason(message: str) -> str:
 
 @contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """Let SIGALRM end the process if the block takes longer, once it has written to stderr where it was.
+    """Let SIGALRM end the process if the block takes too long; the stack is first written to stderr.
 
-    Joining a cluster holds the interpreter lock, so nothing written in Python could end it.
+    The join holds the interpreter lock, so no Python code could end it.
     """
     faulthandler.dump_traceback_later(seconds)
     signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)

@@ -1,4 +1,4 @@
-"""The end of a synchronous cluster: who has done the last step leaves when all have."""
+"""The end of a synchronous cluster: a task exits only after all have done the last step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
 from understudy.checkpoints.training import TrainingState
 
 FINISH_SECONDS = 10.0
-"""How long a task waits for the chief to write that training has finished, once all have done the last step."""
+"""How long a task waits for the chief to record that training has finished, after all have done the last step."""
 
 _POLL_SECONDS = 0.05
 _log = logging.getLogger(__name__)
@@ -30,15 +30,15 @@ def wait_to_leave(
 ) -> None:
     """Wait until every task has done its last step.
 
-    One task hears a little sooner than another that all have, and when it is gone before the other has heard, that
-    looks like its death. So the others stay until the chief has heard and written so into its journal, which then also
-    tells who heard nothing that all went well.
+    One task may pass the barrier a little before another. If it exits at once, the other takes the early exit for a
+    crash. So each task waits until the chief has recorded the end in its journal, which also tells a task whose
+    barrier failed that training succeeded.
 
     Args:
         wait_for_all: The cluster's barrier.
         run_dir: Where the chief writes its journal.
         is_chief: Whether this task is the chief.
-        timeout_seconds: How long to wait for the chief to write.
+        timeout_seconds: How long to wait for the chief's record.
         clock: Seconds from any origin, never going back.
         sleep: Waits.
 
@@ -56,7 +56,7 @@ def wait_to_leave(
 
 
 def _finishes(run_dir: RunDir, until: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> bool:
-    """Return whether the chief writes in time that training has finished, and not that it has failed."""
+    """Return whether the chief records in time that training has finished rather than failed."""
     while (state := _state(run_dir)) == "running" and clock() < until:
         sleep(_POLL_SECONDS)
     return state == "finished"

@@ -1,15 +1,15 @@
 """The training loop, the same under every strategy.
 
-Several steps run inside one graph. A step is the model's own ``train_step`` on every replica: what Keras' ``fit`` runs,
-so that the loss, the sample weights, the regularisers, mixed precision and overridden steps mean what they mean there.
-Keras divides each replica's loss by the number of replicas; as all have equally many examples, the sum of their
-gradients is the gradient of the global batch.
+Several steps run inside one graph. A step is the model's own ``train_step`` on every replica, as in Keras' ``fit``, so
+the loss, sample weights, regularizers, mixed precision and overridden steps keep their meaning. Keras divides each
+replica's loss by the number of replicas. As all have equally many examples, the sum of their gradients is the gradient
+of the global batch.
 
-Each replica updates metric state of its own, which costs no communication; the state is added up over all replicas once
-per call of the graph, where the results are computed from it.
+Each replica updates its own metric state, which costs no communication. Once per call of the graph the state is added
+up over all replicas, and the results are computed from the sum.
 
-The steps of a call run one after the other, so the time from asking for a batch to having it is time in which nothing
-is trained; it is taken inside the graph. On a GPU, which may still be busy with the step before, it is an upper bound.
+The steps of a call run one after the other, so the wait for a batch is time without training; it is measured inside
+the graph. On a GPU, which may still run the previous step, it is an upper bound.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import tensorflow as tf
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a call of the graph came to.
+    """The result of one call of the graph.
 
     Attributes:
-        metrics: Since they were last reset, over all replicas.
-        stopping: Whether any task was asked to stop; the same in all of them.
-        seconds: How long it took.
-        input_wait_seconds: Of these, spent waiting for batches, in this task.
+        metrics: Over all replicas, since the last reset.
+        stopping: Whether any task is asked to stop; the same in all tasks.
+        seconds: Duration of the call.
+        input_wait_seconds: Of these, the wait for batches, in this task.
     """
 
     metrics: Mapping[str, float]
@@ -43,10 +43,10 @@ RunSteps = Callable[[Iterator[object], int, bool], Call]
 
 
 def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
-    """Return a function that takes global batches from an iterator, trains on that many, and returns what it came to.
+    """Return a function that trains on a number of global batches from an iterator and returns the result.
 
-    In a cluster, all tasks call it together. Its third argument says whether this task was asked to stop, its result
-    whether any of them was: so all of them stop after the same step.
+    In a cluster, all tasks call it together. Its third argument says whether this task is asked to stop, its result
+    whether any of them is: so all of them stop after the same step.
 
     Args:
         model: Built and prepared in the strategy's scope.
@@ -80,7 +80,7 @@ def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
 
 
 def timed_next(batches: Iterator[object]) -> tuple[object, tf.Tensor]:
-    """Return, inside a graph, the next batch and the seconds that it let itself be waited for."""
+    """Return, inside a graph, the next batch and the seconds of the wait for it."""
     asked_at = tf.timestamp()
     with tf.control_dependencies([asked_at]):
         batch = next(batches)
@@ -91,7 +91,7 @@ def timed_next(batches: Iterator[object]) -> tuple[object, tf.Tensor]:
 def call_sizes(
     *, first_step: int, steps: int, checkpoint_every: int, steps_per_call: int, also_at: Collection[int] = ()
 ) -> Iterator[int]:
-    """Yield how many steps to run in each call, such that calls end where a checkpoint is due, and at other steps."""
+    """Yield the number of steps of each call, such that calls end at due checkpoints and at other given steps."""
     step = first_step
     while step < steps:
         due = min(steps, (step // checkpoint_every + 1) * checkpoint_every, *(end for end in also_at if end > step))
@@ -107,6 +107,6 @@ def _train_step(model: keras.Model) -> Callable[..., object]:
 
 
 def scalars(results: Mapping[str, tf.Tensor]) -> dict[str, float]:
-    """Return the metrics that are one number, leaving out the few that give one for each class."""
+    """Return the metrics that are one number, without the few that have one per class."""
     values = {name: tf.convert_to_tensor(result) for name, result in results.items()}
     return {name: float(value) for name, value in values.items() if value.shape.rank == 0}

@@ -1,4 +1,4 @@
-"""Building a user's model for training, and refusing what the loop would get wrong."""
+"""Builds a user's model for training, and refuses models that the loop would train incorrectly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
 
     Raises:
         ExperimentError: The user's code raised.
-        ModelError: What it returned is no built and compiled model, or cannot be trained by the loop.
+        ModelError: The result is not a built and compiled model, or the loop cannot train it.
     """
     keras.utils.set_random_seed(seed)
     try:
@@ -35,19 +35,19 @@ def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
 
 
 def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, element_spec: Any) -> None:
-    """Make what Keras would make at its first step, which is too late inside the loop's graph.
+    """Create the variables that Keras would create at its first step, which is too late inside the loop's graph.
 
     Args:
         model: From `build_model`, called in the strategy's scope.
         strategy: That strategy.
-        element_spec: Of a global batch.
+        element_spec: The spec of a global batch.
 
     Raises:
         ModelError: The model cannot be trained exactly on several replicas, or not under the strategy.
     """
     xla.check_supported(model, strategy)
     with strategy.scope():
-        # Keras' fit does the same; there is no public way to make the metrics' variables ahead of the first update.
+        # Keras' fit does the same; no public API builds the metrics' variables before the first update.
         model._symbolic_build(data_batch=element_spec)  # noqa: SLF001
     if strategy.num_replicas_in_sync > 1:
         _check_loss(model)

@@ -1,4 +1,4 @@
-"""SIGTERM, which says that this machine will be taken away soon: training stops where every task can, and saves."""
+"""SIGTERM, the notice that this machine will be reclaimed: training stops at a common step, and saves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ _SIGNALS = (signal.SIGTERM,)
 
 
 class PreemptionWatch:
-    """Notices SIGTERM while its ``with`` block runs.
+    """Detects SIGTERM while its ``with`` block runs.
 
-    Until `save_from_now_on` is called there is nothing to save, and the signal raises `PreemptedError` at once; then it
-    only makes `requested` true. Outside the main thread, where Python cannot handle signals, it notices nothing.
+    Before `save_from_now_on` there is nothing to save, and the signal raises `PreemptedError` at once; afterwards it
+    only sets `requested`. Outside the main thread, where Python cannot handle signals, it detects nothing.
 
-    Joining a cluster, TensorFlow puts a handler of its own in the place of ours, and what comes then would be lost. So
-    a task of a cluster holds the signal back until `save_from_now_on`: it is blocked in this thread and in those
-    that this thread starts, and `requested` is true while it waits there. Threads that are older are to hold it back
-    as well, as those of ``understudy train`` do.
+    TensorFlow replaces our handler when it joins a cluster, and a signal in between would be lost. So a task of a
+    cluster blocks the signal until `save_from_now_on`, in this thread and in threads that it starts; `requested` is
+    true while the signal is pending. Older threads must block it too, as those of ``understudy train`` do.
 
     Args:
         joins_cluster: Whether this task joins a cluster before it trains.
@@ -36,16 +35,16 @@ class PreemptionWatch:
 
     @property
     def requested(self) -> bool:
-        """Whether the signal has come."""
+        """Whether the signal has arrived."""
         return self._requested or (self._installed and signal.SIGTERM in signal.sigpending())
 
     def check(self) -> None:
-        """Raise PreemptedError if the signal has come, and nobody but this task is to know of it."""
+        """Raise PreemptedError if the signal has arrived, for this task alone."""
         if self.requested:
             raise PreemptedError("asked to end by SIGTERM before the cluster came together", alone=True)
 
     def save_from_now_on(self) -> None:
-        """Leave it to the caller to look at `requested` and to save; called once the cluster has come together."""
+        """Leave it to the caller to check `requested` and to save; called once the cluster has formed."""
         self._saves = True
         if self._installed:
             signal.signal(signal.SIGTERM, self._receive)
@@ -64,7 +63,7 @@ class PreemptionWatch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the signal to whoever handled it before. One that is still held back has had its effect."""
+        """Restore the previous handler. A signal that is still pending has had its effect."""
         self.save_from_now_on()
         if self._installed:
             signal.signal(signal.SIGTERM, self._previous)

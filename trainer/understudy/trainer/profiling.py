@@ -15,15 +15,15 @@ _log = logging.getLogger(__name__)
 
 
 def boundaries(steps: tuple[int, int] | None) -> tuple[int, ...]:
-    """Return after which steps a call of the graph must end for these steps to be profiled, and no others."""
+    """Return the steps at which a call of the graph must end, so that exactly these steps are profiled."""
     return () if steps is None else (steps[0] - 1, steps[1])
 
 
 class StepProfiler:
     """Profiles this process from one step to another. A context manager.
 
-    The file is ``RUN/tensorboard/train/plugins/profile/<time>/<host>.xplane.pb``. A training that begins in the midst
-    of the steps profiles the rest of them; where the block ends before they do, the profile ends with it.
+    The file is ``RUN/tensorboard/train/plugins/profile/<time>/<host>.xplane.pb``. A training that begins within the
+    range profiles the rest of it; if the block ends first, the profile ends with it.
 
     Args:
         run_dir: The run folder's root.
@@ -38,7 +38,7 @@ class StepProfiler:
         self._is_on = False
 
     def reached(self, step: int) -> None:
-        """Start or stop, as is due when ``step`` steps are done."""
+        """Start or stop the profile if due after ``step`` steps."""
         self._done = step
         if self._is_on and step >= self._last:
             self._stop()

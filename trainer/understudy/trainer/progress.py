@@ -1,4 +1,4 @@
-"""What a training tells whoever watches it, and two reporters: lines for people, JSON lines for programs."""
+"""Progress events of a training, and two reporters: lines for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What is about to happen.
+    """The training that is about to start.
 
     Attributes:
         experiment: The experiment's name.
@@ -23,7 +23,7 @@ class TrainingPlan:
         steps: Steps when done.
         steps_per_epoch: Steps that one pass over the data takes.
         global_batch_size: Examples per step.
-        devices: What is known of each device of this task, as ``key=value`` pairs.
+        devices: A description of each device of this task, as ``key=value`` pairs.
     """
 
     experiment: str
@@ -39,18 +39,18 @@ class TrainingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressUpdate:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
         step: Steps done.
         steps: Steps when done.
-        epoch: Passes over the data, the current one partly.
+        epoch: Passes over the data, including a fraction of the current one.
         metrics: The loss (as ``loss``) and the compiled metrics, over all replicas and the steps since the last
             checkpoint.
-        examples_per_second: Over all replicas, since this start, without the first call; 0 until it is known.
-        remaining_seconds: Until done at this rate, or None until it is known.
-        input_wait_seconds: Spent waiting for batches since the last update, in this task.
-        input_wait_share: Of the time that the steps since the last update took, 0 to 1.
+        examples_per_second: Over all replicas, since this start, without the first call; 0 while unknown.
+        remaining_seconds: Time left at this rate; None while unknown.
+        input_wait_seconds: Wait for batches since the last update, in this task.
+        input_wait_share: The wait's share of the time since the last update, 0 to 1.
     """
 
     step: int
@@ -64,49 +64,49 @@ class ProgressUpdate:
 
 
 class ProgressReporter(Protocol):
-    """Receives events on the training thread, in order; must be quick and must not raise."""
+    """Receives events on the training thread, in order. Must be quick and must not raise."""
 
     def started(self, plan: TrainingPlan) -> None:
-        """The model is built, and restored if there was something to resume."""
+        """The model is built, and restored if a checkpoint exists."""
 
     def advanced(self, update: ProgressUpdate) -> None:
         """Some steps were done."""
 
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A checkpoint was committed. Only the chief hears this."""
+        """A checkpoint was committed. Called on the chief only."""
 
     def stopped(self, step: int, reason: str) -> None:
-        """Training stops early, for this reason. Only the chief hears this."""
+        """Training stops early, for this reason. Called on the chief only."""
 
     def finished(self, step: int) -> None:
         """The last step is done, and published."""
 
 
 class SilentReporter:
-    """Says nothing."""
+    """Ignores all events."""
 
     def started(self, plan: TrainingPlan) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def advanced(self, update: ProgressUpdate) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def stopped(self, step: int, reason: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def finished(self, step: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class LineReporter:
     """Writes plain lines for people.
 
     Args:
-        stream: Where to.
-        every_seconds: Updates that come sooner after the last one are left out.
+        stream: The output.
+        every_seconds: The shortest time between two progress lines.
         clock: Seconds from any origin, never going back.
     """
 
@@ -123,7 +123,7 @@ class LineReporter:
         self._last = -math.inf
 
     def started(self, plan: TrainingPlan) -> None:
-        """Write what is about to happen."""
+        """Write what is about to start."""
         task = f" as {plan.task}" if plan.task else ""
         resumed = f", resuming after step {plan.first_step}" if plan.first_step else ""
         self._write(
@@ -134,7 +134,7 @@ class LineReporter:
             self._write(f"  {device}")
 
     def advanced(self, update: ProgressUpdate) -> None:
-        """Write how far it is, unless the last such line is too young."""
+        """Write the progress, unless the last such line is too recent."""
         now = self._clock()
         if now - self._last < self._every_seconds:
             return
@@ -146,15 +146,15 @@ class LineReporter:
         )
 
     def published(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write that there is a new checkpoint."""
+        """Write that a checkpoint was published."""
         self._write(f"published step {step}  {_metrics(metrics)}")
 
     def stopped(self, step: int, reason: str) -> None:
-        """Write why it stops early."""
+        """Write why training stops early."""
         self._write(f"stopping early at step {step}: {reason}")
 
     def finished(self, step: int) -> None:
-        """Write that it is over."""
+        """Write that training has finished."""
         self._write(f"finished at step {step}")
 
     def _write(self, line: str) -> None:
@@ -166,7 +166,7 @@ class JsonLinesReporter:
     """Writes one JSON object per event: its fields, and ``event`` with its name. NaN is written as null.
 
     Args:
-        stream: Where to.
+        stream: The output.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""How fast training goes, and how long it will take."""
+"""The rate of a training, and its remaining time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from understudy.trainer.progress import ProgressUpdate
 
 
 class ProgressMeter:
-    """Makes progress updates. It measures from the end of the first call on, as that one also traces the graph.
+    """Makes progress updates. It measures from the end of the first call, which also traces the graph.
 
     Args:
         steps: Steps when done.
-        plan: Says how many examples and which part of an epoch a step is.
+        plan: Gives the examples per step and the steps per epoch.
         clock: Seconds from any origin, never going back.
     """
 
@@ -26,7 +26,7 @@ class ProgressMeter:
         self._origin: tuple[int, float] | None = None
 
     def measure(self, event: ProgressEvent) -> ProgressUpdate:
-        """Return an update for now that it is so far."""
+        """Return an update for the current progress."""
         step = event.step
         steps_per_second = self._steps_per_second(step)
         return ProgressUpdate(

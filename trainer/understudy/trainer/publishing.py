@@ -1,4 +1,4 @@
-"""What the chief publishes: a regular model that loads anywhere, and beside it the exact state for resuming."""
+"""The chief's checkpoints: a regular model that loads anywhere, and the exact state for resuming."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ModelPublisher:
 
     Args:
         publisher: Writes into the run folder.
-        model: A model like the one that is trained, built outside any strategy's scope. It becomes the publisher's own:
-            its variables are overwritten by every publication.
+        model: A copy of the trained model, built outside any strategy's scope. The publisher owns it and overwrites its
+            variables with every checkpoint.
     """
 
     def __init__(self, publisher: CheckpointPublisher, model: keras.Model) -> None:
@@ -29,11 +29,11 @@ class ModelPublisher:
         self._signature = signature_of(model)
 
     def publish(self, snapshot: Snapshot, *, epoch: int, final: bool, metrics: Mapping[str, float]) -> None:
-        """Publish one checkpoint; when this returns it is committed.
+        """Publish one checkpoint. When this returns it is committed.
 
         Raises:
             CheckpointError: From the publisher.
-            OSError: The disk is full, or the like. The checkpoints before stay.
+            OSError: Writing failed, for example on a full disk. Earlier checkpoints remain.
         """
         self._adopt(snapshot)
 

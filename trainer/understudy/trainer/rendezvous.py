@@ -1,8 +1,8 @@
-"""Waiting for the other tasks of a cluster to come and to go, in a way that ends and that names who is missing.
+"""Waits, in bounded time, for the other tasks of a cluster to arrive and to leave, and names the missing ones.
 
-TensorFlow's own wait holds Python's interpreter lock, does not say for whom it waits, and lasts up to an hour. So
-before a task joins, it listens on its own port and calls every peer until each has answered once: a listener like this
-one, or TensorFlow's server of a peer that is further already.
+TensorFlow's own wait holds Python's interpreter lock, does not name the missing tasks, and lasts up to an hour. So
+before a task joins, it listens on its own port and calls every peer until each has answered once: either a listener
+like this one, or the TensorFlow server of a peer that is further ahead.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ def wait_for_peers(
     while_waiting: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return when the peers, or else every other task that trains synchronously, have been seen, all of them just now.
+    """Return when all peers, by default every other synchronous training task, have just been seen.
 
     Args:
         task: This task.
         timeout_seconds: How long to wait for them.
-        peers: For whom to wait.
-        while_waiting: Called every now and then; may raise to end the wait.
+        peers: The tasks to wait for.
+        while_waiting: Called periodically; may raise to end the wait.
         clock: Seconds from any origin, never going back.
 
     Raises:
-        ClusterTimeoutError: Some did not come in time. The text names them.
-        ClusterError: This task's own port is taken.
+        ClusterTimeoutError: Some did not arrive in time. The text names them.
+        ClusterError: This task's own port is in use.
     """
     me = next(peer for peer in task.trainers if (peer.role, peer.index) == (task.role, task.index))
     others = [peer for peer in (task.trainers if peers is None else peers) if peer != me]
     deadline = clock() + timeout_seconds
     with _listen(me):
         missing: Iterable[Peer] = others
-        # In the end all of them once more, for one that was there may have died meanwhile.
+        # Finally all of them once more, as one that answered may have died meanwhile.
         while failures := _call(missing) or _call(others):
             missing = failures
             while_waiting()
@@ -59,7 +59,7 @@ def wait_for_peers(
 
 
 def wait_until_gone(task: ClusterTask, *, timeout_seconds: float, clock: Callable[[], float] = time.monotonic) -> bool:
-    """Return once no other task that trains synchronously listens any more, or the time is up; tell which."""
+    """Wait until no other synchronous training task listens any more, or the time is up; return whether all left."""
     others = [peer for peer in task.trainers if (peer.role, peer.index) != (task.role, task.index)]
     deadline = clock() + timeout_seconds
     while len(_call(others)) < len(others):
@@ -78,7 +78,7 @@ def _listen(me: Peer) -> socket.socket:
 
 
 def _call(peers: Iterable[Peer]) -> dict[Peer, str]:
-    """Call each peer once, many at a time; return why those that did not answer did not."""
+    """Call each peer once, many at a time; return the errors of those that did not answer."""
     called = list(peers)
     with ThreadPoolExecutor(max(1, min(len(called), _CALLS_AT_ONCE))) as pool:
         answers = zip(called, pool.map(_failure, called), strict=True)
@@ -86,7 +86,7 @@ def _call(peers: Iterable[Peer]) -> dict[Peer, str]:
 
 
 def _failure(peer: Peer) -> str | None:
-    """Call a peer; return why it did not answer, or None if it did."""
+    """Call a peer; return the error if it did not answer, else None."""
     try:
         socket.create_connection(_split(peer.address), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
