@@ -16,7 +16,7 @@ _WINDOW_SECONDS = 30.0
 class InputWatch:
     """Warns once when the input took more than 40 % of 30 seconds of training.
 
-    Not counted: the first call, which also traces the graph, and the first epoch of a cache.
+    Not counted: the first call, which also traces the graph, and the epoch that fills the cache.
 
     Args:
         plan: How the data is read.

@@ -1,6 +1,6 @@
-"""What every replica has to itself: BatchNorm's moving statistics, dropout's seeds, and whatever else is not trained.
+"""Each replica's own state: BatchNorm's moving statistics, dropout's seeds, and all other non-trained variables.
 
-Keras 3 neither adds these up nor averages them; each replica goes its own way. Exact resume needs all of them.
+Keras 3 neither sums nor averages these, so replicas diverge. Exact resume needs all of them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from understudy.trainer.model import is_seed
 
 Array = npt.NDArray[Any]
 
-_SEED_STRIDE = 0x9E3779B9  # 2**32 divided by the golden ratio: neighbours land far apart
+_SEED_STRIDE = 0x9E3779B9  # 2**32 divided by the golden ratio: spreads neighbouring replicas
 _SEEDS = 2**31
 
 
 class ReplicaState:
     """Reads and writes each replica's own value of a model's variables.
 
-    Its methods are called in all tasks of a cluster together.
+    In a cluster, all tasks call its methods together.
 
     Args:
-        strategy: The strategy that the model was built under.
+        strategy: The strategy under which the model was built.
         variables: Variables that are not trained.
     """
 
@@ -42,7 +42,7 @@ class ReplicaState:
         return bool(len(self._replica_ids) < self._strategy.num_replicas_in_sync)
 
     def read(self) -> list[Array]:
-        """Return the values ``[replicas, ...]`` of each variable, of the replicas of all workers in their order."""
+        """Return the values ``[replicas, ...]`` of each variable, for the replicas of all workers in order."""
         if self._gather is None:
             return [self._read_local(variable) for variable in self._variables]
         ids, values = self._gather()
@@ -50,13 +50,13 @@ class ReplicaState:
         return [value.numpy()[order] for value in values]
 
     def write(self, values: Sequence[Array]) -> None:
-        """Give each replica its row of ``[replicas, ...]``; the shapes are those that `read` returns."""
+        """Assign each replica its entry of ``[replicas, ...]``; the shapes are those that `read` returns."""
         for variable, rows in zip(self._variables, values, strict=True):
             for replica_id, component in self._components(variable):
                 component.assign(rows[replica_id])
 
     def tell_replicas_apart(self) -> None:
-        """Give every replica its own random numbers; replica 0 keeps those that one device would draw."""
+        """Give every replica its own random numbers; replica 0 keeps those of one device."""
         for variable in filter(is_seed, self._variables):
             for replica_id, component in self._components(variable):
                 seed, counter = (int(value) for value in component.numpy())
@@ -72,7 +72,7 @@ class ReplicaState:
 
 
 def average(variable: keras.Variable, values: Array) -> Array:
-    """Return what one model in the place of all replicas has.
+    """Return the value for a single model in place of all replicas.
 
     Args:
         variable: The variable.
@@ -103,7 +103,7 @@ def _gatherer(
     strategy: tf.distribute.Strategy,
     variables: Sequence[keras.Variable],
 ) -> Callable[[], tuple[tf.Tensor, list[tf.Tensor]]]:
-    """Return a function that collects replica ids and values from all workers, each with an axis 0 of replicas."""
+    """Return a function that gathers replica ids and values from all workers, each with an axis 0 of replicas."""
 
     def gather_row(value: tf.Tensor) -> tf.Tensor:
         return tf.distribute.get_replica_context().all_gather(tf.expand_dims(value, 0), axis=0)
@@ -114,7 +114,7 @@ def _gatherer(
     @tf.function
     def gather() -> tuple[tf.Tensor, list[tf.Tensor]]:
         ids, values = strategy.run(gather_rows)
-        # After a gather all replicas have the same.
+        # After a gather all replicas have the same values.
         return first_of(ids), [first_of(value) for value in values]
 
     def first_of(value: Any) -> tf.Tensor:

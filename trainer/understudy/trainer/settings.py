@@ -1,4 +1,4 @@
-"""What a training can be told."""
+"""The settings of a training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RemainderName = Literal["drop", "keep"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The settings of a training; in a cluster, every task is given the same ones.
+    """The settings of a training. In a cluster, every task needs the same ones.
 
     Raises:
         ValueError: A value is out of range, or two contradict each other. The text begins with the field's name.
@@ -56,10 +56,10 @@ class TrainSettings:
     )
     steps_per_call: int = field(
         default=20,
-        metadata={"help": "Steps run inside one graph call; progress and summaries come once per call."},
+        metadata={"help": "Steps run inside one graph call; progress and summaries are written once per call."},
     )
     seed: int = field(default=0, metadata={"help": "Seed of the initial weights, the shuffling and the dropout."})
-    cache: bool = field(default=True, metadata={"help": "Keep the training data in memory once it was read."})
+    cache: bool = field(default=True, metadata={"help": "Keep the training data in memory after the first read."})
     shuffle_buffer: int | None = field(
         default=None,
         metadata={"help": "Examples to shuffle among; the whole dataset if not given.", "metavar": "N"},
@@ -67,8 +67,8 @@ class TrainSettings:
     remainder: RemainderName = field(
         default="drop",
         metadata={
-            "help": "What becomes of an epoch's last examples that fill no batch: they are left out, or begin the next "
-            "epoch's first batch.",
+            "help": "What to do with an epoch's last examples that fill no batch: drop them, or begin the next "
+            "epoch's first batch with them.",
         },
     )
     tensorboard: bool = field(default=True, metadata={"help": "Write TensorBoard scalars to RUN/tensorboard/train."})
@@ -94,7 +94,7 @@ class TrainSettings:
     wait_for_evaluation: float | None = field(
         default=None,
         metadata={
-            "help": "When done, wait up to this long for the evaluator to have settled the last checkpoint.",
+            "help": "When done, wait up to this long for the evaluator to settle the last checkpoint.",
             "metavar": "SECONDS",
         },
     )
@@ -179,7 +179,7 @@ class TrainSettings:
 
     @property
     def evaluator_state_dir(self) -> Path:
-        """Where the evaluator's results are."""
+        """The folder of the evaluator's results."""
         return RunDir(self.run_dir).evaluator if self.state_dir is None else self.state_dir
 
 

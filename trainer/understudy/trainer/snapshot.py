@@ -1,7 +1,7 @@
-"""The exact state of a training, as it is stored for resuming: ``resume/state.npz`` and ``resume/state.json``.
+"""The exact state of a training, stored for resuming in ``resume/state.npz`` and ``resume/state.json``.
 
 The archive holds ``trained/<i>`` and ``optimizer/<i>`` (the same on all replicas), and ``replica/<i>``, each replica's
-own values ``[replicas, ...]``, or ``[1, ...]`` where they are all alike. Variables are known by their place, since the
+own values ``[replicas, ...]``, or ``[1, ...]`` if they are all equal. Variables are identified by position, because the
 names that Keras makes up depend on what else the process built.
 """
 
@@ -29,11 +29,11 @@ _FACTS_FILE = "state.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The values of all variables after some step.
+    """The values of all variables after a step.
 
     Attributes:
         step: Steps done.
-        facts: What must be the same for the data and the randomness to go on exactly, by the name of the setting.
+        facts: Settings that must not change for an exact resume, by name.
         trained: The trained variables.
         optimizer: The optimizer's variables.
         replica: Every replica's own variables, ``[replicas, ...]``.
@@ -74,10 +74,10 @@ def read_snapshot(checkpoint: Path, *, like: Snapshot) -> Snapshot:
 
     Args:
         checkpoint: The folder.
-        like: A snapshot of the training that is to go on from there, at any step.
+        like: A snapshot, at any step, of the training that will resume.
 
     Raises:
-        ResumeError: There is none, or it is not one of this training. The text names the first difference.
+        ResumeError: There is none, or it belongs to another training. The text names the first difference.
     """
     folder = checkpoint / RESUME_DIR
     try:
@@ -103,8 +103,8 @@ def _check_facts(checkpoint: Path, found: Mapping[str, Any], expected: Mapping[s
     for name, value in expected.items():
         if found.get(name) != value:
             raise ResumeError(
-                f"{checkpoint} was trained with {name} {found.get(name)}, this training has {value}, so it cannot go "
-                f"on exactly; set {name} back, or choose another run folder",
+                f"{checkpoint} was trained with {name} {found.get(name)}, this training has {value}, so it cannot "
+                f"resume exactly; set {name} back, or choose another run folder",
             )
 
 
@@ -135,7 +135,7 @@ def _spread(group: str, array: Array, expected: Array) -> Array:
 
 
 def _fit(array: Array, expected: Array, checkpoint: Path, name: str) -> Array:
-    # NumPy stores bfloat16 and its kin as plain bytes.
+    # NumPy stores bfloat16 and similar types as plain bytes.
     typed = array.view(expected.dtype) if array.dtype.kind == "V" else array
     if typed.shape != expected.shape or typed.dtype != expected.dtype:
         raise ResumeError(

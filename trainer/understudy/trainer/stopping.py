@@ -1,4 +1,4 @@
-"""When the evaluator's results say that training no longer helps. Imports no TensorFlow."""
+"""The stop rule, and its check of the evaluator's results. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LOSS = "loss"
 
 @dataclass(frozen=True, kw_only=True)
 class StopRule:
-    """Stop when a metric has not improved for so many evaluations in a row.
+    """Stop when a metric has not improved for a number of evaluations in a row.
 
     Attributes:
         dataset: The dataset on which the evaluator scores.
         metric: The metric.
-        evaluations: How many evaluations, counted in the order of steps, may go by without an improvement.
+        evaluations: Number of evaluations, in the order of steps, without an improvement before stopping.
         mode: Whether less or more of the metric is better.
     """
 
@@ -37,13 +37,13 @@ class StopRule:
     mode: StopMode
 
     def reason_to_stop(self, results: Iterable[StepResult], *, up_to_step: int) -> str | None:
-        """Return why to stop, as a sentence, or None if training may go on.
+        """Return the reason to stop, as a sentence, or None to continue.
 
-        A value that is not a finite number is no improvement. Equal values are none either.
+        Neither a non-finite nor an equal value is an improvement.
 
         Args:
             results: By ascending step.
-            up_to_step: Results of later steps, which an earlier training may have left, do not count.
+            up_to_step: Results of later steps, which an earlier training may have left, are ignored.
 
         Raises:
             ValueError: The evaluator scores on no such dataset, or the metric is not among its scores.
@@ -79,15 +79,15 @@ class StopRule:
 
 
 def stop_rule(monitor: str, *, patience: int, mode: StopMode | None = None) -> StopRule:
-    """Return a rule, from what `keras.callbacks.EarlyStopping` calls its arguments.
+    """Return a rule from the arguments of `keras.callbacks.EarlyStopping`.
 
     Args:
         monitor: ``DATASET/METRIC``.
-        patience: How many evaluations may go by without an improvement, from 1 up.
-        mode: Whether less or more of the metric is better; may be left out for a loss, of which less is.
+        patience: Number of evaluations without an improvement before stopping, at least 1.
+        mode: Whether less or more of the metric is better; optional for a loss, where less is.
 
     Raises:
-        ValueError: An argument cannot be used. The text names it, what came and what was expected.
+        ValueError: An argument is invalid. The text names it, its value and the expected form.
     """
     dataset, _, metric = monitor.partition("/")
     if not (dataset and metric):
@@ -104,10 +104,10 @@ def parse_stop_rule(text: str, mode: StopMode | None = None) -> StopRule:
 
     Args:
         text: The rule.
-        mode: Whether less or more of the metric is better; may be left out for a loss, of which less is.
+        mode: Whether less or more of the metric is better; optional for a loss, where less is.
 
     Raises:
-        ValueError: The text has another form, or it is not said which direction is better.
+        ValueError: The text has another form, or the direction is missing.
     """
     name, _, count = text.rpartition(":")
     dataset, _, metric = name.partition("/")
@@ -119,7 +119,7 @@ def parse_stop_rule(text: str, mode: StopMode | None = None) -> StopRule:
 
 
 class ResultsWatch:
-    """Asks an evaluator's results whether to stop. For one thread at a time.
+    """Applies the rule to an evaluator's results. Not thread-safe.
 
     Args:
         rule: When to stop.
@@ -131,11 +131,11 @@ class ResultsWatch:
         self._results = EvaluationResults(state_dir)
 
     def reason_to_stop(self, step: int) -> str | None:
-        """Return why to stop at a step, or None if training may go on or the results cannot be read at the moment.
+        """Return the reason to stop at a step, or None to continue, also if the results are unreadable at the moment.
 
         Raises:
             StopRuleError: The evaluator scores on no such dataset, or has no such metric.
-            UnsupportedFormatError: The results are of another version.
+            UnsupportedFormatError: The results have another version.
         """
         try:
             return self._rule.reason_to_stop(self._results.read(), up_to_step=step)

@@ -1,4 +1,4 @@
-"""From a word to a strategy."""
+"""Builds the distribution strategy that the settings name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from understudy.trainer.trainer_errors import StrategyError, TFConfigError
 
 
 def training_task(settings: TrainSettings, environ: Mapping[str, str]) -> ClusterTask | None:
-    """Return this process's task in the cluster that TF_CONFIG describes; None for the strategies of one machine.
+    """Return this process's task in the cluster that TF_CONFIG describes; None for single-machine strategies.
 
     Raises:
-        TFConfigError: The multi-worker strategy was chosen, and TF_CONFIG does not make this process one that trains.
+        TFConfigError: The strategy needs a cluster, and TF_CONFIG does not make this process a training task.
     """
     if settings.strategy not in ("multi_worker", "parameter_server"):
         return None
@@ -51,12 +51,12 @@ def build_strategy(
     Args:
         settings: Name the strategy.
         task: This process's task, under a strategy that needs a cluster.
-        while_waiting: Called every now and then while waiting for the other tasks; may raise to end the wait.
+        while_waiting: Called periodically while waiting for the other tasks; may raise to end the wait.
 
     Raises:
         StrategyError: This machine lacks the devices.
-        ClusterTimeoutError: The cluster did not come together in time.
-        ClusterError: This task cannot take part in it.
+        ClusterTimeoutError: The cluster did not form in time.
+        ClusterError: This task cannot take part in the cluster.
     """
     names = devices.configure(settings)
     if task is not None and settings.strategy == "parameter_server":

@@ -11,11 +11,11 @@ import tensorflow as tf
 from understudy.trainer.progress import ProgressUpdate
 
 FOLDER = Path("tensorboard", "train")
-"""Where the event files lie in a run folder."""
+"""The folder of the event files within a run folder."""
 
 
 class TrainingSummaries:
-    """Writes the loss and the metrics at their steps, the examples per second, and the share of time that input takes.
+    """Writes the loss and the metrics by step, the examples per second, and the share of time spent on input.
 
     A context manager.
 

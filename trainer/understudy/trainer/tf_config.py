@@ -1,8 +1,7 @@
-"""TF_CONFIG: which tasks a cluster has, and which of them this process is.
+"""TF_CONFIG: the tasks of a cluster, and which of them this process is.
 
-Three dialects are read: that of Keras' guide (``worker`` only), that of Kubeflow's TFJob (``chief`` or ``master``,
-``ps``; an ``evaluator`` inside the cluster or, in older versions, only as the task) and that of Vertex AI (which adds
-keys of its own).
+Three dialects are read: Keras' guide (``worker`` only), Kubeflow's TFJob (``chief`` or ``master``, ``ps``; an
+``evaluator`` inside the cluster or, in older versions, only as the task) and Vertex AI (which adds keys of its own).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LARGEST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A task that takes part in training, and its ``host:port``."""
+    """A training task, and its ``host:port``."""
 
     role: Role
     index: int
@@ -35,12 +34,12 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTask:
-    """This process's task, and the cluster it belongs to.
+    """This process's task, and its cluster.
 
     Attributes:
-        role: ``master`` was turned into ``chief``.
-        index: Among the tasks of its role.
-        cluster: Addresses by role, as in TF_CONFIG, ``master`` turned into ``chief``.
+        role: The role; ``master`` becomes ``chief``.
+        index: Index among the tasks of its role.
+        cluster: Addresses by role, as in TF_CONFIG; ``master`` becomes ``chief``.
     """
 
     role: Role
@@ -54,7 +53,7 @@ class ClusterTask:
 
     @property
     def servers(self) -> tuple[Peer, ...]:
-        """The tasks that a chief of asynchronous training gives work to: the workers, and the parameter servers."""
+        """The tasks that an asynchronous chief uses: the workers, and the parameter servers."""
         return self._peers("worker", "ps")
 
     def _peers(self, *roles: Role) -> tuple[Peer, ...]:
@@ -74,7 +73,7 @@ def parse(environ: Mapping[str, str]) -> ClusterTask | None:
     """Read TF_CONFIG; return None if it is unset, empty, or describes no cluster.
 
     Raises:
-        TFConfigError: It describes a cluster, but not one that this process can be a task of.
+        TFConfigError: It describes a cluster that this process cannot be a task of.
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -104,7 +103,7 @@ def _mapping(value: Any, name: str) -> dict[str, Any]:
 
 
 def _outside_any_cluster(config: Mapping[str, Any]) -> ClusterTask | None:
-    """Return the task of a config without a cluster: an evaluator may stand alone, anything else trains alone."""
+    """Return the task of a config without a cluster: a lone evaluator is one, any other task trains alone."""
     if not config.get("task"):
         return None
     role, index = _parse_task(_mapping(config["task"], "task"))
@@ -170,7 +169,7 @@ def _parse_task(task: Mapping[str, Any]) -> tuple[Role, int]:
 
 
 def _check_membership(cluster: Mapping[Role, tuple[str, ...]], role: Role, index: int) -> None:
-    # Older versions of Kubeflow leave the evaluator out of the cluster, which it never joins anyway.
+    # Older versions of Kubeflow omit the evaluator from the cluster, which it never joins.
     if role == "evaluator" and role not in cluster:
         return
     if role not in cluster:

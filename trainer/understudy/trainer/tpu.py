@@ -21,7 +21,7 @@ _PROBE = (
 def build_tpu_strategy(name: str, *, timeout_seconds: float) -> tf.distribute.Strategy:
     """Return the strategy of a TPU.
 
-    Looking for a TPU may block for ever, and cannot be interrupted from Python; so a process of its own tries first.
+    The search for a TPU may block indefinitely, and Python cannot interrupt it; so a separate process tries first.
 
     Args:
         name: The TPU's name or address, or ``local``.

@@ -1,17 +1,17 @@
 """The trainer's exceptions, and the exit codes that a supervisor reads.
 
-TrainerError                    1  it could not train, for the reason that the text gives
+TrainerError                    1  training failed; the text gives the reason
 ├── TFConfigError               1  TF_CONFIG does not describe a cluster, or not this task
 ├── ClusterError                1  this task cannot take part in the cluster, or its tasks disagree
-│   └── ClusterTimeoutError     7  the others did not come in time: start every task again, and they may
+│   └── ClusterTimeoutError     7  other tasks did not arrive in time: start every task again
 ├── PeerLostError               4  another task died: start every task again, and training resumes
-├── StrategyError               1  this machine cannot train as it was asked to
+├── StrategyError               1  this machine does not support the configuration
 ├── ModelError                  1  the loop cannot train this model
 ├── DataError                   1  the loop cannot train on this data
 ├── ResumeError                 1  the run folder's checkpoint does not continue this training
-├── MetricsError                1  --metrics-port is taken
-├── PublishError                1  a checkpoint could not be written; those before it stay
-├── PreemptedError            143  SIGTERM came: what was trained is saved, and starting every task again goes on there
+├── MetricsError                1  --metrics-port is in use
+├── PublishError                1  a checkpoint could not be written; earlier ones remain
+├── PreemptedError            143  SIGTERM: progress is saved; start every task again to resume
 ├── StopRuleError               1  --stop-when names what the evaluator does not score
 ├── EvaluationTimeoutError      6  training is done, but the last checkpoint was not evaluated in time
 └── NonFiniteLossError          3  the loss or the weights became NaN or infinite; starting again will not help
@@ -22,21 +22,21 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 RESTART_COUNT: Final = "UNDERSTUDY_RESTART_COUNT"
-"""The environment variable by which a supervisor tells a task how often it was started again."""
+"""The environment variable in which a supervisor passes a task its number of restarts."""
 
 
 class TrainerError(Exception):
-    """The root of every exception that the trainer raises on purpose. Its text is meant for the user.
+    """The base class of the trainer's exceptions. The text is meant for the user.
 
     Attributes:
-        exit_code: The exit status of a process that ends with it.
+        exit_code: The process's exit status.
     """
 
     exit_code: ClassVar[int] = 1
 
 
 class TFConfigError(TrainerError):
-    """TF_CONFIG is malformed. The text begins with the field at fault."""
+    """TF_CONFIG is malformed. The text begins with the invalid field."""
 
 
 class ClusterError(TrainerError):
@@ -44,19 +44,19 @@ class ClusterError(TrainerError):
 
 
 class ClusterTimeoutError(ClusterError):
-    """The cluster did not come together in time. The text names the tasks that are missing; start every task again."""
+    """The cluster did not form in time. The text names the missing tasks; start every task again."""
 
     exit_code = 7
 
 
 class PeerLostError(TrainerError):
-    """Another task of the cluster died. Every task ends with this; start them all again."""
+    """Another task of the cluster died. Every task raises this; start them all again."""
 
     exit_code = 4
 
 
 class StrategyError(TrainerError):
-    """The strategy asked for cannot work on this machine. The text says what is there."""
+    """The strategy cannot run on this machine. The text says which devices exist."""
 
 
 class ModelError(TrainerError):
@@ -72,21 +72,21 @@ class ResumeError(TrainerError):
 
 
 class MetricsError(TrainerError):
-    """The metrics cannot be served where they were asked for."""
+    """The metrics server cannot listen on its address."""
 
 
 class PublishError(TrainerError):
-    """A checkpoint could not be written, as when the disk is full. Those before it stay as they are."""
+    """A checkpoint could not be written, for example on a full disk. Earlier ones are unchanged."""
 
 
 class PreemptedError(TrainerError):
-    """SIGTERM came to this task or another. If there was a step to save, it is published.
+    """This task or another received SIGTERM. The last step, if any, is published.
 
     Attributes:
-        alone: Whether this task alone ends with it, since it had not joined its cluster yet; else all tasks do.
+        alone: Whether this task alone raises it, because it had not joined its cluster yet; else all tasks do.
     """
 
-    exit_code = 143  # 128 + SIGTERM, which schedulers take for "start it again"
+    exit_code = 143  # 128 + SIGTERM, which schedulers read as "start it again"
 
     def __init__(self, message: str, *, alone: bool = False) -> None:
         super().__init__(message)
@@ -94,7 +94,7 @@ class PreemptedError(TrainerError):
 
 
 class StopRuleError(TrainerError):
-    """The rule that says when to stop names a dataset or a metric that the evaluator does not score."""
+    """The stop rule names a dataset or a metric that the evaluator does not score."""
 
 
 class EvaluationTimeoutError(TrainerError):

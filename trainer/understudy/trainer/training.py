@@ -1,4 +1,4 @@
-"""`train`: what a task of a training does from start to end."""
+"""`train`: the work of a training task from start to end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TrainResult:
         step: Steps done.
         first_step: Of these, steps done by earlier starts.
         metrics: The last metrics; empty if there was nothing left to do.
-        stopped_early: Whether it ended before its last step because the evaluator's scores said so.
+        stopped_early: Whether the evaluator's scores ended it before its last step.
     """
 
     step: int
@@ -60,19 +60,19 @@ def train(
     environ: Mapping[str, str] | None = None,
     on_end: Callable[[], None] = lambda: None,
 ) -> TrainResult:
-    """Train an experiment until ``settings.steps`` steps are done, going on from the newest checkpoint if there is one.
+    """Train an experiment until ``settings.steps`` steps are done, resuming from the newest checkpoint if there is one.
 
-    In a cluster, every task that trains calls this with the same experiment and settings, and returns when all are
-    done. The chief alone writes: checkpoints, the journal and TensorBoard summaries. When it raises in a cluster, the
-    process is to end, with the error's ``exit_code``, so that its peers do not wait for it.
+    In a cluster, every training task calls this with the same experiment and settings, and it returns when all are
+    done. Only the chief writes: checkpoints, the journal and TensorBoard summaries. If it raises in a cluster, end the
+    process with the error's ``exit_code``, so that its peers do not wait for it.
 
     Args:
-        experiment: What to train, on what.
-        settings: How.
-        progress: Is told what happens.
-        environ: Where TF_CONFIG is read from; the process's environment if None.
-        on_end: Called when everything is written, right before this returns and lets go of what it trained with: for
-            a task of a cluster to end its process, as TensorFlow now and then takes a minute to let go of the input.
+        experiment: The model and data to train.
+        settings: The settings.
+        progress: Receives progress events.
+        environ: The source of TF_CONFIG; the process's environment if None.
+        on_end: Called when everything is written, before this returns and releases its objects. A task of a cluster can
+            end its process here, as releasing the input pipeline can take a minute.
 
     Raises:
         TrainerError: See `understudy.trainer.trainer_errors` for each kind.
@@ -91,7 +91,7 @@ def train(
         chief = stack.enter_context(Chief(settings)) if task is None or task.is_chief else None
         stack.enter_context(peers_watched())
         strategy = build_strategy(settings, task, while_waiting=preemption.check)
-        # Built in every task, so that Keras gives the trained model's layers the same names in all of them.
+        # Built in every task, so that Keras names the trained model's layers alike in all of them.
         published_model = build_model(experiment, seed=settings.seed)
         job = _make_job(experiment, settings, strategy)
         first_step = _resume(job, settings)
@@ -161,7 +161,7 @@ def _run(
     preemption: PreemptionWatch,
     served: TrainingMetrics,
 ) -> TrainResult:
-    """Do the steps that are left, and publish where it is due."""
+    """Do the remaining steps, and publish each due checkpoint."""
     meter = ProgressMeter(settings.steps, job.plan)
     input_watch = InputWatch(job.plan, first_step=first_step)
     step = first_step
@@ -170,7 +170,7 @@ def _run(
     stopped_early = 0 < step < settings.steps and early_stop.is_due(step)
     if stopped_early:
         return TrainResult(step=step, first_step=first_step, metrics=metrics, stopped_early=True)
-    # Named, so that an exception keeps it: letting go of its iterator would wait for a chief that has left already.
+    # Named, so that an exception keeps it: releasing its iterator would wait for a chief that has already left.
     advances = job.run(first_step, asked_to_stop=lambda: preemption.requested)
     for event in advances:
         step, metrics = event.step, event.metrics
@@ -196,7 +196,7 @@ def _run(
         if event.stopping and step < settings.steps:
             job.wait_for_all()
             raise PreemptedError(
-                f"asked to end by SIGTERM; step {step} is saved, and starting every task again goes on there",
+                f"asked to end by SIGTERM; step {step} is saved; start every task again to resume",
             )
     return TrainResult(step=step, first_step=first_step, metrics=metrics, stopped_early=stopped_early)
 

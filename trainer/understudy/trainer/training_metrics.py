@@ -1,4 +1,4 @@
-"""Prometheus metrics of a task that trains, served over HTTP."""
+"""Prometheus metrics of a training task, served over HTTP."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 
 
 class TrainingMetrics:
-    """Keeps a task's metrics, and serves ``/metrics`` while its ``with`` block runs. Counts are those of this start.
+    """Keeps a task's metrics, and serves ``/metrics`` while its ``with`` block runs. Counts begin at this start.
 
     Args:
-        port: Where to listen; None to serve nothing.
+        port: The port; None to serve nothing.
         host: The address to listen on.
         first_step: Steps done by earlier starts.
         global_batch_size: Examples per step.
-        restarts: How often a supervisor has started this task again.
-        registry: Where to keep the metrics; one of its own if None.
+        restarts: How often a supervisor has restarted this task.
+        registry: The registry of the metrics; a new one if None.
 
     Raises:
-        MetricsError: On entering: the port is taken, or the host is no address of this machine.
+        MetricsError: On entering: the port is in use, or the host is not an address of this machine.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TrainingMetrics:
         self._loss.set(update.metrics.get("loss", float("nan")))
 
     def checkpointed(self, seconds: float) -> None:
-        """Record how long a checkpoint took, in this task."""
+        """Record the duration of a checkpoint in this task."""
         self._checkpoint_seconds.observe(seconds)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Waiting at the end of a training until the evaluator has settled the last checkpoint."""
+"""Waits at the end of a training until the evaluator has settled the last checkpoint."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def wait_for_evaluation(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StepResult:
-    """Return the result of a checkpoint once it is settled: scored on every dataset, or recorded why not.
+    """Return the result of a checkpoint once it is settled: scored on every dataset, or failed with a reason.
 
     Args:
         state_dir: The evaluator's state folder, which need not exist yet.
         step: The step of the checkpoint.
-        digest: What identifies its model, so that a result of an earlier training is not taken for it.
+        digest: Identifies the model, so that a result of an earlier training does not count.
         timeout_seconds: How long to wait.
         clock: Seconds from any origin, never going back.
         sleep: Waits.
 
     Raises:
         EvaluationTimeoutError: It was not settled in time.
-        UnsupportedFormatError: The result is of another version.
+        UnsupportedFormatError: The result has another version.
     """
     results = EvaluationResults(state_dir)
     give_up_at = clock() + timeout_seconds
@@ -47,7 +47,7 @@ def wait_for_evaluation(
         if clock() >= give_up_at:
             raise EvaluationTimeoutError(
                 f"training is done, but step {step} was not evaluated within {timeout_seconds:g} s; results are "
-                f"expected in {state_dir}, where an evaluator puts them"
+                f"expected in {state_dir}, the evaluator's state folder"
             )
         sleep(_POLL_SECONDS)
 

@@ -1,4 +1,4 @@
-"""XLA, which compiles a model's step where the model asks for it."""
+"""Use of XLA, which compiles a model's step if the model requests it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.trainer import Trainer  # where Keras decides what ``jit_compile="auto"`` means
+from keras.src.trainers.trainer import Trainer  # where Keras resolves ``jit_compile="auto"``
 
 from understudy.trainer.trainer_errors import ModelError
 
 
 @contextmanager
 def off_by_default() -> Iterator[None]:
-    """Make ``jit_compile="auto"``, which is what `keras.Model.compile` takes by default, mean False.
+    """Make ``jit_compile="auto"``, the default of `keras.Model.compile`, mean False.
 
-    Keras means True by it where there is one GPU. Which numbers a training gives, and whether its step compiles at all,
-    would depend on the machine. Not thread-safe.
+    In Keras it means True if there is one GPU. The numbers of a training, and whether its step compiles at all,
+    would then depend on the machine. Not thread-safe.
     """
     resolve = Trainer._resolve_auto_jit_compile  # noqa: SLF001 - a compiled model no longer tells "auto" from True
     Trainer._resolve_auto_jit_compile = lambda _: False  # noqa: SLF001
@@ -28,10 +28,10 @@ def off_by_default() -> Iterator[None]:
 
 
 def check_supported(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Refuse XLA where TensorFlow cannot do it.
+    """Refuse XLA where TensorFlow does not support it.
 
     Raises:
-        ModelError: The model asks for XLA under a strategy of several replicas or of several processes.
+        ModelError: The model requests XLA under a strategy with several replicas or processes.
     """
     alone = strategy is tf.distribute.get_strategy() or isinstance(strategy, tf.distribute.OneDeviceStrategy)
     if model.jit_compile and not alone:

@@ -1,9 +1,9 @@
 """The chief's part of asynchronous training.
 
-Each step is one worker's: it reads the variables, computes the gradients of one batch of ``global_batch_size`` and
+Each step runs on one worker: it reads the variables, computes the gradients of one batch of ``global_batch_size`` and
 applies them, while other workers do the same. So a gradient may be older than the weights it is added to, and no two
-runs are alike. Every update is added on the parameter server itself, so none is lost, and steps are counted there too.
-What Keras overwrites instead (BatchNorm's statistics, momentum's velocity, dropout's seeds) is the last writer's.
+runs are alike. Every update is added on the parameter server, so none is lost, and steps are counted there too. For
+state that Keras overwrites (BatchNorm's statistics, momentum's velocity, dropout's seeds) the last writer wins.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PROGRESS_POLL_SECONDS = 1.0
 
 
 class ParameterServerJob:
-    """A model on parameter servers, trained by workers that do not wait for each other. Only the chief has this `Job`.
+    """A model on parameter servers, trained by workers that do not wait for each other. Only the chief has this job.
 
     Raises:
         ExperimentError: The user's code raised.
-        ModelError: It cannot be trained asynchronously.
+        ModelError: The model cannot be trained asynchronously.
         DataError: The loop cannot train on this data.
         StrategyError: A worker has more than one GPU.
     """
@@ -92,7 +92,7 @@ class ParameterServerJob:
         """Do nothing: the others wait for the chief."""
 
     def capture(self, step: int) -> Snapshot:
-        """Return the values of all variables now, when ``step`` updates were applied and no worker is at work."""
+        """Return the current values of all variables, after ``step`` updates, while no worker runs."""
         return Snapshot(
             step=step,
             facts=self.plan.facts(replicas=self.replicas),
@@ -102,7 +102,7 @@ class ParameterServerJob:
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Give all variables the values that `capture` returned."""
+        """Assign the values that `capture` returned to all variables."""
         values = (*snapshot.trained, *snapshot.optimizer, *(rows[0] for rows in snapshot.replica))
         model = self._model
         variables = (*model.trainable_variables, *model.optimizer.variables, *model.non_trainable_variables)
@@ -111,13 +111,13 @@ class ParameterServerJob:
         self._applied.assign(snapshot.step)
 
     def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[ProgressEvent]:
-        """Train; whenever the workers have done some steps, yield how far it is.
+        """Train; yield progress whenever the workers have done some steps.
 
-        A worker that is killed and comes back is given work again. As its last step may then be done twice, the steps
-        may come to a few more than were asked for; they are counted as they were applied.
+        A worker that was killed and has restarted receives work again. Its last step may then run twice, so the total
+        may exceed the requested steps by a few; steps are counted as they are applied.
 
         Raises:
-            PeerLostError: The workers made no progress for as long as one may take to come back.
+            PeerLostError: The workers made no progress for as long as a restart may take.
         """
         settings = self._settings
         batches = iter(self._coordinator.create_per_worker_dataset(self._per_worker_batches(first_step)))
@@ -156,7 +156,7 @@ class ParameterServerJob:
         def batches_of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
             del context
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            # A dataset is made anew, for the chief's would stay on the chief.
+            # A new dataset, as the chief's would stay on the chief.
             is_dataset = isinstance(self._data, tf.data.Dataset)
             data = training_data(self._experiment) if is_dataset else self._data
             return global_batches(data, self.plan, first_step=first_step, worker=worker)
@@ -166,7 +166,7 @@ class ParameterServerJob:
         )
 
     def _join(self) -> None:
-        """Wait for the scheduled steps, for as long as there is progress. TensorFlow's own wait may never end."""
+        """Wait for the scheduled steps while there is progress. TensorFlow's own wait is unbounded."""
         patience = self._settings.cluster_timeout_seconds
         applied, progressed_at = -1, time.monotonic()
         looked_at = progressed_at
@@ -218,6 +218,6 @@ def _check(model: keras.Model) -> None:
 
 
 def _count_every_update(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let the optimizer count on the parameter server; Keras would read, add and overwrite, and lose some."""
+    """Make the optimizer count on the parameter server; Keras would read, add and overwrite, and lose updates."""
     counter = optimizer.iterations
     counter.assign_add = lambda value: counter.value.assign_add(tf.cast(value, counter.dtype))

@@ -1,4 +1,4 @@
-"""What workers and parameter servers do: serve TensorFlow's runtime until the chief has ended."""
+"""Workers and parameter servers: they serve TensorFlow's runtime until the chief has ended."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def serve_until_done(task: ClusterTask, settings: TrainSettings) -> int:
     """Serve as a worker or a parameter server; return the final step once the chief has finished.
 
     Raises:
-        ClusterTimeoutError: No chief came in time.
-        PeerLostError: The chief failed, or fell silent.
+        ClusterTimeoutError: No chief started in time.
+        PeerLostError: The chief failed, or its heartbeat stopped.
     """
     config = tf.compat.v1.ConfigProto()
     config.gpu_options.allow_growth = True
-    # A worker's threads may all wait for the parameter servers, and one more has to answer.
+    # All threads of a worker may wait for the parameter servers; one more must remain to answer.
     config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(task.cluster["worker"]) + 1)
     server = tf.distribute.Server(
         tf.train.ClusterSpec({role: list(task.cluster[role]) for role in ("chief", "worker", "ps")}),
@@ -55,19 +55,19 @@ def wait_for_chief(
 ) -> int:
     """Follow the chief's journal to its end; return the final step.
 
-    What the journal says when this is called may be an earlier chief's, so it counts from its first change on; and a
-    chief's silence is measured by this machine's clock, so clocks need not agree.
+    The journal may still hold an earlier chief's state, so it counts only from its first change on. The chief's silence
+    is measured by this machine's clock, so clocks need not agree.
 
     Args:
-        run_dir: The run folder that the chief works in.
-        steps: A training that has finished with so many leaves nothing to wait for.
+        run_dir: The chief's run folder.
+        steps: A finished training with this many steps leaves nothing to wait for.
         timeout_seconds: How long to wait for the first change.
         clock: Seconds from any origin, never going back.
-        sleep: Waits for so many seconds.
+        sleep: Waits for this many seconds.
 
     Raises:
         ClusterTimeoutError: Nothing changed in time.
-        PeerLostError: The chief failed, or fell silent.
+        PeerLostError: The chief failed, or its heartbeat stopped.
     """
     status = _read(run_dir)
     if status is not None and status.final_step is not None and status.final_step >= steps:

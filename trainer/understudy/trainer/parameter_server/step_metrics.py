@@ -1,7 +1,7 @@
 """Metrics of workers that do not wait for each other.
 
-Keras reads, adds and overwrites a metric's state, so workers that shared one would lose some of it. Instead each step
-begins with a fresh state and hands it to the chief, which adds up the states of all steps, as a synchronous strategy
+Keras reads, adds and overwrites a metric's state, so workers that shared one would lose updates. Instead each step
+begins with a fresh state and returns it to the chief, which adds up the states of all steps, as a synchronous strategy
 adds up those of its replicas.
 """
 
@@ -46,7 +46,7 @@ class StepMetrics:
             self._totals[index] = self._totals[index] + (np.asarray(value, np.float64) - fresh)
 
     def results(self) -> dict[str, float]:
-        """Return what they come to; there was at least one step."""
+        """Return the results; there was at least one step."""
         metrics = {"loss": sum(self._losses) / len(self._losses)}
         if self._metric is not None:
             state = [tf.constant(total, fresh.dtype) for total, fresh in zip(self._totals, self._fresh, strict=True)]
@@ -54,6 +54,6 @@ class StepMetrics:
         return metrics
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._losses: list[float] = []
         self._totals = [fresh.astype(np.float64) for fresh in self._fresh]
