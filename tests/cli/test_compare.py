@@ -40,7 +40,7 @@ def test_the_interval_decides_what_is_said(
     assert f"step 20 {conclusion} step 10" in told
     assert "90% interval" in told
     assert told.count("note: ") == 2
-    assert "7 examples, held against step 10" in told
+    assert "7 examples, compared with step 10" in told
 
 
 def test_without_an_interval_the_metrics_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,5 +216,5 @@ def test_a_file_that_is_damaged_or_too_short_is_named_as_such(tmp_path: Path, fo
     with pytest.raises(DataError, match=r"a file of the training data is damaged: .*truncated record at"):
         run(Given(), tmp_path / "damaged")
     file.write_bytes(b"")
-    with pytest.raises(DataError, match=r"does not hold as many examples as was said: .*contained only 77"):
+    with pytest.raises(DataError, match=r"does not hold the stated number of examples: .*contained only 77"):
         run(Given(), tmp_path / "short")

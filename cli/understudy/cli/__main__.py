@@ -1,4 +1,4 @@
-"""Lets ``python -m understudy.cli`` stand for ``understudy``."""
+"""Makes ``python -m understudy.cli`` run ``understudy``."""
 
 from __future__ import annotations
 

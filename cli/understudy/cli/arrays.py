@@ -1,9 +1,9 @@
 """Reads arrays from files and finds the model's inputs and targets among them.
 
-The keys of an ``.npz`` file are the model's own names: of its inputs, and, for scoring, of its outputs. A lone input
-may also go by ``x``, a lone target by ``y`` or ``targets``; several go by `numpy.savez`'s ``arr_0``, ``arr_1`` and so
-on too, the inputs first, in the model's order. ``sample_weight`` holds a weight for each example. The server's
-``--eval-data`` takes the same files.
+The keys of an ``.npz`` file are the names of the model's inputs and, for scoring, of its outputs. A single input may
+also be ``x``, a single target ``y`` or ``targets``. Several may be `numpy.savez`'s ``arr_0``, ``arr_1`` and so on, the
+inputs first, in the model's order. ``sample_weight`` holds a weight for each example. The server's ``--eval-data``
+reads the same files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WEIGHT_KEY: Final = "sample_weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Arrays ``[examples, ...]`` by name. Targets are those of the outputs' names; weights are ``[examples]``."""
+    """Arrays ``[examples, ...]`` by name. Targets have the outputs' names; weights are ``[examples]``."""
 
     inputs: Mapping[str, Array]
     targets: Mapping[str, Array]
@@ -43,12 +43,12 @@ class Examples:
         return len(next(iter(self.inputs.values())))
 
     def inputs_by(self, batch_size: int) -> Iterator[Mapping[str, Array]]:
-        """Yield the inputs in order, so many examples at a time, then what is left."""
+        """Yield the inputs in order in batches of this size; the last may be smaller."""
         for examples in self._slices(batch_size):
             yield _sliced(self.inputs, examples)
 
     def batches_of(self, batch_size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield ``(inputs, targets)`` or ``(inputs, targets, weights)``, likewise."""
+        """Yield ``(inputs, targets)`` or ``(inputs, targets, weights)`` in the same batches."""
         (lone_target, *others) = self.targets.values()
         for examples in self._slices(batch_size):
             targets = _sliced(self.targets, examples) if others else lone_target[examples]
@@ -60,7 +60,7 @@ class Examples:
 
 
 def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
-    """Return the model's inputs from a ``.npy`` or ``.npz`` file; other arrays in it are left alone.
+    """Return the model's inputs from a ``.npy`` or ``.npz`` file; other arrays in it are ignored.
 
     Raises:
         CommandError: The file cannot be read, lacks an input, or its arrays differ in length.
@@ -130,7 +130,7 @@ def _taken(
 
 
 def _cast(array: Array, dtype: str) -> Array:
-    """Return the array as the model's dtype where no kind of value is lost, as Keras would; else unchanged."""
+    """Return the array as the model's dtype if no kind of value is lost, as Keras would; else unchanged."""
     if dtype in ("string", "bfloat16") or array.dtype.kind not in "biuf":
         return array
     return array.astype(dtype, copy=False) if np.can_cast(array.dtype, dtype, casting="same_kind") else array

@@ -1,17 +1,17 @@
-"""How a command ends when something goes wrong.
+"""Exit statuses of the commands, and their errors.
 
 =====  ==========================================================================================
 code   meaning
 =====  ==========================================================================================
-0      it did what it was asked to
-1      it could not, for a reason the one line on stderr gives
-2      it was not asked properly: an unknown flag, a value out of range, a file that is not there
-3, 4   `train` says: the loss is no number, or another task of the cluster died
-7      `train` says: the other tasks of the cluster did not come in time
+0      success
+1      failure; the one line on stderr gives the reason
+2      usage error: an unknown flag, a value out of range, a missing file
+3, 4   `train`: the loss is NaN or infinite, or another task of the cluster died
+7      `train`: the other tasks of the cluster did not arrive in time
 5      `serve --exit-when-finished`: training failed
-6      it waited in vain: `serve` for training or evaluations, `train` for the last evaluation
-8      `serve`: a device failed again and again
-130    the user interrupted it
+6      timeout: `serve` waited for training or evaluations, `train` for the last evaluation
+8      `serve`: a device failed repeatedly
+130    interrupted by the user
 =====  ==========================================================================================
 
 A traceback means a defect.
@@ -59,7 +59,7 @@ class CommandError(click.ClickException):
 
 @contextmanager
 def reported(*expected: type[Exception]) -> Iterator[None]:
-    """Report these exceptions to the user by their text; let every other one through, for it is a defect."""
+    """Report these exceptions to the user by their text; all others propagate, as they are defects."""
     try:
         yield
     except expected as error:
@@ -68,7 +68,7 @@ def reported(*expected: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def missing_extras_reported() -> Iterator[None]:
-    """Turn the absence of an optional dependency into the command that installs it."""
+    """Convert a missing optional dependency into the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

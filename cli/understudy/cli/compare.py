@@ -34,7 +34,7 @@ class _VersionsType(click.ParamType["tuple[Version, ...]"]):
     type=_VersionsType(),
     required=True,
     metavar="VERSION,VERSION,...",
-    help="Steps or labels (serving, latest, best); the others are held against the first.",
+    help="Steps or labels (serving, latest, best); the others are compared with the first.",
 )
 @click.option("--dataset", metavar="NAME", help="Compare on this dataset of the server, instead of FILE.")
 @metric_option
@@ -53,9 +53,11 @@ class _VersionsType(click.ParamType["tuple[Version, ...]"]):
     default=0.95,
     show_default=True,
     metavar="PART",
-    help="The part of the resampled differences that an interval holds.",
+    help="The share of the resampled differences within an interval.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of the resampling.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of the resampling."
+)
 @json_option("Print one JSON object with every version's score, differences and interval.")
 @settings_options(settings=ConnectionSettings)
 def command(
@@ -69,10 +71,10 @@ def command(
     settings: ConnectionSettings,
     **bootstrap: Any,
 ) -> None:
-    """Score versions on the same examples, those of FILE or of a dataset the server has, and tell which is better.
+    """Score versions on the same examples, from FILE or a dataset of the server, and say which is better.
 
     FILE is an .npz file as for `understudy evaluate`. A version is better or worse than the first if the interval of
-    the difference of their mean losses, made by a paired bootstrap over the examples, does not hold 0.
+    the difference of their mean losses, from a paired bootstrap over the examples, excludes 0.
     """
     if (file is None) == (dataset is None):
         raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")
@@ -106,7 +108,7 @@ def _show(result: CompareResult) -> None:
         for version in result.versions
         for name in names
     ]
-    title = f"{first.examples} examples, held against step {first.step}"
+    title = f"{first.examples} examples, compared with step {first.step}"
     print_table(("step", "metric", "value", "difference"), examples, title=title)
     for version in result.versions[1:]:
         paired = version.loss_difference

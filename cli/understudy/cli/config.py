@@ -1,7 +1,7 @@
 """Reads settings from a TOML file.
 
-Keys at the top are for every command that has a setting of that name; keys in a table named after a command are for
-that command and go before those at the top. A key that no command has is an error.
+Top-level keys apply to every command that has a setting of that name. Keys in a table named after a command apply to
+that command and take precedence. A key that no command has is an error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SettingOption(click.Option):
-    """An option that is also a key of the settings file. Its errors say where a bad value came from."""
+    """An option that is also a key of the settings file. Its errors name the source of a bad value."""
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Parse the value from whichever source gives it."""
+        """Parse the value from its source."""
         try:
             return super().handle_parse_result(ctx, opts, args)
         except click.BadParameter as error:
@@ -46,7 +46,7 @@ class SettingOption(click.Option):
 
 
 def config_option(first_flag: str) -> Callable[[F], F]:
-    """Give a command ``--config FILE``, whose keys become the defaults of its `SettingOption`s, the first as named."""
+    """Give a command ``--config FILE``, whose keys become the defaults of its `SettingOption`s."""
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -57,7 +57,7 @@ def config_option(first_flag: str) -> Callable[[F], F]:
         callback=_apply,
         help=(
             f"TOML file with settings. The options from {first_flag} on are its keys, with underscores, and variables "
-            "of the environment, UNDERSTUDY_<KEY>. A flag goes before the environment, which goes before the file."
+            "of the environment, UNDERSTUDY_<KEY>. A flag overrides the environment, which overrides the file."
         ),
     )
 
@@ -73,7 +73,7 @@ def _apply(ctx: click.Context, param: click.Parameter, file: Path | None) -> Non
 
 
 class _FileError(Exception):
-    """The file says something that no command understands."""
+    """The file holds a setting that no command accepts."""
 
 
 def _defaults(ctx: click.Context, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _settings(command: click.Command | None) -> dict[str, click.Option]:
 
 
 def _siblings(ctx: click.Context) -> set[str]:
-    """Return the names of all commands, this one's included."""
+    """Return the names of all commands, including this one."""
     root = ctx.find_root()
     group = root.command
     return {str(ctx.command.name), *(group.list_commands(root) if isinstance(group, click.Group) else ())}
@@ -108,7 +108,7 @@ def _loaded(ctx: click.Context, name: str) -> click.Command | None:
         return ctx.command
     try:
         return root.command.get_command(root, name)
-    except CommandError:  # its extra is not installed, so its keys are not known here
+    except CommandError:  # its extra is not installed, so its keys are unknown here
         return None
 
 
@@ -122,7 +122,7 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str], place: str) -> N
 
 
 def _given(option: click.Option, value: Any) -> Any:
-    """Return a value as a command line would have given it, so that all sources are parsed alike."""
+    """Return a value as on a command line, so that all sources are parsed alike."""
     if isinstance(value, dict) and option.multiple:
         return [f"{name}={_text(option, item)}" for name, item in value.items()]
     if isinstance(value, list) and option.multiple:

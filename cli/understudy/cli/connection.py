@@ -1,4 +1,4 @@
-"""How the client's commands reach a server."""
+"""Connection settings of the client commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST_MESSAGE_MIB: Final = 2047
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionSettings:
-    """Every setting of the client's commands.
+    """The settings of the client commands.
 
     Raises:
         ValueError: A value is out of range.
@@ -29,17 +29,17 @@ class ConnectionSettings:
 
     target: tuple[str, ...] = field(
         default=("127.0.0.1:8500",),
-        metadata={"help": "The server, or several that take turns, separated by commas.", "metavar": "HOST:PORT,..."},
+        metadata={"help": "The server, or several separated by commas, used in turn.", "metavar": "HOST:PORT,..."},
     )
     timeout_seconds: float | None = field(
         default=None,
         metadata={
-            "help": "How long a call may take; by default 30 for one answer and 3600 for a stream.",
+            "help": "How long a call may take; by default 30 for a single response and 3600 for a stream.",
             "metavar": "SECONDS",
         },
     )
     max_message_mib: int = field(
-        default=256, metadata={"help": "The largest message to send or take, in MiB.", "metavar": "MIB"}
+        default=256, metadata={"help": "The largest message to send or receive, in MiB.", "metavar": "MIB"}
     )
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class ConnectionSettings:
 
 @contextmanager
 def connected(settings: ConnectionSettings) -> Iterator[Client]:
-    """Give a client, and report what it raises to the user."""
+    """Yield a client, and report its errors to the user."""
     from understudy.clients import Client, DeadlineExceededError, UnavailableError, UnderstudyError
 
     limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
@@ -81,7 +81,7 @@ class VersionType(click.ParamType["Version"]):
     name = "version"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return what help shows for the value."""
+        """Return the help text for the value."""
         del param, ctx
         return f"STEP|{'|'.join(_LABELS)}"
 
@@ -96,7 +96,7 @@ class VersionType(click.ParamType["Version"]):
 
 
 def version_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command ``--version``, None if it is not given."""
+    """Give a command ``--version``; its value is None by default."""
     return click.option("--version", type=VersionType(), help=help_text)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("evaluate")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-@version_option("The version to score; loaded for the purpose if need be. The serving version by default.")
+@version_option("The version to score; loaded on demand. The serving version by default.")
 @metric_option
 @batch_size_option
 @click.option(
@@ -41,10 +41,10 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Score a version on the examples of FILE, or on a dataset the server has.
+    """Score a version on the examples of FILE, or on a dataset of the server.
 
-    FILE is an .npz file with every input and every target under the names of the model's inputs and outputs (a lone
-    input may also be called x, a lone target y), and optionally sample_weight, a weight for each example.
+    FILE is an .npz file with every input and every target under the names of the model's inputs and outputs (a single
+    input may also be called x, a single target y), and optionally sample_weight, a weight for each example.
     """
     if (file is None) == (dataset is None):
         raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")

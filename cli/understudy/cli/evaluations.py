@@ -47,12 +47,12 @@ def command(
     outcome: str | None,
     settings: ConnectionSettings,
 ) -> None:
-    """Show or export what a server has recorded of every checkpoint, oldest entry first.
+    """Show or export a server's record of every checkpoint, oldest entry first.
 
     \b
     understudy evaluations --dataset test
     understudy evaluations --format csv --outcome scored > scores.csv
-    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     with connected(settings) as client:
         evaluations = list(
             client.list_evaluations(
@@ -81,7 +81,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:
-    """Write every field but the metrics, then a column ``metric.NAME`` for each; numbers as Python writes them."""
+    """Write every field but the metrics, then a column ``metric.NAME`` for each; numbers in Python's notation."""
     metrics = sorted({name for each in evaluations for name in each.metrics})
     rows = [_as_json(each) for each in evaluations]
     fields = [field.name for field in dataclasses.fields(_evaluation_type()) if field.name != "metrics"]
@@ -93,7 +93,7 @@ def _print_csv(evaluations: Sequence[Evaluation]) -> None:
 
 
 def _print_json(evaluations: Sequence[Evaluation]) -> None:
-    """Write an array that programs can read as a whole, and people line by line."""
+    """Write an array that is valid JSON as a whole, with one entry per line."""
     lines = (json.dumps(plain(_as_json(each)), allow_nan=False) for each in evaluations)
     click.echo("[" + ",\n".join(lines) + "]")
 

@@ -39,11 +39,11 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
 @click.command("export")
 @_folder("--run-dir", "The run folder.")
 @_folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given.")
-@_folder("--state-dir", "The evaluator's state folder, if it was given one.")
+@_folder("--state-dir", "The evaluator's state folder, if not the default.")
 @click.option(
     "--experiment",
     metavar="EXPERIMENT",
-    help="What builds the model of checkpoints that hold variables alone, as for serve.",
+    help="Builds the model of weights-only checkpoints, as for serve.",
 )
 @click.option(
     "--step",
@@ -51,7 +51,7 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
     default="best",
     show_default=True,
     metavar="best|latest|STEP",
-    help="Which checkpoint; the best is what the evaluator's --monitor says.",
+    help="The checkpoint; best according to the evaluator's --monitor.",
 )
 @click.option(
     "--format",
@@ -59,7 +59,7 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
     type=click.Choice(["keras", "saved_model"]),
     default="keras",
     show_default=True,
-    help="A .keras file (the trainer's as it is), or a SavedModel for serving systems.",
+    help="A .keras file (the trainer's unchanged), or a SavedModel for serving systems.",
 )
 @click.option(
     "--output",
@@ -79,15 +79,15 @@ def command(
     form: ExportFormat,
     output: Path,
 ) -> None:
-    """Take a checkpoint out of a run, for use elsewhere.
+    """Export a checkpoint from a run, for use elsewhere.
 
     \b
     understudy export --run-dir RUN --step best --output best.keras
     understudy export --run-dir RUN --step 400 --format saved_model --output models/digits/400
 
-    No server needs to run; the best checkpoint is there even when the trainer has deleted its own copy of it. A
+    No server needs to run. The best checkpoint is there even if the trainer has deleted its own copy. A
     SavedModel has one signature, serving_default, with the names of the model's inputs and outputs.
-    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     from understudy.evaluator.export import CheckpointExporter
     from understudy.experiments import ExperimentError, load_experiment
 

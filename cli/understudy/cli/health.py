@@ -17,8 +17,8 @@ from understudy.cli.options import settings_options
 _PATIENCE_SECONDS: Final = 5.0
 
 _ADDRESS: Final = re.compile(r"grpc=(.*):(\d+) http=.*\n")
-_ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - what a server listens on
-"""Where to ask a server that listens on every address."""
+_ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - a server's listen address
+"""The address for calls to a server that listens on every address."""
 
 
 @click.command("health")
@@ -33,7 +33,7 @@ _ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # n
 @settings_options(settings=ConnectionSettings)
 @click.pass_context
 def command(context: click.Context, *, service: str, address_file: Path | None, settings: ConnectionSettings) -> None:
-    """Ask a server whether it serves; the exit status is the answer.
+    """Check whether a server is serving; the exit status is the answer.
 
     Waits 5 seconds for it unless --timeout-seconds says otherwise.
     """
@@ -49,7 +49,7 @@ def command(context: click.Context, *, service: str, address_file: Path | None, 
 
 
 def _read_target(file: Path) -> str:
-    """Return the server's address for gRPC from the file that it writes."""
+    """Return the server's gRPC address from its address file."""
     try:
         found = _ADDRESS.fullmatch(file.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The entry point. Each command's module is imported only when the command is asked for."""
+"""The entry point. Each command's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from understudy.cli.command_errors import missing_extras_reported
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
-    "serve": "Take up, score and serve the checkpoints of a run.",
+    "serve": "Pick up, score and serve the checkpoints of a run.",
     "run": "Do what TF_CONFIG assigns to this task of a cluster.",
-    "demo": "Train, evaluate and serve on this machine, and watch it happen.",
-    "predict": "Send examples from a file to a server and show what the model makes of them.",
-    "evaluate": "Score a version on a file, or on a dataset the server has.",
-    "compare": "Score versions on the same examples, and tell a difference from noise.",
-    "status": "Show the versions a server has and their latest evaluations.",
-    "evaluations": "Show or export what a server has recorded of every checkpoint.",
+    "demo": "Train, evaluate and serve on this machine.",
+    "predict": "Send examples from a file to a server and show the model's outputs.",
+    "evaluate": "Score a version on a file, or on a dataset of the server.",
+    "compare": "Score versions on the same examples, with intervals for the differences.",
+    "status": "Show the versions of a server and their latest evaluations.",
+    "evaluations": "Show or export a server's record of every checkpoint.",
     "watch": "Follow evaluations as they are recorded.",
-    "export": "Take a checkpoint out of a run, as a Keras file or a SavedModel.",
+    "export": "Export a checkpoint from a run, as a Keras file or a SavedModel.",
     "promote": "Pin a version, remove the pin, or roll back.",
-    "health": "Ask a server whether it serves; the exit status is the answer.",
+    "health": "Check whether a server is serving; the exit status is the answer.",
 }
 
 _TRAINING: Final = ("train", "run")
-"""They may join a cluster, which they can do without losing SIGTERM only if no thread of theirs takes it."""
+"""These may join a cluster, which is safe from a lost SIGTERM only if none of their threads handles it."""
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and one-line helps, and imports ``understudy.cli.<name>`` on demand."""
+    """A group that has its commands' names and one-line helps, and imports ``understudy.cli.<name>`` on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which one meets them."""
+        """Return the names in the order of the help."""
         del ctx
         return list(_COMMANDS)
 
@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         if cmd_name in _TRAINING:
-            # Before numpy, for it starts threads.
+            # Before numpy, which starts threads.
             ctx.with_resource(_sigterm_held_back())
         with missing_extras_reported():
             module = importlib.import_module(f"understudy.cli.{cmd_name}")
@@ -58,7 +58,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say which names come close."""
+        """Find the command, or suggest similar names."""
         name = args[0]
         if name in _COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
@@ -73,14 +73,14 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; report the extra to install if it turns out to need one."""
+        """Run the command; report the extra to install if it needs one."""
         with missing_extras_reported():
             return super().invoke(ctx)
 
 
 @contextmanager
 def _sigterm_held_back() -> Iterator[None]:
-    """Block SIGTERM in this thread and in all that it starts, until the command says otherwise."""
+    """Block SIGTERM in this thread and all threads that it starts, until the command unblocks it."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         yield
@@ -91,4 +91,4 @@ def _sigterm_held_back() -> Iterator[None]:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="understudy", prog_name="understudy")
 def main() -> None:
-    """Score and serve every checkpoint of a TensorFlow training job, and ask for predictions and evaluations."""
+    """Score and serve every checkpoint of a TensorFlow training job, and request predictions and evaluations."""

@@ -1,8 +1,8 @@
-"""Derives a command's options from the settings it takes, so that each setting is written down once.
+"""Derives a command's options from its settings types, so that each setting is defined once.
 
 A settings type is a frozen, keyword-only dataclass. Each field becomes ``--kebab-case``, the environment variable
 ``UNDERSTUDY_<FIELD>`` and the key ``<field>`` of the TOML file given by ``--config``, in this order of precedence, all
-three parsed alike. Fields that are settings dataclasses themselves contribute their own fields. Others may hold:
+parsed alike. A field that is itself a settings dataclass contributes its own fields. Other fields may hold:
 
 - ``int``, ``float``, ``str``, ``Path``, ``bool`` (``--flag/--no-flag``), ``Literal[...]``, unions of these with each
   other or ``None``;
@@ -35,11 +35,11 @@ ENVIRONMENT_PREFIX = "UNDERSTUDY_"
 def settings_options(**settings_types: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Give a command the options of settings types, and the settings built from them as keyword arguments.
 
-    ``@settings_options(settings=ServeSettings)`` calls the command with ``settings=ServeSettings(...)``. Fields that
-    several types share become one option. It goes below ``@click.command``.
+    ``@settings_options(settings=ServeSettings)`` calls the command with ``settings=ServeSettings(...)``. A field that
+    several types share becomes one option. Apply it below ``@click.command``.
 
     Raises:
-        TypeError: A field's type is none of those that this module lists.
+        TypeError: A field has a type that this module does not list.
     """
     leaves = _leaves_of(settings_types)
 
@@ -58,13 +58,13 @@ def settings_options(**settings_types: type[Any]) -> Callable[[Callable[..., R]]
 def settings_makers(
     *, omit: Collection[str] = (), **settings_types: type[Any]
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command the options of settings types, and for each type a function that makes the settings.
+    """Give a command the options of settings types, and a function per type that builds the settings.
 
-    For a command that needs only some of them, so that the others need not be valid. The functions take fields as
-    keyword arguments, which go before what the options say; the fields in ``omit`` become no option.
+    For a command that needs only some of them, so that the others need not be valid. The functions accept fields as
+    keyword arguments, which override the options. Fields in ``omit`` become no option.
 
     Raises:
-        TypeError: A field's type is none of those that this module lists.
+        TypeError: A field has a type that this module does not list.
     """
     leaves = {name: leaf for name, leaf in _leaves_of(settings_types).items() if name not in omit}
 
@@ -100,7 +100,7 @@ def _maker(settings_type: type[T], values: Mapping[str, Any]) -> Callable[..., T
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Leaf:
-    """A field that holds a value, not further settings."""
+    """A field that holds a value, not nested settings."""
 
     name: str
     annotation: Any
@@ -133,7 +133,7 @@ class _Leaf:
         )
 
     def combined(self, given: Any) -> Any:
-        """Return the field's value from what click parsed."""
+        """Return the field's value from click's parsed value."""
         if self.value.combine is None:
             return given
         try:
@@ -146,7 +146,7 @@ class _Leaf:
 
 
 def _leaves(settings_type: type[Any]) -> Iterator[_Leaf]:
-    """Yield the fields of a settings type and of those within it, in the order in which they are written down."""
+    """Yield the fields of a settings type and of nested ones, in the order of their definition."""
     annotations = get_type_hints(settings_type)
     for field in dataclasses.fields(settings_type):
         annotation = annotations[field.name]

@@ -43,12 +43,12 @@ def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for heading in headings:
         table.add_column(Text(heading))
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: a bracket in an error begins no markup
+        table.add_row(*map(Text, row))  # literal: a bracket in an error starts no markup
     Console().print(table)
 
 
 def plain(value: Any) -> Any:
-    """Return a value made of what JSON knows: NaN and infinities are strings, as in protobuf's JSON."""
+    """Return the value as JSON types: NaN and infinities become strings, as in protobuf's JSON."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -29,7 +29,7 @@ _SHOWN_ROWS: Final = 20
     default=256,
     show_default=True,
     metavar="N",
-    help="Examples to send at once.",
+    help="Examples per request.",
 )
 @click.option(
     "--output",
@@ -48,10 +48,10 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Send the examples of FILE to a server and show what the model makes of them.
+    """Send the examples of FILE to a server and show the model's outputs.
 
-    FILE is a .npy file with the model's one input, or an .npz file with every input under its name (one input may also
-    be called x). Other arrays in it are left alone.
+    FILE is a .npy file with the model's only input, or an .npz file with every input under its name (a single input may
+    also be called x). Other arrays in it are ignored.
     """
     with connected(settings) as client:
         results = _predictions(client, file, version, batch_size)
@@ -116,7 +116,7 @@ def _rows(result: PredictResult) -> int:
 
 
 def _cell(value: Any) -> str:
-    """Return one example of one output as text; of a vector of scores, also which is the largest."""
+    """Return one example of one output as text, with the largest element of a vector of scores."""
     import numpy as np
 
     array = np.asarray(value)

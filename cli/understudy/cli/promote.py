@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("promote")
-@click.option("--pin", type=VersionType(), help="Serve this version, loading it if need be, until --unpin.")
+@click.option("--pin", type=VersionType(), help="Serve this version, loaded on demand, until --unpin.")
 @click.option("--unpin", is_flag=True, help="Follow the server's own policy again.")
 @click.option("--roll-back", is_flag=True, help="Serve and pin the version that was serving before the present one.")
 @json_option("Print one JSON object: serving_step, previous_step, pinned_step.")
@@ -29,7 +29,7 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Decide what a server serves. The decision outlives its restarts."""
+    """Decide which version a server serves. The decision outlives restarts of the server."""
     if (pin is not None) + unpin + roll_back != 1:
         raise click.UsageError("Give exactly one of --pin, --unpin and --roll-back.")
     with connected(settings) as client:

@@ -29,7 +29,7 @@ from understudy.trainer.tf_config import ClusterTask, parse
     show_default=True,
     metavar="N",
     envvar="UNDERSTUDY_RESTARTS",
-    help="Start the task again up to N times, with growing pauses, when it ends with 4, 7, 143 or by a signal.",
+    help="Restart the task up to N times, with exponential backoff, after status 4, 7, 143 or a fatal signal.",
 )
 @settings_makers(
     evaluator_settings=EvaluatorSettings,
@@ -53,15 +53,15 @@ def command(
     \b
     understudy run digits --run-dir RUN --steps 10000 --checkpoint-every 500
 
-    The chief and the workers train EXPERIMENT, as `understudy train` does, under the multi_worker strategy unless
-    another is named; where the cluster has ps, under parameter_server, and ps tasks hold the variables. The evaluator
-    scores and serves what they publish, as `understudy serve` does. So one image and one command fit every task of a
-    cluster. RUN must be the same folder for all of them.
+    The chief and the workers train EXPERIMENT, as `understudy train` does, by default under the multi_worker strategy;
+    where the cluster has ps, under parameter_server, and ps tasks hold the variables. The evaluator scores and serves
+    their checkpoints, as `understudy serve` does. So one image and one command fit every task of a cluster. RUN must be
+    the same folder for all of them.
 
-    Exit status: that of `understudy train` or `serve`. With --restarts, 4 (another task died), 7 (the other tasks did
-    not come in time), 143 (SIGTERM) and a death by a signal lead to a new start, unless SIGTERM was sent to this
-    process itself; so when one task dies the others end within a minute, and all of them begin again.
-    """  # noqa: D301 - click wants the character itself, which keeps the line below it as it is
+    Exit status: that of `understudy train` or `serve`. With --restarts, the task restarts after 4 (another task died),
+    7 (the other tasks did not arrive in time), 143 (SIGTERM) and a fatal signal, unless this process itself receives
+    SIGTERM. So when one task dies, the others end within a minute and all of them start again.
+    """  # noqa: D301 - click needs this character, which keeps the line break below it
     with reported(TFConfigError):
         task = _own_task()
     if restarts and not is_supervised(os.environ):
@@ -85,7 +85,7 @@ def _own_task() -> ClusterTask:
 
 
 def _strategy(context: click.Context, task: ClusterTask) -> dict[str, str]:
-    """Choose what the cluster is made for, where the user chose nothing and there is somebody to train with."""
+    """Choose the strategy that fits the cluster, if the user chose none and there are other training tasks."""
     chosen = context.get_parameter_source("strategy") is not ParameterSource.DEFAULT
     if chosen or len(task.trainers) == 1:
         return {}

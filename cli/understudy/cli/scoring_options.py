@@ -1,4 +1,4 @@
-"""What the commands that score share: how they take metrics, draw examples from a file and show how far they are."""
+"""Shared by the commands that score: metric options, batches from a file, and progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from understudy.clients import Metric
 
 ProgressCallback = Callable[[int, int | None], object]
-"""Told how many examples are done, and of how many, or None."""
+"""Called with the number of examples done, and the total or None."""
 
 
 class _MetricType(click.ParamType["Metric"]):
@@ -48,12 +48,12 @@ batch_size_option = click.option(
     default=256,
     show_default=True,
     metavar="N",
-    help="Examples to score at once.",
+    help="Examples per batch.",
 )
 
 
 def counted_batches(examples: Examples, batch_size: int, advance: ProgressCallback) -> Iterator[tuple[Any, ...]]:
-    """Yield examples in batches, telling how many went before."""
+    """Yield examples in batches, reporting progress."""
     for index, batch in enumerate(examples.batches_of(batch_size)):
         advance(index * batch_size, examples.count)
         yield batch
@@ -61,7 +61,7 @@ def counted_batches(examples: Examples, batch_size: int, advance: ProgressCallba
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[ProgressCallback]:
-    """Show a bar on stderr where that is a terminal; the function given sets how far it has come."""
+    """Show a bar on stderr if it is a terminal; yield the function that sets its progress."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 

@@ -17,24 +17,24 @@ from understudy.service.settings import ServeSettings
 @click.command("serve")
 @settings_options(evaluator_settings=EvaluatorSettings, settings=ServeSettings)
 def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    """Take up, score and serve the checkpoints of a run.
+    """Pick up, score and serve the checkpoints of a run.
 
     \b
     understudy serve --run-dir RUN --experiment digits
     understudy serve --checkpoints DIR --eval-data test=file.npz
 
-    Prints LISTENING once both ports answer and READY once the first checkpoint is serving. SIGTERM lets calls under
-    way finish, then ends with status 0. With --exit-when-finished it also ends by itself once training has ended and
-    all that it left is evaluated.
+    Prints LISTENING once both ports answer and READY once the first checkpoint is serving. On SIGTERM it finishes the
+    calls in progress and exits with status 0. With --exit-when-finished it also exits once training has ended and
+    every checkpoint is evaluated.
 
-    Exit status: 0 told to end, or training finished; 1 it could not, for the reason on stderr; 2 wrong usage;
-    5 training failed; 6 --exit-timeout-seconds ran out; 8 a device failed again and again (--max-device-failures).
-    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    Exit status: 0 SIGTERM, or training finished; 1 failed, see stderr; 2 usage error; 5 training failed;
+    6 --exit-timeout-seconds ran out; 8 a device failed repeatedly (--max-device-failures).
+    """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     run_service(settings, evaluator_settings)
 
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    """Serve until SIGTERM or the end of training; raise CommandError for what is expected to go wrong."""
+    """Serve until SIGTERM or the end of training; raise CommandError for an expected failure."""
     from understudy.evaluator.training_end import ExitReason
     from understudy.service.server import serve
 

@@ -25,7 +25,7 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Show the versions a server has and their latest evaluations.
+    """Show the versions of a server and their latest evaluations.
 
     Exits with 1 if none is serving yet.
     """
@@ -42,7 +42,7 @@ def command(
 
 
 def _latest(evaluations: list[Evaluation]) -> list[Evaluation]:
-    """Return the last entry of each step on each dataset, and the gate's last word, in the order of the ledger."""
+    """Return the last entry of each step on each dataset, and the gate's last decision, in the ledger's order."""
     return list({(each.step, each.dataset, each.outcome in _DECISIONS): each for each in evaluations}.values())
 
 

@@ -1,4 +1,4 @@
-"""Starts a task again when it ended in a way that starting again can mend: ``understudy run --restarts N``."""
+"""Restarts a task after a failure that a restart can fix: ``understudy run --restarts N``."""
 
 from __future__ import annotations
 
@@ -31,29 +31,28 @@ def is_supervised(environ: Mapping[str, str]) -> bool:
 
 
 def end_with_supervisor(environ: Mapping[str, str]) -> None:
-    """Let the kernel kill this process once its supervisor is dead, if it has one; Linux alone can.
+    """Let the kernel kill this process when its supervisor dies, if it has one. Linux only.
 
-    Otherwise a task whose supervisor was killed would go on, and be in the way of the one that is started anew.
+    Otherwise the task of a killed supervisor would keep running, and conflict with its replacement.
     """
     if _PID not in environ or sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != int(environ[_PID]):
-        # It died before.
+        # The supervisor died before the call.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Supervisor:
-    """Runs a command in a child process until it ends for good.
+    """Runs a command in a child process until its final exit.
 
-    It starts the child again when a signal killed it, when its cluster lost a task or did not come together, or when it
-    was asked to end but this process was not. A SIGTERM to this process goes on to the child, which is then not started
-    again.
+    It restarts the child after a fatal signal, after its cluster lost a task or did not form, and after a SIGTERM that
+    only the child received. A SIGTERM to this process is forwarded to the child, which is then not restarted.
 
     Args:
         command: The command line.
-        restarts: How often to start it again, at most.
+        restarts: The maximum number of restarts.
     """
 
     def __init__(self, command: Sequence[str], *, restarts: int) -> None:
@@ -63,7 +62,7 @@ class Supervisor:
         self._stopping = threading.Event()
 
     def run(self) -> int:
-        """Return the child's last exit status, as a shell gives it. For the main thread."""
+        """Return the child's last exit status, in a shell's convention. Call it on the main thread."""
         with self._terminations_passed_on():
             count = 0
             while True:
@@ -84,7 +83,7 @@ class Supervisor:
         environ = {**os.environ, RESTART_COUNT: str(count), _PID: str(os.getpid())}
         self._child = subprocess.Popen(self._command, env=environ)
         if self._stopping.is_set():
-            # SIGTERM came while it was being started.
+            # SIGTERM arrived during the start.
             self._child.terminate()
         try:
             return self._child.wait()
@@ -109,7 +108,7 @@ class Supervisor:
 
 
 def own_command() -> list[str]:
-    """Return the command line that this process was started with."""
+    """Return the command line of this process."""
     return [sys.executable, "-m", "understudy.cli", *sys.argv[1:]]
 
 

@@ -52,23 +52,22 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     understudy train digits --run-dir RUN --steps 400 --checkpoint-every 100
     understudy train my/experiment.py:EXPERIMENT --run-dir RUN --steps 10000 --strategy mirrored
 
-    EXPERIMENT is a bundled name (digits), package.module:object or path/to/file.py:object. It goes on from the newest
-    checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
+    EXPERIMENT is a bundled name (digits), package.module:object or path/to/file.py:object. Training resumes from the
+    newest checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
 
-    Exit status: 0 done; 1 it could not, for the reason on stderr; 2 wrong usage; 3 the loss became NaN or infinite;
-    4 another task of the cluster died, so start all of them again; 6 done, but --wait-for-evaluation ran out; 7 the
-    other tasks did not come in time, so start all of them again; 143 SIGTERM came, and what was trained was saved
-    first.
-    """  # noqa: D301 - click wants the character itself, which keeps the lines below it as they are
+    Exit status: 0 done; 1 failed, see stderr; 2 usage error; 3 the loss became NaN or infinite; 4 another task of the
+    cluster died, so start all of them again; 6 done, but --wait-for-evaluation ran out; 7 the other tasks did not
+    arrive in time, so start all of them again; 143 SIGTERM, after progress was saved.
+    """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     run_training(experiment, settings, progress)
 
 
 def run_training(experiment: str, settings: TrainSettings, progress: ProgressFormat) -> None:
-    """Train, and turn what is expected to go wrong into an exit status.
+    """Train, and convert expected failures into an exit status.
 
     Raises:
-        TrainFailedError: The training failed; outside a cluster, for there the process ends instead.
-        CommandError: TF_CONFIG cannot be used.
+        TrainFailedError: The training failed outside a cluster; in a cluster the process exits instead.
+        CommandError: TF_CONFIG is invalid.
     """
     from understudy.trainer import train
     from understudy.trainer.devices import configure
@@ -95,12 +94,12 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
 
 
 def let_sigterm_through() -> None:
-    """Take back what `understudy.cli.main` did for commands that may join a cluster: this process does not."""
+    """Undo what `understudy.cli.main` did for commands that may join a cluster: this process joins none."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 class TrainFailedError(CommandError):
-    """An expected failure with an exit status of its own."""
+    """An expected failure with its own exit status."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -108,7 +107,7 @@ class TrainFailedError(CommandError):
 
 
 def _leave_cluster(settings: TrainSettings, failure: TrainFailedError | None) -> None:
-    """End the process, if it is a task of a cluster. The chief of a synchronous one coordinates it and goes last."""
+    """End the process, if it is a task of a cluster. A synchronous chief is the coordinator and exits last."""
     if settings.strategy not in _CLUSTERS:
         return
     task = parse(os.environ)
@@ -118,7 +117,7 @@ def _leave_cluster(settings: TrainSettings, failure: TrainFailedError | None) ->
 
 
 def _exit_at_once(failure: TrainFailedError | None) -> NoReturn:
-    """End the process without TensorFlow's shutdown, which may wait for tasks that are gone, or for its own threads."""
+    """End the process without TensorFlow's shutdown, which may wait for exited tasks, or for its own threads."""
     if failure is not None:
         failure.show()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Maps the type of a settings field to the way click parses it."""
+"""Maps the type of a settings field to click's parsing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 
 Combine = Callable[[tuple[Any, ...]], Any]
-"""Makes a field's value from the parts that its flag, variable or key gave."""
+"""Builds a field's value from the parts of its flag, variable or key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class Value:
 
     Attributes:
         param_type: Parses one occurrence.
-        combine: Makes one value of all occurrences; ``None`` where there can be only one, which is the value.
-        spread: Makes occurrences of a default value, where ``combine`` is set.
+        combine: Builds one value from all occurrences; None if there can be only one, which is the value.
+        spread: Splits a default value into occurrences, if ``combine`` is set.
     """
 
     param_type: click.ParamType[Any]
@@ -34,7 +34,7 @@ def value_type(annotation: Any, choices: Sequence[str] | None = None) -> Value:
     """Return how to parse values of a resolved annotation, restricted to ``choices`` if given.
 
     Raises:
-        TypeError: The annotation is none of those that `understudy.cli.options` lists.
+        TypeError: `understudy.cli.options` does not list the annotation.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:  # noqa: PLR2004 - tuple[T, ...]
@@ -66,7 +66,7 @@ def _scalar(annotation: Any, choices: Sequence[str] | None) -> click.ParamType[A
 
 
 class _Either(click.ParamType[Any]):
-    """What one of several types takes; the first that takes it wins."""
+    """A value of one of several types; the first that accepts it wins."""
 
     name = "value"
 

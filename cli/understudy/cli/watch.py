@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
     metavar="SEQUENCE",
-    help="The last entry already seen; 0 begins with the first.",
+    help="Start after this entry; 0 starts with the first.",
 )
 @json_option("Print one JSON object per entry.")
 @settings_options(settings=ConnectionSettings)
@@ -33,9 +33,9 @@ def command(
     as_json: bool,
     settings: ConnectionSettings,
 ) -> None:
-    """Follow evaluations as they are recorded, those there are and then those to come, until interrupted.
+    """Follow evaluations as they are recorded, existing ones first, until interrupted.
 
-    A broken connection resumes where it broke off.
+    A broken connection resumes after the last entry received.
     """
     with connected(settings) as client:
         try:

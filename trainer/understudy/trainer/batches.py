@@ -110,7 +110,7 @@ def reading_watched() -> Iterator[None]:
         if _WRONG_SIZE not in error.message:
             raise
         reason = _line(error, _WRONG_SIZE)
-        raise DataError(f"the training data does not hold as many examples as was said: {reason}") from error
+        raise DataError(f"the training data does not hold the stated number of examples: {reason}") from error
 
 
 def _line(error: tf.errors.OpError, words: str) -> str:

@@ -140,7 +140,7 @@ class ResultsWatch:
         try:
             return self._rule.reason_to_stop(self._results.read(), up_to_step=step)
         except OSError as error:
-            _log.warning("the evaluator's results could not be read, training goes on: %s", error)
+            _log.warning("the evaluator's results could not be read, training continues: %s", error)
             return None
         except ValueError as error:
             raise StopRuleError(f"the rule when to stop cannot apply: {error}") from error

@@ -1,4 +1,4 @@
-"""The ``demo`` command: the main job, on this machine, for people to watch."""
+"""The ``demo`` command: a whole training job on this machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from understudy.cli.demo.script import run_script_demo
 @click.command(name="demo")
 @click.option("--keep", is_flag=True, help="Leave the service running and its files in place afterwards.")
 @click.option(
-    "--script", is_flag=True, help="Train with a plain Keras script instead, which knows nothing of Understudy."
+    "--script", is_flag=True, help="Train with a plain Keras script instead, which does not import Understudy."
 )
 def command(*, keep: bool, script: bool) -> None:
-    """Train on two workers beside an evaluator that scores and serves every checkpoint, and watch it happen.
+    """Train on two workers beside an evaluator that scores and serves every checkpoint.
 
-    Real handwritten digits are learned by a job of two workers and an evaluator under one TF_CONFIG. Each checkpoint
-    is picked up, scored and swapped in while predictions keep flowing. At the end the service is asked for the test
-    accuracy and for a few digits, which are drawn. It ends by itself, with status 0 if all of it held.
+    A job of two workers and an evaluator under one TF_CONFIG learns handwritten digits. Each checkpoint is picked up,
+    scored and swapped in while predictions keep flowing. At the end the demo requests the test accuracy and the
+    predictions for a few digits, which it draws. It exits with status 0 if all checks passed.
     """
     folder = Path(tempfile.mkdtemp(prefix="understudy-demo-"))
     (run_script_demo if script else run_cluster_demo)(folder, keep=keep)

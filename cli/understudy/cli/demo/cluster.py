@@ -1,4 +1,4 @@
-"""The main job: two workers learn digits, and the evaluator of their cluster scores and serves what they publish."""
+"""The main demo: two workers learn digits; the evaluator of their cluster scores and serves their checkpoints."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Cluster = dict[str, list[str]]
 
 
 def run_cluster_demo(folder: Path, *, keep: bool) -> None:
-    """Run the demo in ``folder``, and leave the evaluator running if it is to be kept.
+    """Run the demo in ``folder``, and leave the evaluator running if requested.
 
     Raises:
-        click.ClickException: Something did not hold.
+        click.ClickException: A check failed.
     """
     printer = ProgressPrinter()
     printer.heading(f"{WORKERS} training workers and an evaluator under one TF_CONFIG; files are in {folder}")

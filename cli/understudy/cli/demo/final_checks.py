@@ -1,4 +1,4 @@
-"""The end of both demos: numbers held against each other, metrics scraped, digits drawn."""
+"""The end of both demos: compares numbers, scrapes metrics, draws digits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def evaluated_by_keras(model_file: Path, test: Images, *, folder: Path) -> dict[
 def compare(
     client: Client, test: Images, *, expected: Mapping[str, float], step: int, printer: ProgressPrinter
 ) -> EvaluateResult:
-    """Score the test images over gRPC, and hold the numbers against the expected ones.
+    """Score the test images over gRPC, and compare the numbers with the expected ones.
 
     Raises:
         click.ClickException: They differ by more than `LARGEST_DIFFERENCE`.
@@ -80,7 +80,7 @@ def require_accuracy(result: EvaluateResult) -> None:
 
 
 def scrape(http_target: str, printer: ProgressPrinter) -> None:
-    """Fetch ``/metrics`` as Prometheus would, and show a few of its lines."""
+    """Fetch ``/metrics`` as Prometheus would, and show a few lines."""
     with urllib.request.urlopen(f"http://{http_target}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     printer.heading(f"http://{http_target}/metrics, {len(lines)} lines, among them")
@@ -90,7 +90,7 @@ def scrape(http_target: str, printer: ProgressPrinter) -> None:
 
 
 def draw_digits(client: Client, test: Images, printer: ProgressPrinter) -> None:
-    """Ask for a few digits, and draw them with what was predicted."""
+    """Predict a few digits, and draw them with the predictions."""
     shown = test.x[:SHOWN_DIGITS]
     prediction = client.predict(shown)
     captions = [

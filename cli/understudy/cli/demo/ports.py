@@ -1,4 +1,4 @@
-"""Finds ports for a cluster that must be told its addresses before it starts."""
+"""Finds ports for a cluster that needs its addresses before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the demo's processes, listens to what they print, and never leaves one behind."""
+"""Starts the demo's processes, reads their output, and stops them all at the end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LOG_POLL_SECONDS = 0.05
 
 
 class DemoProcess:
-    """A child process that writes to a log file, from which its lines are shown to a listener.
+    """A child process that writes to a log file, whose lines go to a listener.
 
-    It writes to the file itself, so it can live on when this process is gone, and Ctrl-C reaches this process alone.
+    It writes to the file itself, so it can outlive this process, and Ctrl-C reaches only this process.
 
     Args:
-        name: What people call it.
+        name: The name for messages.
         arguments: The command line after the Python interpreter.
-        log: The file that receives everything it prints.
+        log: The file that receives its output.
         environment: Variables on top of this process's own.
         on_line: Called with every line, on the reading thread.
     """
@@ -124,13 +124,13 @@ class DemoProcess:
         return self._process.pid
 
     def failure(self, what: str) -> click.ClickException:
-        """Describe what went wrong, with the last lines it printed."""
+        """Return an error with the last lines that the process printed."""
         with self._changed:
             tail = "\n".join(f"    {line}" for line in self._lines[-8:])
         return click.ClickException(f"{self.name} {what}. Its log is {self.log}; the last lines:\n{tail}")
 
     def stop(self, *, timeout_seconds: float = 30) -> int:
-        """Ask it to end, insist after ``timeout_seconds``, and return its exit status."""
+        """Terminate it, kill it after ``timeout_seconds``, and return its exit status."""
         if not self.ended:
             self._process.terminate()
         try:
@@ -143,18 +143,18 @@ class DemoProcess:
 
 
 class ProcessGroup:
-    """Processes that are stopped together, in the reverse order of their start, whatever happens."""
+    """Processes that are stopped together, in the reverse order of their start, even after an error."""
 
     def __init__(self) -> None:
         self._processes: list[DemoProcess] = []
 
     def add(self, process: DemoProcess) -> DemoProcess:
-        """Take charge of a process."""
+        """Add a process."""
         self._processes.append(process)
         return process
 
     def release(self, process: DemoProcess) -> None:
-        """Let a process live on after the group is gone."""
+        """Release a process, which then outlives the group."""
         self._processes.remove(process)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Prints the demo's story, with the time since its start."""
+"""Prints the demo's events, with the time since its start."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class ProgressPrinter:
             click.secho(f"\n{text}", bold=True)
 
     def text(self, text: str) -> None:
-        """Print as it is."""
+        """Print a line unchanged."""
         with self._lock:
             click.echo(text)

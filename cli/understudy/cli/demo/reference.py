@@ -1,4 +1,4 @@
-"""Scores a checkpoint with ``model.evaluate`` in a process of its own, for the demo to compare with.
+"""Scores a checkpoint with ``model.evaluate`` in a separate process, for the demo to compare with.
 
 python -m understudy.cli.demo.reference MODEL_FILE TEST_FILE BATCH_ROWS
 """

@@ -1,4 +1,4 @@
-"""Your script, unchanged: a plain Keras ``fit`` with ``ModelCheckpoint``, and the service that scores and serves it."""
+"""The script demo: a plain Keras ``fit`` with ``ModelCheckpoint``, and the service that scores and serves it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TRAINING_SECONDS = 120.0
 
 
 def run_script_demo(folder: Path, *, keep: bool) -> None:
-    """Run the demo in ``folder``, and leave the service running if it is to be kept.
+    """Run the demo in ``folder``, and leave the service running if requested.
 
     Raises:
-        click.ClickException: Something did not hold.
+        click.ClickException: A check failed.
     """
     printer = ProgressPrinter()
     script = Path(understudy.experiments.__file__).with_name("plain_keras_script.py")

@@ -1,4 +1,4 @@
-"""The service under demonstration, and what is watched while a training feeds it."""
+"""The demo's service, and the observation of it while training publishes checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DemoService:
         return cls(process=process, target=target, http_target=http_target)
 
     def print_next_steps(self, printer: ProgressPrinter, *, kept: bool) -> None:
-        """Say what to type next."""
+        """Print the next commands to type."""
         printer.heading("The service is still running. Type next" if kept else "Type next")
         if kept:
             printer.text(f"  .venv/bin/understudy status --target {self.target}")
@@ -53,12 +53,12 @@ class DemoService:
 
 
 class ServedTraining:
-    """Follows the evaluations and keeps predictions flowing from its entry to its exit.
+    """Follows the evaluations and keeps sending predictions from its entry to its exit.
 
     Args:
-        service: The service that takes up what the training writes.
+        service: The service that picks up the training's checkpoints.
         examples: The batch to predict, ``[batch, ...]``.
-        printer: Told of what happens.
+        printer: Receives the events.
     """
 
     def __init__(self, service: DemoService, examples: npt.NDArray[Any], printer: ProgressPrinter) -> None:

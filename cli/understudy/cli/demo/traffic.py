@@ -1,4 +1,4 @@
-"""Keeps predictions flowing while checkpoints come and go."""
+"""Keeps sending predictions while checkpoints are swapped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.clients.client_errors import UnderstudyError
 
 @dataclass
 class TrafficReport:
-    """What came of the predictions: how many were answered by each step, and what went wrong with the others."""
+    """The results of the predictions: the number answered by each step, and the errors of the others."""
 
     answered_by_step: dict[int, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -23,20 +23,20 @@ class TrafficReport:
 
     @property
     def answered(self) -> int:
-        """How many predictions were answered."""
+        """Number of answered predictions."""
         return sum(self.answered_by_step.values())
 
 
 class Traffic:
-    """Sends one prediction after the other from its own thread until it is stopped.
+    """Sends predictions one after the other on its own thread until it is stopped.
 
     Args:
         target: The service, ``host:port``.
         examples: The batch to send, ``[batch, ...]``.
-        pause_seconds: How long to rest between two predictions, so that training gets its share of a small machine.
+        pause_seconds: Pause between two predictions, so that training gets its share of a small machine.
 
     Attributes:
-        report: What has come of the predictions so far.
+        report: The results so far.
     """
 
     def __init__(self, target: str, examples: npt.NDArray[Any], *, pause_seconds: float = 0.005) -> None:
@@ -48,11 +48,11 @@ class Traffic:
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start sending."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; the report is complete after it."""
+        """Stop; afterwards the report is complete."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=60)

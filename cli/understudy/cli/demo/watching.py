@@ -1,4 +1,4 @@
-"""Follows the evaluations of a service on a thread and tells them as they come."""
+"""Follows the evaluations of a service on a thread and prints them as they are recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EvaluationWatch:
 
     Args:
         target: The service, ``host:port``.
-        printer: Told of each.
+        printer: Receives each of them.
     """
 
     def __init__(self, target: str, printer: ProgressPrinter) -> None:
@@ -36,7 +36,7 @@ class EvaluationWatch:
 
     @property
     def scored_steps(self) -> list[int]:
-        """The steps that were scored, ascending."""
+        """The scored steps, ascending."""
         with self._changed:
             return sorted({seen.step for seen in self._seen if seen.outcome == "scored"})
 
