@@ -14,7 +14,7 @@ COPY trainer trainer
 COPY evaluator evaluator
 COPY service service
 COPY cli cli
-# The environment is made at the path where the final image has it, since scripts in it name their interpreter by its path.
+# The environment has the same path as in the final image, because its scripts name their interpreter by path.
 RUN python -m venv /opt/understudy \
     && /opt/understudy/bin/pip install --no-cache-dir --disable-pip-version-check pip==26.3 \
     && /opt/understudy/bin/pip install --no-cache-dir --constraint constraints.txt --build-constraint constraints.txt \
@@ -42,7 +42,7 @@ USER 10001:10001
 WORKDIR /state
 VOLUME /state
 EXPOSE 8500 8501
-# A GPU newer than TensorFlow's kernels compiles them at the first start, which takes minutes.
+# For a GPU newer than TensorFlow's kernels, the first start compiles them, which takes minutes.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=900s --retries=3 \
     CMD ["understudy", "health"]
 STOPSIGNAL SIGTERM

@@ -1,4 +1,4 @@
-# Everything a newcomer needs is `make demo` and `make test`; each sets up what it uses.
+# A newcomer needs only `make demo` and `make test`; each installs its requirements.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -7,14 +7,14 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_VERSION := 26.3
-# The first of these that runs and is new enough; `make PYTHON=/path/to/python3.13 ...` chooses another.
+# The first interpreter that is new enough; `make PYTHON=/path/to/python3.13 ...` chooses another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: help
-help: ## Show what can be made
+help: ## List the targets
 	@echo "Understudy: make TARGET [NAME=VALUE ...]"
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 21
 	@echo
@@ -25,7 +25,7 @@ help: ## Show what can be made
 	@echo "  make bench-peers ONLY=envoy,triton          measure some of the servers"
 
 .PHONY: setup
-setup: $(VENV)/.installed ## Install everything into .venv (the others do this by themselves)
+setup: $(VENV)/.installed ## Install everything into .venv (other targets do this on demand)
 
 $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/*/*.proto)
 	@if [ -z "$(PYTHON)" ]; then \
@@ -52,11 +52,11 @@ test: $(VENV)/.installed ## Run the tests
 
 WHEELHOUSE ?= wheelhouse
 CUDA := 'tensorflow[and-cuda]>=2.21,<2.22'
-# Nothing from the network, where a wheelhouse was brought along.
+# If there is a wheelhouse, install from it without network access.
 FROM_WHEELHOUSE = $(if $(wildcard $(WHEELHOUSE)/tensorflow-*.whl),--no-index --find-links $(WHEELHOUSE))
 
 .PHONY: wheelhouse
-wheelhouse: ## Collect all that `make test-gpu` installs, CUDA's libraries included (about 4 GB), into ./wheelhouse
+wheelhouse: ## Download what `make test-gpu` installs, with CUDA's libraries (about 4 GB), into ./wheelhouse
 	$(PYTHON) -m venv $(WHEELHOUSE)/.pip
 	$(WHEELHOUSE)/.pip/bin/pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
 	$(WHEELHOUSE)/.pip/bin/pip wheel --disable-pip-version-check --wheel-dir $(WHEELHOUSE) -c constraints.txt \
@@ -77,7 +77,7 @@ test-dependencies: $(VENV)/.installed ## Test with the newest and the lowest dep
 	for which in $(or $(WHICH),newest lowest); do tools/test_dependencies.sh $$which $(T); done
 
 .PHONY: soak
-soak: $(VENV)/.installed ## Run the long trials, for hours: make soak TOPIC=kills COUNT=20 for a part
+soak: $(VENV)/.installed ## Run the long trials (hours); TOPIC=kills COUNT=20 runs a part
 	for topic in $(or $(TOPIC),$$($(BIN)/python -m benchmarks.soak --list)); do \
 		$(BIN)/python -m benchmarks.soak $$topic $(if $(COUNT),--count $(COUNT)); done
 
@@ -85,18 +85,18 @@ BENCH_OPTIONS = $(TOPIC) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS),--se
 	$(if $(ONLY),--only $(ONLY)) $(if $(filter quick,$(BENCH)),--quick)
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure the service, what it stands on, and in process; ROUNDS=, SECONDS=, ONLY=, TOPIC= narrow it
+bench: $(VENV)/.installed ## Measure the service, its transport alone, and in process; ROUNDS=, SECONDS=, ONLY=, TOPIC= narrow it
 	tools/fetch_h2load.sh
 	$(BIN)/python -m benchmarks.speed $(BENCH_OPTIONS)
 
 .PHONY: bench-peers
-bench-peers: $(VENV)/.installed ## Measure it beside Triton, pytriton, KServe and MLServer, which are installed first
+bench-peers: $(VENV)/.installed ## Measure it beside Triton, pytriton, KServe and MLServer, after installing them
 	tools/fetch_h2load.sh
 	tools/fetch_peers.sh
 	$(BIN)/python -m benchmarks.speed --peers $(BENCH_OPTIONS)
 
 .PHONY: check
-check: $(VENV)/.installed ## Format, lint, types and the Dockerfile
+check: $(VENV)/.installed ## Check format, lint, types and the Dockerfile
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -104,12 +104,12 @@ check: $(VENV)/.installed ## Format, lint, types and the Dockerfile
 	$(BIN)/python tools/reference.py --check
 
 .PHONY: format
-format: $(VENV)/.installed ## Format the code and mend what can be mended by itself
+format: $(VENV)/.installed ## Format the code and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 .PHONY: reference
-reference: $(VENV)/.installed ## Write the reference pages' tables of metrics and settings from the code
+reference: $(VENV)/.installed ## Generate the reference tables of metrics and settings from the code
 	$(BIN)/python tools/reference.py
 
 $(VENV)/.docs: $(VENV)/.installed
@@ -128,7 +128,7 @@ hooks: $(VENV)/.installed ## Run the checks before every commit
 	$(BIN)/pre-commit install
 
 .PHONY: clean
-clean: ## Remove what was installed, generated and cached
+clean: ## Remove installed, generated and cached files
 	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find proto -name '*_pb2*.py*' -delete

@@ -1,10 +1,10 @@
-# Sourced by the scripts beside it: puts programs of Debian's under .tools without root and without installing anything.
+# Sourced by the scripts beside it: unpacks Debian programs under .tools, without root and without installing them.
 
 # Downloads Debian packages and unpacks them into one folder.
 #
 #     unpack_debian_packages TARGET PACKAGE...
 #
-# Fails, and says why on stderr, where that cannot be done.
+# On failure it returns non-zero and prints the reason to stderr.
 unpack_debian_packages() {
   local target=$1 scratch
   shift

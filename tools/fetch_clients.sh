@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Puts other people's clients under .tools/clients, each in an environment of its own, for the tests that run them against this
+# Installs third-party clients under .tools/clients, each in its own environment, for the tests that run them against this
 # server: triton (tritonclient), tfserving (tensorflow-serving-api), node (@grpc/grpc-js).
 #
 #     tools/fetch_clients.sh triton|tfserving|node
 #
-# What is there already is left as it is. Ends with 1 and says why where an index cannot be reached; ends with 2 where Node is
+# Existing installations are kept. Exits with 1 and the reason if an index cannot be reached, with 2 if Node is
 # missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ kind=${1:?say which: triton, tfserving or node}
 target=.tools/clients/$kind
 python=${PYTHON:-.venv/bin/python}
 
-# Says that a folder holds this, whatever it was made with; a change here makes it anew.
+# Marks the content of a folder; a change here recreates it.
 case $kind in
   triton) packages=("tritonclient[grpc,http]==2.73.0") ;;
   tfserving) packages=("tensorflow-serving-api==2.21.0" --constraint constraints.txt) ;;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts Debian's h2load and the libraries it needs under .tools/nghttp2, without root and without installing anything, for the
-# benchmarks and their tests. Ends with 1 and says why where that cannot be done; the tests then skip, saying so.
+# Unpacks Debian's h2load and its libraries under .tools/nghttp2, without root and without installing them, for the
+# benchmarks and their tests. On failure it exits with 1 and the reason; the tests are then skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/debian_packages.sh

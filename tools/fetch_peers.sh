@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Puts the servers that `make bench-peers` compares with under .tools/peers, each in an environment of its own with the versions
+# Installs the servers that `make bench-peers` measures under .tools/peers, each in its own environment with the versions
 # of tools/peers/NAME.txt: triton (the nvidia-pytriton wheel, which holds Triton itself and pytriton), kserve, mlserver.
 #
 #     tools/fetch_peers.sh [NAME...]
 #
-# What is there already is left as it is. Triton's Python backend is linked with the system's libpython 3.11, so the interpreter
-# is the system's own; PYTHON=... chooses another 3.11. Ends with 1 and says why where something cannot be had.
+# Existing installations are kept. Triton's Python backend is linked with the system's libpython 3.11, so the interpreter
+# is the system's own; PYTHON=... chooses another 3.11. Exits with 1 and the reason if a download fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-/usr/bin/python3}

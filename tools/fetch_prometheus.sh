@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts Debian's prometheus and promtool under .tools/prometheus, without root and without installing anything, for the tests that
-# have a real Prometheus scrape the service. Where that cannot be done it says why and ends with 0: those tests then skip, saying so.
+# Unpacks Debian's prometheus and promtool under .tools/prometheus, without root and without installing them, for the tests that
+# have a real Prometheus scrape the service. On failure it prints the reason and exits with 0; those tests are then skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/debian_packages.sh

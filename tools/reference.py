@@ -1,7 +1,7 @@
 """Writes the reference pages' tables of metrics and settings from the code.
 
 python tools/reference.py            write them
-python tools/reference.py --check    end with 1 if they are not what the code says
+python tools/reference.py --check    exit with 1 if they differ from the code
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
 
 class _IdleEvaluator:
-    """What the collector of gauges asks, of an evaluator that has one device and nothing serving."""
+    """A stub of an evaluator with one device and no serving version, for the gauges' collector."""
 
     replicas = 1
     serving_step = latest_step = best_step = None
 
     def checkpoint_age_seconds(self) -> None:
-        """There is none."""
+        """Return none."""
 
     def device_memory(self) -> dict[tuple[str, str], int]:
-        """Name one device."""
+        """Return one device."""
         return {("GPU:0", "current"): 0}
 
     def gpu_readings(self) -> dict[str, GpuReading]:
-        """Tell everything that NVML can of it."""
+        """Report all NVML values."""
         reading = GpuReading(
             memory_used_bytes=0, memory_total_bytes=0, utilization=0.0, corrected_errors=0, uncorrected_errors=0
         )
@@ -62,7 +62,7 @@ def metrics_table() -> str:
 
 
 def _every_metric() -> list[Metric]:
-    """Collect the metrics of a training task, and of a service that has seen one evaluation and knows one method."""
+    """Collect the metrics of a training task, and of a service after one evaluation, with one method."""
     registry = CollectorRegistry()
     observer = MetricsObserver(registry)
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
@@ -82,7 +82,7 @@ def _every_metric() -> list[Metric]:
 
 
 def settings_table() -> str:
-    """Return Markdown tables of the settings of ``serve`` and ``train``; ``run`` has both."""
+    """Return Markdown tables of the settings of ``serve`` and ``train``; ``run`` has both sets."""
     return "\n\n".join(
         [
             "`understudy serve`\n\n" + _table(ServeSettings, EvaluatorSettings),
@@ -133,14 +133,14 @@ SECTIONS = {
     "METRICS": (_REFERENCE / "metrics.md", metrics_table),
     "SETTINGS": (_REFERENCE / "settings.md", settings_table),
 }
-"""The page that holds each table, and what makes the table."""
+"""The page that holds each table, and the function that builds the table."""
 
 
 def with_section(text: str, name: str, content: str) -> str:
     """Return ``text`` with the part between the markers of ``name`` replaced.
 
     Raises:
-        ValueError: The markers are not there exactly once.
+        ValueError: The markers do not occur exactly once.
     """
     pattern = re.compile(rf"(<!-- BEGIN {name} [^>]*-->\n).*?(<!-- END {name} -->)", re.DOTALL)
     replaced, count = pattern.subn(lambda match: f"{match[1]}{content}\n{match[2]}", text)

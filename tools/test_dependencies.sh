@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Tests the package with other versions of its dependencies than constraints.txt names: the newest that pyproject.toml admits and
-# the registry has today, as `pip install` takes them, or the lowest that pyproject.toml admits.
+# Tests the package with dependency versions other than those in constraints.txt: the newest that pyproject.toml admits and
+# the registry has today, as `pip install` selects them, or the lowest that pyproject.toml admits.
 #
 #     tools/test_dependencies.sh newest|lowest [PYTEST-ARGUMENT...]
 #
-# Needs .venv, whose uv resolves and installs. The environment stays under .tools/dependencies until other versions are resolved.
-# The wheel is built and installed each time, as a user gets it. Without arguments for pytest it runs what depends most on others'
-# code: starting, every protocol over both front ends, every format, training, the clients and the commands.
+# Needs uv from .venv. The environment stays under .tools/dependencies until other versions are resolved.
+# The wheel is built and installed each time, as for a user. Without pytest arguments it runs the tests that depend most on other
+# packages: start, every protocol over both front ends, every format, training, the clients and the commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 which=${1:-}
@@ -42,7 +42,7 @@ tests=("$@")
 
 python=$PWD/.venv/bin/python
 uv=$PWD/.venv/bin/uv
-# An index that pip is set up with holds for uv too.
+# uv uses the index that pip is configured with.
 index=$("$python" -m pip config get global.index-url 2>/dev/null || true)
 [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
 export UV_PYTHON_DOWNLOADS=never

@@ -1,5 +1,5 @@
-"""The devices of a process: CUDA's libraries, which devices to use, and what is wrong when there is no GPU.
+"""The devices of a process: CUDA's libraries, the choice of devices, and a diagnosis when there is no GPU.
 
-The service and the trainer share it. It decides and lays out before TensorFlow starts; afterwards TensorFlow cannot
-change its devices. Importing this package does not import TensorFlow.
+The service and the trainer share this package. It configures devices before TensorFlow starts, as TensorFlow cannot
+change them afterwards. Importing it does not import TensorFlow.
 """

@@ -1,8 +1,8 @@
 """Loads CUDA's libraries from NVIDIA's wheels before TensorFlow looks for them.
 
 TensorFlow 2.21 opens them from ``libtensorflow_framework.so.2``, whose RUNPATH names the folders of most wheels but not
-that of cusolver. One library that cannot be opened makes TensorFlow skip every GPU. A library that the process has
-loaded already is found by its soname, wherever it lies.
+that of cusolver. One library that cannot be opened makes TensorFlow skip every GPU. The dynamic loader finds a library
+that is already loaded by its soname, wherever it lies.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class CudaLibrary:
     """A library that TensorFlow 2.21 opens, or that one of those needs.
 
     Attributes:
-        soname: The name that it is opened by.
+        soname: The name under which it is opened.
         folder: Its folder in the wheels' package ``nvidia``.
-        package: The distribution that brings it.
+        package: The distribution that contains it.
         required: Whether TensorFlow skips every GPU without it.
     """
 
@@ -43,7 +43,7 @@ LIBRARIES = (
     CudaLibrary(soname="libcudnn.so.9", folder="cudnn", package="nvidia-cudnn-cu12"),
     CudaLibrary(soname="libnccl.so.2", folder="nccl", package="nvidia-nccl-cu12", required=False),
 )
-"""In an order in which each comes after those that it needs."""
+"""Ordered so that each library comes after its dependencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class LibraryFault:
     """A library that could not be loaded.
 
     Attributes:
-        library: Which.
-        reason: What the dynamic loader said.
+        library: The library.
+        reason: The dynamic loader's message.
     """
 
     library: CudaLibrary
@@ -60,9 +60,9 @@ class LibraryFault:
 
 
 def preload(folders: Sequence[Path] | None = None) -> list[LibraryFault]:
-    """Load every library for the whole process, from the wheels if they have it, else from where the system finds it.
+    """Load every library for the whole process, from the wheels if they have it, else from the system.
 
-    Loading one again costs nothing. Call it before TensorFlow is first asked for its devices. Thread-safe.
+    Loading a library again costs nothing. Call it before TensorFlow first looks for its devices. Thread-safe.
 
     Args:
         folders: Folders of the package ``nvidia``; those on `sys.path` if None.
@@ -81,7 +81,7 @@ def preload(folders: Sequence[Path] | None = None) -> list[LibraryFault]:
 
 
 def wheel_folders() -> list[Path]:
-    """Return the folders that make up the package ``nvidia``, which NVIDIA's wheels share."""
+    """Return the folders of the package ``nvidia``, which NVIDIA's wheels share."""
     try:
         spec = importlib.util.find_spec("nvidia")
     except ValueError:  # a module of that name without a spec

@@ -1,4 +1,4 @@
-"""Why TensorFlow finds no GPU."""
+"""Diagnoses why TensorFlow finds no GPU."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def why_no_gpu(
     faults: Sequence[LibraryFault],
     warnings: str,
 ) -> str:
-    """Return a sentence that says why there is no GPU, and the remedy.
+    """Return a sentence with the reason for the missing GPU, and the remedy.
 
     Args:
         expected: Why GPUs are expected; see `understudy.devices.expectation`.
         environ: The process's environment.
         is_cuda_build: Whether this TensorFlow can use GPUs at all.
-        driver_fault: What is wrong with the driver, if anything.
+        driver_fault: The driver's fault, if any.
         faults: The libraries that could not be loaded.
-        warnings: What TensorFlow says; see `tensorflow_warnings`.
+        warnings: TensorFlow's warnings; see `tensorflow_warnings`.
     """
     missing = [fault for fault in faults if fault.library.required]
     if is_hidden(environ):
@@ -68,9 +68,9 @@ def why_no_gpu(
 
 
 def tensorflow_warnings(timeout_seconds: float = _PATIENCE_SECONDS) -> str:
-    """Return what TensorFlow says when it looks for GPUs; empty if that is nothing, or takes too long.
+    """Return TensorFlow's warnings when it looks for GPUs; empty if there are none, or if it takes too long.
 
-    Asks in a process of its own, since TensorFlow reads its log level once, when it is loaded.
+    Uses a separate process, since TensorFlow reads its log level once, when it is loaded.
     """
     try:
         asked = subprocess.run(
@@ -88,6 +88,6 @@ def tensorflow_warnings(timeout_seconds: float = _PATIENCE_SECONDS) -> str:
 
 
 def relevant(log: str) -> str:
-    """Return the lines of TensorFlow's log that are about GPUs, joined, without time stamps and places."""
+    """Return the lines of TensorFlow's log about GPUs, joined, without time stamps and source locations."""
     lines = [_LOG_PREFIX.sub("", line).strip() for line in log.splitlines() if _ABOUT_GPUS.search(line)]
     return " | ".join(dict.fromkeys(lines))[:_LONGEST]

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says, through its library ``libcuda.so.1``."""
+"""GPUs and versions as reported by NVIDIA's driver, through its library ``libcuda.so.1``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NAME_BYTES = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, as CUDA counts them: what CUDA_VISIBLE_DEVICES hides is not among them.
+    """A GPU, as CUDA counts them: without those that CUDA_VISIBLE_DEVICES hides.
 
     Attributes:
-        name: Its model.
-        memory_bytes: All of its memory.
-        bus_id: Where it is on the PCI bus. Instances of one GPU under MIG have the same.
+        name: The model name.
+        memory_bytes: Total memory.
+        bus_id: PCI bus id. MIG instances of one GPU have the same.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Gpu:
 
 
 class DriverError(Exception):
-    """The driver is not there, or refuses. The text says why."""
+    """The driver is missing or fails. The text gives the reason."""
 
 
 def is_there() -> bool:
@@ -47,7 +47,7 @@ def list_gpus() -> list[Gpu]:
     """Return the GPUs that CUDA shows to this process. Starts the driver in this process. Thread-safe.
 
     Raises:
-        DriverError: The driver is not there, or refuses.
+        DriverError: The driver is missing or fails.
     """
     driver = _open()
     count = ctypes.c_int()
@@ -56,7 +56,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def driver_version(file: Path = VERSION_FILE) -> str | None:
-    """Return the kernel driver's version, such as ``555.42.06``; None where there is no such driver."""
+    """Return the kernel driver's version, such as ``555.42.06``; None without such a driver."""
     try:
         found = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", file.read_text(encoding="ascii", errors="replace"))
     except OSError:

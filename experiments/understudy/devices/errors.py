@@ -1,14 +1,14 @@
-"""What can be wrong with the devices."""
+"""The exceptions of the device layout."""
 
 from __future__ import annotations
 
 
 class DeviceLayoutError(Exception):
-    """The devices cannot be laid out as asked for. The text names what was asked for, what there is and the remedy."""
+    """The requested device layout is impossible. The text names the request, the existing devices and the remedy."""
 
 
 class NoGpuError(DeviceLayoutError):
-    """GPUs are asked for or present, and TensorFlow finds none. The text says why."""
+    """GPUs are requested or present, and TensorFlow finds none. The text gives the reason."""
 
 
 class DevicesFixedError(DeviceLayoutError):

@@ -1,4 +1,4 @@
-"""Whether this process is meant to have GPUs."""
+"""Whether this process should have GPUs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def expects_gpus(
     """Return why GPUs are expected, as a clause for a sentence; None if they are not.
 
     Args:
-        wanted: The devices asked for, by canonical names; none if empty.
-        logical_cpus: Into how many devices to split the CPU, which asks for CPUs.
+        wanted: The requested devices, by canonical names; empty if none are requested.
+        logical_cpus: Number of devices to split the CPU into, which requests CPUs.
         environ: The process's environment.
         files: What `device_files` returns.
     """

@@ -1,4 +1,4 @@
-"""Lays out the devices of this process, before TensorFlow starts."""
+"""Configures the devices of this process, before TensorFlow starts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The devices of this process, decided and not yet laid out.
+    """The devices of this process, decided and not yet configured.
 
     Attributes:
-        selection: Which ones.
-        logical_cpus: Into how many devices to split the CPU; None leaves it as it is.
+        selection: The selected devices.
+        logical_cpus: Number of devices to split the CPU into; None leaves it unchanged.
     """
 
     selection: Selection
@@ -37,15 +37,15 @@ class Layout:
 
 
 def plan(wanted: Sequence[str] = (), logical_cpus: int | None = None) -> Layout:
-    """Load CUDA's libraries where there may be GPUs, and decide which devices to use. Changes no device.
+    """Load CUDA's libraries if GPUs may be used, and decide which devices to use. Changes no device.
 
     Args:
         wanted: Devices by name; see `understudy.devices.selection.select`.
-        logical_cpus: Into how many devices to split the CPU.
+        logical_cpus: Number of devices to split the CPU into.
 
     Raises:
-        NoGpuError: GPUs are asked for or present, and TensorFlow finds none.
-        DeviceLayoutError: There is no such device, or one is named twice.
+        NoGpuError: GPUs are requested or present, and TensorFlow finds none.
+        DeviceLayoutError: A device does not exist, or is named twice.
     """
     wanted = [canonical(name) for name in wanted]
     expected = expects_gpus(wanted=wanted, logical_cpus=logical_cpus, environ=os.environ, files=device_files())
@@ -61,9 +61,9 @@ def plan(wanted: Sequence[str] = (), logical_cpus: int | None = None) -> Layout:
 
 
 def apply(layout: Layout, *, gpu_memory_limit_mib: int | None = None) -> None:
-    """Hide the GPUs that are not used, let memory grow as needed or bound it, and split the CPU.
+    """Hide unused GPUs, let memory grow as needed or bound it, and split the CPU.
 
-    What is so already stays, so it can be called again.
+    Idempotent.
 
     Raises:
         DevicesFixedError: TensorFlow already runs, with other devices.
@@ -83,9 +83,9 @@ def apply(layout: Layout, *, gpu_memory_limit_mib: int | None = None) -> None:
 
 
 def describe(layout: Layout) -> list[dict[str, Any]]:
-    """Return what is known of each device that is used: the user's name for it, TensorFlow's, its kind and memory.
+    """Return a description of each used device: the user's name for it, TensorFlow's, its kind and memory.
 
-    Of a GPU also its model, its compute capability, its place on the PCI bus and the driver's version.
+    For a GPU also its model, its compute capability, its PCI bus id and the driver's version.
     """
     physical = tf.config.list_physical_devices("GPU")
     try:
@@ -107,14 +107,14 @@ def describe(layout: Layout) -> list[dict[str, Any]]:
 
 
 def _may_have_gpus(expected: str | None, wanted: Sequence[str], logical_cpus: int | None) -> bool:
-    """Return whether GPUs may be used: they are expected, or the driver is there and nothing speaks against them."""
+    """Return whether GPUs may be used: they are expected, or the driver is present and nothing excludes them."""
     if is_hidden(os.environ):
         return False
     return expected is not None or (not wanted and logical_cpus is None and driver.is_there())
 
 
 def _cpus() -> int:
-    """Return how many devices the CPU is split into already."""
+    """Return the number of devices that the CPU is already split into."""
     cpu, *_ = tf.config.list_physical_devices("CPU")
     return len(tf.config.get_logical_device_configuration(cpu) or (cpu,))
 
@@ -141,7 +141,7 @@ def _driver_fault() -> str | None:
 
 
 def _about_mig(environ: Mapping[str, str]) -> str:
-    """Return the rest of a sentence for someone who names several instances of GPUs that are partitioned by MIG."""
+    """Return an addition to an error for a request of several MIG instances, else an empty string."""
     named = " ".join(environ.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"))
     if len(set(re.findall(r"MIG-[^,\s]+", named))) <= 1:
         return ""

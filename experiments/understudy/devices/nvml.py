@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of GPUs. Optional: it needs the extra ``gpu``, and the driver."""
+"""GPU state from NVIDIA's management library. Optional: it needs the extra ``gpu``, and the driver."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PERCENT = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReading:
-    """A GPU as it is now. What it does not tell is None, as utilization under MIG, or errors of memory without ECC.
+    """The current state of a GPU. A value that it does not report is None: utilization under MIG, errors without ECC.
 
     Attributes:
-        memory_used_bytes: By all processes.
-        memory_total_bytes: All of it.
-        utilization: The share of the last sampling period, from 1/6 to 1 s, in which anything ran on it.
-        corrected_errors: Errors of its memory since the driver was loaded that ECC corrected.
-        uncorrected_errors: And those that it could not.
+        memory_used_bytes: Used by all processes.
+        memory_total_bytes: Total memory.
+        utilization: The share of the last sampling period, from 1/6 to 1 s, in which a kernel ran.
+        corrected_errors: Memory errors since the driver was loaded that ECC corrected.
+        uncorrected_errors: Memory errors since then that ECC could not correct.
     """
 
     memory_used_bytes: int | None
@@ -32,10 +32,10 @@ class GpuReading:
 
 
 class Nvml:
-    """The library, opened. Thread-safe; stays open until the process ends.
+    """The opened library. Thread-safe; stays open until the process ends.
 
     Raises:
-        NvmlUnavailableError: It is not installed, or the driver is not there.
+        NvmlUnavailableError: The library is not installed, or the driver is missing.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Nvml:
             raise NvmlUnavailableError(f"NVML cannot be used: {error}") from error
 
     def read(self, bus_id: str) -> GpuReading | None:
-        """Return the state of the GPU at this place on the PCI bus; None if NVML does not know it. Takes about 1 ms."""
+        """Return the state of the GPU with this PCI bus id; None if NVML does not know it. Takes about 1 ms."""
         nvml = self._nvml
         gpu = self._ask(lambda: nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()))
         if gpu is None:
@@ -71,7 +71,7 @@ class Nvml:
         return None if count is None else int(count)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Return the answer; None if this GPU has none."""
+        """Return the value; None if this GPU does not report it."""
         try:
             return question()
         except self._nvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""From the devices asked for to those that TensorFlow shows, and their names among these."""
+"""Maps requested devices to TensorFlow's visible devices and their names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Selection:
     """Which devices a process uses.
 
     Attributes:
-        gpus: Numbers of the physical GPUs to make visible, ascending; TensorFlow numbers those from 0 again.
-        names: The devices to use, by the names that TensorFlow then gives them.
-        asked: By each of these names, the one that the device has for the user. They differ for GPUs alone.
+        gpus: Numbers of the physical GPUs to make visible, ascending; TensorFlow renumbers them from 0.
+        names: The devices to use, by TensorFlow's names after that.
+        asked: For each of these names, the user's name of the device. They differ for GPUs only.
     """
 
     gpus: tuple[int, ...]
@@ -35,18 +35,18 @@ def canonical(name: str) -> str:
 def select(wanted: Sequence[str], *, gpus: int, cpus: int, logical_cpus: int | None = None) -> Selection:
     """Choose devices.
 
-    A GPU that is not chosen must be hidden: TensorFlow takes memory on every GPU that it sees. Where CPUs are chosen,
-    by name or by splitting the CPU, all GPUs are hidden.
+    A GPU that is not chosen must be hidden, as TensorFlow takes memory on every visible GPU. If CPUs are chosen, by
+    name or by splitting the CPU, all GPUs are hidden.
 
     Args:
         wanted: Names such as ``GPU:1``; ``GPU`` or ``CPU`` alone means all of the kind. If empty: the CPUs if they are
             split, else all GPUs, else all CPUs.
-        gpus: How many GPUs there are.
-        cpus: How many CPU devices there are, after splitting.
-        logical_cpus: Into how many the CPU is split; None if nothing was said about it.
+        gpus: Number of GPUs.
+        cpus: Number of CPU devices, after splitting.
+        logical_cpus: Number of devices that the CPU is split into; None if not configured.
 
     Raises:
-        DeviceLayoutError: There is no such device, or one is named twice.
+        DeviceLayoutError: A device does not exist, or is named twice.
     """
     if not wanted:
         wanted = ("GPU",) if gpus and logical_cpus is None else ("CPU",)
@@ -68,7 +68,7 @@ def select(wanted: Sequence[str], *, gpus: int, cpus: int, logical_cpus: int | N
 
 
 def _expand(name: str, *, gpus: int, cpus: int) -> list[str]:
-    """Return the devices that a name stands for; the name itself if there are none."""
+    """Return the devices that a name stands for, or the name itself if there are none."""
     match = _NAME.fullmatch(name)
     if match is None or match[2] is not None:
         return [name]

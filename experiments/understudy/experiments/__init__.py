@@ -1,4 +1,4 @@
-"""What a user writes: a model and its data."""
+"""The user's part: a model and its data."""
 
 from understudy.experiments.contract import Experiment
 from understudy.experiments.experiment_errors import ExperimentError

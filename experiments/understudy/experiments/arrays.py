@@ -1,9 +1,9 @@
-"""Training data in arrays that need not fit into memory: ``.npy`` files, or anything that is indexed alike.
+"""Training data in arrays larger than memory: ``.npy`` files, or any object with the same indexing.
 
     def training_data(self):
         return array_examples((open_array("x-0.npy", "x-1.npy"), open_array("labels.npz", member="y")))
 
-The trainer shuffles the whole of them, without reading ahead or holding anything: it asks for the rows of each batch.
+The trainer shuffles the whole arrays without reading ahead or buffering: it reads the entries of each batch.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ import tensorflow as tf
 
 from understudy.experiments.experiment_errors import ExperimentError
 
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: ends with the lengths of its name and its extra field
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member; ends with the lengths of its name and its extra field
 
 
 class Array(Protocol):
-    """What is asked of an array: rows along axis 0, several at once."""
+    """The required interface of an array: indexing along axis 0 by several numbers at once."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows first."""
+        """The shape; axis 0 is the examples."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of each value."""
+        """The dtype of each value."""
 
     def __getitem__(self, rows: npt.NDArray[np.int64], /) -> Any:
-        """Return the rows, in the order of their numbers ``[n]``, as an array ``[n, ...]``."""
+        """Return the entries with these numbers ``[n]``, in order, as an array ``[n, ...]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedExamples:
-    """Examples that can be had in any order, by their numbers.
+    """Examples with random access by number.
 
     Attributes:
-        size: How many there are.
-        element_spec: Of one, ``(x, y)`` or ``(x, y, sample_weight)``, as of a dataset's element.
-        fetch: From numbers, int64 ``[n]``, to those examples, each tensor ``[n, ...]``; used in the graph of a dataset.
+        size: Number of examples.
+        element_spec: The spec of one example, ``(x, y)`` or ``(x, y, sample_weight)``, as of a dataset's element.
+        fetch: Maps numbers, int64 ``[n]``, to those examples, each tensor ``[n, ...]``; used in a dataset's graph.
     """
 
     size: int
@@ -55,21 +55,21 @@ class IndexedExamples:
     fetch: Callable[[tf.Tensor], Any]
 
     def dataset(self, *, rows_at_once: int = 256) -> tf.data.Dataset:
-        """Return them in their order, as `Experiment.evaluation_data` gives them."""
+        """Return the examples in order, as for `Experiment.evaluation_data`."""
         numbers = tf.data.Dataset.range(self.size).batch(rows_at_once)
         examples = numbers.map(self.fetch, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
         return examples.apply(tf.data.experimental.assert_cardinality(self.size))
 
 
 def array_examples(arrays: Any) -> IndexedExamples:
-    """Return the examples whose parts are the rows of arrays.
+    """Return examples made of the entries of arrays.
 
     Args:
-        arrays: ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a dict, list or tuple of arrays: those of
-            `open_array` or NumPy, or anything that has ``shape`` and ``dtype`` and gives rows by their numbers.
+        arrays: ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a dict, list or tuple of arrays: from
+            `open_array` or NumPy, or any object with ``shape`` and ``dtype`` that is indexed by several numbers.
 
     Raises:
-        ExperimentError: The arrays have different numbers of rows.
+        ExperimentError: The arrays differ in length.
     """
     leaves: Sequence[Array] = tf.nest.flatten(arrays)
     sizes = {array.shape[0] for array in leaves}
@@ -90,16 +90,16 @@ def array_examples(arrays: Any) -> IndexedExamples:
 
 
 def open_array(*paths: str | Path, member: str | None = None) -> Array:
-    """Map ``.npy`` files, or an array in each of some ``.npz`` files, into memory, one after the other along axis 0.
+    """Map ``.npy`` files, or an array in each of some ``.npz`` files, into memory, concatenated along axis 0.
 
-    Nothing is read before it is asked for, and the operating system drops what was read when it needs the memory.
+    Data is read on access, and the operating system drops it again when it needs the memory.
 
     Args:
         paths: The files.
         member: The array's name, in ``.npz`` files.
 
     Raises:
-        ExperimentError: A file is not what it should be, is compressed, or the arrays do not fit together.
+        ExperimentError: A file is invalid or compressed, or the arrays do not fit together.
     """
     if not paths:
         raise ExperimentError("open_array() was given no file")
@@ -112,7 +112,7 @@ def open_array(*paths: str | Path, member: str | None = None) -> Array:
 
 
 class _Concatenated:
-    """Arrays one after the other along axis 0."""
+    """Arrays concatenated along axis 0."""
 
     def __init__(self, parts: Sequence[npt.NDArray[Any]]) -> None:
         self._parts = parts
@@ -144,7 +144,7 @@ def _open(path: Path, member: str | None) -> npt.NDArray[Any]:
 
 
 def _open_member(path: Path, member: str) -> npt.NDArray[Any]:
-    """Map an array inside an ``.npz`` file, which is a zip file, where it lies."""
+    """Map an array at its position inside an ``.npz`` file, which is a zip file."""
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo(f"{member}.npy")
     if info.compress_type != zipfile.ZIP_STORED:

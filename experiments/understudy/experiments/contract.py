@@ -1,4 +1,4 @@
-"""What a user writes."""
+"""The interface of an experiment."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Experiment(Protocol):
-    """A model and its data: all that the trainer and the evaluator need to know.
+    """A model and its data, for the trainer and the evaluator.
 
-    A class with these members will do; there is nothing to inherit from.
+    Any class with these members works; there is no base class.
 
     Attributes:
-        name: A word for it; the default name of the served model.
+        name: A short name; the default name of the served model.
         global_batch_size: Examples per training step, over all replicas of all workers.
     """
 
     @property
     def name(self) -> str:
-        """A word for it; the default name of the served model."""
+        """A short name; the default name of the served model."""
 
     @property
     def global_batch_size(self) -> int:
@@ -35,19 +35,19 @@ class Experiment(Protocol):
     def build_model(self) -> keras.Model:
         """Return a new model, built (its variables exist) and compiled (optimizer, loss, metrics).
 
-        It is called inside a distribution strategy's scope, and more than once.
+        Called inside a distribution strategy's scope, and more than once.
         """
 
     def training_data(self) -> tf.data.Dataset | IndexedExamples | RecordExamples:
         """Return one epoch of training examples, ``(x, y)`` or ``(x, y, sample_weight)``.
 
-        Examples are single: the trainer shuffles, repeats and batches. Their number is known
-        (``dataset.cardinality()``); their order is the same on every call and in every process, as exact resume needs.
-        Data larger than memory is best given as `arrays.array_examples` or `records.record_examples`.
+        Elements are single examples: the trainer shuffles, repeats and batches. Their number is known
+        (``dataset.cardinality()``). Their order is the same on every call and in every process, for exact resume.
+        For data larger than memory, return `arrays.array_examples` or `records.record_examples`.
         """
 
     def evaluation_data(self) -> Mapping[str, tf.data.Dataset]:
         """Return the datasets to score checkpoints on, by name, in the order of scoring.
 
-        Examples are as in `training_data`. The loss on the first dataset is what is monitored by default.
+        Examples are as in `training_data`. The loss on the first dataset is monitored by default.
         """

@@ -11,7 +11,7 @@ from understudy.experiments.digits_data import Split, load_split
 
 
 class Digits:
-    """The bundled experiment: a small convolutional net, with BatchNorm and Dropout so that the hard cases are in it.
+    """The bundled experiment: a small convolutional net, with BatchNorm and Dropout to cover the hard cases.
 
     Input ``image`` float32 ``[batch, 8, 8, 1]``, output ``digit`` float32 ``[batch, 10]`` (probabilities). About 200
     steps of the global batch reach a test accuracy of 0.98.
@@ -21,7 +21,7 @@ class Digits:
     global_batch_size = 128
 
     def build_model(self) -> keras.Model:
-        """Return the net, compiled."""
+        """Return the compiled net."""
         image = keras.Input((8, 8, 1), name="image")
         x = _convolve(image, filters=32)
         x = _convolve(x, filters=64)

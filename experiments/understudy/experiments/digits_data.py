@@ -41,7 +41,7 @@ class Images:
 
 
 def load_split(split: Split) -> Images:
-    """Return one part of the data; the parts share no image and together hold all of them.
+    """Return one part of the data. The parts are disjoint and cover all images.
 
     Raises:
         ExperimentError: scikit-learn is not installed.
@@ -69,7 +69,7 @@ def _load_splits() -> Mapping[Split, Images]:
 
 
 def _shuffled(size: int) -> npt.NDArray[np.int64]:
-    """Return 0 to ``size`` - 1 in an order that no version of a random number generator can change."""
+    """Return 0 to ``size`` - 1 in an order that does not depend on a random number generator."""
     return np.array(sorted(range(size), key=lambda index: hashlib.sha256(f"{_SPLIT_SEED}/{index}".encode()).digest()))
 
 

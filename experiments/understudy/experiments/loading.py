@@ -1,4 +1,4 @@
-"""Finding an experiment by what a user typed."""
+"""Finds an experiment by its specification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy.experiments.contract import Experiment
 from understudy.experiments.experiment_errors import ExperimentError
 
 BUNDLED = {"digits": "understudy.experiments.digits:Digits"}
-"""The experiments that come with the package, by name."""
+"""The bundled experiments, by name."""
 
 _FORMS = "a bundled name ({}), package.module:object or path/to/file.py:object".format(", ".join(BUNDLED))
 _MEMBERS = ("name", "global_batch_size", "build_model", "training_data", "evaluation_data")
@@ -24,10 +24,10 @@ def load_experiment(spec: str) -> Experiment:
 
     Args:
         spec: A bundled name (``digits``), ``package.module:object`` or ``path/to/file.py:object``. The object is an
-            experiment, or a class or function that gives one when called without arguments.
+            experiment, or a class or function that returns one when called without arguments.
 
     Raises:
-        ExperimentError: There is no such thing, it raised, or it is no experiment.
+        ExperimentError: The object does not exist, raised, or is not an experiment.
     """
     place, separator, attribute = BUNDLED.get(spec, spec).rpartition(":")
     if not (separator and place and attribute):
@@ -37,7 +37,7 @@ def load_experiment(spec: str) -> Experiment:
 
 
 def _import_module(name: str, spec: str) -> ModuleType:
-    # A console script, unlike `python -m`, does not look for modules where the user stands.
+    # A console script, unlike `python -m`, does not search the current folder for modules.
     _look_in(Path.cwd())
     try:
         return importlib.import_module(name)
@@ -55,7 +55,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise ExperimentError(f"{spec!r}: there is no file {path}; expected {_FORMS}")
-    # Registered under a name of its own, so that classes defined in the file can be pickled and found again.
+    # Registered under its own name, so that classes defined in the file can be pickled.
     name = f"understudy_experiment_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -63,7 +63,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     if module_spec is None or module_spec.loader is None:
         raise ExperimentError(f"{spec!r}: {path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
-    # As `python file.py` does: the file may import what lies beside it.
+    # As with `python file.py`, the file may import modules in its folder.
     _look_in(path.parent)
     sys.modules[name] = module
     try:
@@ -75,7 +75,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
 
 
 def _look_in(folder: Path) -> None:
-    """Let modules be imported from a folder, after all other places."""
+    """Append a folder to the module search path."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
@@ -89,7 +89,7 @@ def _get_attribute(module: ModuleType, attribute: str, spec: str) -> object:
 
 
 def _as_experiment(candidate: object, spec: str) -> Experiment:
-    """Return the candidate, or what it gives when called."""
+    """Return the candidate, or the result of calling it."""
     if isinstance(candidate, type) or (callable(candidate) and not isinstance(candidate, Experiment)):
         try:
             candidate = candidate()

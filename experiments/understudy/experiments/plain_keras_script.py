@@ -1,7 +1,7 @@
-"""A training script as people have them: Keras, ``fit`` and ``ModelCheckpoint``, and no word of Understudy.
+"""A typical training script: Keras, ``fit`` and ``ModelCheckpoint``, without Understudy.
 
-It learns scikit-learn's handwritten digits under MirroredStrategy on two logical CPUs, writes one checkpoint an epoch,
-and knows nothing of the service that takes them up. ``understudy demo --script`` runs it.
+It learns scikit-learn's handwritten digits under MirroredStrategy on two logical CPUs and writes one checkpoint per
+epoch. ``understudy demo --script`` runs it beside the service.
 
     python plain_keras_script.py CHECKPOINT_FOLDER EPOCHS
 """

@@ -1,11 +1,11 @@
-"""Training data in TFRecord files that need not fit into memory.
+"""Training data in TFRecord files larger than memory.
 
     def training_data(self):
         return record_examples(sorted(glob.glob("train-*.tfrecord")), parse)
 
-Every epoch, the trainer shuffles the order of the files, reads several at once, and shuffles among the records that its
-``--shuffle-buffer`` holds, before they are parsed. So write the examples into many files (but not into tiny ones), and
-not sorted by label within them.
+Every epoch, the trainer shuffles the order of the files, reads several at once, and shuffles records in a buffer of
+``--shuffle-buffer`` before they are parsed. So write the examples into many files (but not tiny ones), and do not sort
+them by label.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import tensorflow as tf
 
 from understudy.experiments.experiment_errors import ExperimentError
 
-_FILES_AT_ONCE = 8  # a part of the order of examples, so not left to be tuned
+_FILES_AT_ONCE = 8  # determines the order of examples, so it is not tuned
 _RECORDS_IN_A_ROW = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordExamples:
-    """Examples in TFRecord files. Made by `record_examples`.
+    """Examples in TFRecord files. Use `record_examples` to create it.
 
     Attributes:
         files: The files.
-        size: How many records they hold.
-        parse: From one record, a string ``[]``, to an example ``(x, y)`` or ``(x, y, sample_weight)``.
-        compression: Of the files: ``""``, ``"GZIP"`` or ``"ZLIB"``.
-        element_spec: Of an example.
-        mean_bytes: Of a record, as it is in the files.
+        size: Number of records in them.
+        parse: Maps one record, a string ``[]``, to an example ``(x, y)`` or ``(x, y, sample_weight)``.
+        compression: Compression of the files: ``""``, ``"GZIP"`` or ``"ZLIB"``.
+        element_spec: The spec of an example.
+        mean_bytes: Mean size of a serialized record.
     """
 
     files: tuple[str, ...]
@@ -44,16 +44,16 @@ class RecordExamples:
     mean_bytes: int
 
     def dataset(self) -> tf.data.Dataset:
-        """Return the examples in the order of the files, as `Experiment.evaluation_data` gives them."""
+        """Return the examples in the order of the files, as for `Experiment.evaluation_data`."""
         records = tf.data.TFRecordDataset(self.files, self.compression)
         examples = records.map(self.parse, num_parallel_calls=tf.data.AUTOTUNE)
         return examples.apply(tf.data.experimental.assert_cardinality(self.size))
 
     def records(self, order: tf.Tensor) -> tf.data.Dataset:
-        """Return the records, as they are in the files, several files mixed.
+        """Return the serialized records, several files interleaved.
 
         Args:
-            order: In which to take the files up: their numbers, int64 ``[files]``.
+            order: The order of the files: their numbers, int64 ``[files]``.
         """
         names = tf.data.Dataset.from_tensor_slices(tf.gather(tf.constant(self.files), order))
         records = names.interleave(
@@ -76,12 +76,12 @@ def record_examples(
     """Return the examples in TFRecord files.
 
     Args:
-        files: The files, in the same order in every process; anything that TensorFlow reads, ``gs://`` too.
-        parse: From one record, a string ``[]``, to an example; made of TensorFlow operations, such as
+        files: The files, in the same order in every process; any path that TensorFlow reads, ``gs://`` too.
+        parse: Maps one record, a string ``[]``, to an example; made of TensorFlow operations, such as
             `tf.io.parse_single_example`.
-        size: How many records the files hold; counted by reading them once if None. Training ends with an error if it
-            is not true.
-        compression: Of the files: ``""``, ``"GZIP"`` or ``"ZLIB"``.
+        size: Number of records in the files; if None, counted by reading them once. Training fails if it is
+            wrong.
+        compression: Compression of the files: ``""``, ``"GZIP"`` or ``"ZLIB"``.
 
     Raises:
         ExperimentError: There is no file, or one cannot be read.
