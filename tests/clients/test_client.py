@@ -131,7 +131,7 @@ def test_an_unknown_label_is_refused_before_it_is_sent(client: Client, script: S
 
 
 def test_an_array_that_cannot_travel_is_refused_before_it_is_sent(client: Client, script: Script) -> None:
-    with pytest.raises(InvalidArgumentError, match="image: dtype complex64 cannot travel"):
+    with pytest.raises(InvalidArgumentError, match="image: dtype complex64 cannot be sent"):
         client.predict({"image": ROWS.astype(np.complex64)})
 
     assert not script.calls
@@ -273,7 +273,7 @@ def test_one_bad_item_fails_alone(client: Client) -> None:
     assert isinstance(refused, InvalidArgumentError)
     assert str(refused) == "got picture; expected image"
     assert isinstance(unsent, InvalidArgumentError)
-    assert "complex128 cannot travel" in str(unsent)
+    assert "complex128 cannot be sent" in str(unsent)
 
 
 def test_items_are_drawn_no_further_ahead_than_allowed(client: Client, script: Script) -> None:
@@ -363,7 +363,7 @@ def test_what_the_batches_raise_reaches_the_caller(client: Client) -> None:
     [
         (ROWS, "a batch is (x, y) or (x, y, sample_weight), but a ndarray came"),
         ((ROWS,), "a batch is (x, y) or (x, y, sample_weight), but a tuple of 1 came"),
-        ((ROWS, ROWS.astype(complex)), "targets: dtype complex128 cannot travel"),
+        ((ROWS, ROWS.astype(complex)), "targets: dtype complex128 cannot be sent"),
     ],
 )
 def test_what_is_no_batch_is_refused(client: Client, batch: Any, complaint: str) -> None:

@@ -83,9 +83,9 @@ def test_maps_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (np.ones(2, np.complex64), "image: dtype complex64 cannot travel; expected one of bool, uint8"),
+        (np.ones(2, np.complex64), "image: dtype complex64 cannot be sent; expected one of bool, uint8"),
         (np.array([1, None], dtype=object), "image: an array of objects may hold str and bytes only, but holds int"),
-        (["\udc00"], "image: '\\udc00' is no text that UTF-8 can carry"),
+        (["\udc00"], "image: '\\udc00' cannot be encoded as UTF-8"),
         ([[1, 2], [3]], "image: expected an array or evenly nested lists"),
         (np.array(["2026-01-01"], dtype="datetime64[D]"), "image: dtype datetime64"),
     ],

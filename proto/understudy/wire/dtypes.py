@@ -1,4 +1,4 @@
-"""The element types on the wire, by their names and as NumPy knows them."""
+"""Element types on the wire: their names, numbers and NumPy dtypes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NAMES: dict[int, str] = {number: name for name, number in _DATA_TYPES.items()}
 
 
 class WireError(ValueError):
-    """Something that is no tensor of this protocol. The text names the tensor, what came and what was expected."""
+    """A value is not a valid tensor of this protocol. The text names the tensor, the value and what was expected."""
 
 
 def data_type(name: str) -> tensor_pb2.DataType.ValueType:
-    """Return the wire's number for a dtype's name: NumPy's, ``bfloat16``, or ``string`` for byte strings.
+    """Return the DataType of a dtype's name: NumPy's, ``bfloat16``, or ``string`` for byte strings.
 
     Raises:
         WireError: The wire has no such type.
@@ -34,14 +34,14 @@ def data_type(name: str) -> tensor_pb2.DataType.ValueType:
     try:
         return _DATA_TYPES[name]
     except KeyError:
-        raise WireError(f"dtype {name} cannot travel; expected one of {', '.join(_DATA_TYPES)}") from None
+        raise WireError(f"dtype {name} cannot be sent; expected one of {', '.join(_DATA_TYPES)}") from None
 
 
 def dtype_name(number: int) -> str:
-    """Return the name `data_type` takes for a number that came over the wire.
+    """Return the name of a DataType number; the inverse of `data_type`.
 
     Raises:
-        WireError: The number stands for no type that this version knows.
+        WireError: The number is unknown to this version.
     """
     try:
         return _NAMES[number]
@@ -53,16 +53,16 @@ def dtype_name(number: int) -> str:
 def fixed_size_dtype(name: str) -> np.dtype[Any]:
     """Return the little-endian NumPy dtype of a name other than ``string``."""
     if name == BFLOAT16:
-        import ml_dtypes  # only whoever meets a bfloat16 pays for it
+        import ml_dtypes  # imported only when a bfloat16 tensor is used
 
         name = ml_dtypes.bfloat16
     dtype: np.dtype[Any] = np.dtype(name).newbyteorder("<")
     return dtype
 
 
-@functools.lru_cache(maxsize=64)  # NumPy makes the name of a dtype up each time
+@functools.lru_cache(maxsize=64)  # NumPy builds the name of a dtype on each access
 def on_the_wire(dtype: np.dtype[Any]) -> tuple[tensor_pb2.DataType.ValueType, np.dtype[Any]]:
-    """Return the wire's number for a dtype other than strings, and the little-endian dtype that travels.
+    """Return the DataType of a dtype other than strings, and the little-endian dtype to encode it as.
 
     Raises:
         WireError: The wire has no such type.

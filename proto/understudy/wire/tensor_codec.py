@@ -23,13 +23,13 @@ def encode(array: npt.ArrayLike, *, name: str = "tensor") -> tensor_pb2.Tensor:
     """Return an array as a wire tensor.
 
     Args:
-        array: Anything NumPy makes an array of: any byte order, any strides, any rank. Text and bytes (alone, nested
+        array: Anything NumPy converts to an array: any byte order, any strides, any rank. Text and bytes (alone, nested
             in lists, or as arrays of dtype object, ``S``, ``U`` or ``StringDType``) become byte strings, text as
             UTF-8. NumPy drops the trailing NUL bytes of ``S`` arrays; use dtype object where they matter.
         name: What to call the tensor in errors.
 
     Raises:
-        WireError: The array is ragged, its dtype cannot travel, or an object array holds something but text or bytes.
+        WireError: The array is ragged, its dtype cannot be sent, or an object array holds something but text or bytes.
     """
     try:
         values = np.asarray(array)
@@ -49,7 +49,7 @@ def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[An
     """Return a wire tensor as a read-only array, without copying unless it holds strings.
 
     Args:
-        tensor: What came over the wire.
+        tensor: The tensor as received.
         name: What to call the tensor in errors.
 
     Returns:
@@ -73,7 +73,7 @@ def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[An
 
 
 def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str = "tensor") -> npt.NDArray[Any]:
-    """Return the read-only array that bytes hold, without copying them.
+    """Return bytes as a read-only array, without copying them.
 
     Args:
         content: The elements in row-major order, little-endian, without padding; one byte each for bool.
@@ -100,7 +100,7 @@ def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str 
 def from_elements(
     flat: npt.NDArray[Any], shape: Sequence[int], *, noun: str = "elements", name: str = "tensor"
 ) -> npt.NDArray[Any]:
-    """Return elements ``[n]`` in row-major order as a read-only array of a shape, without copying them.
+    """Return elements ``[n]`` in row-major order as a read-only array of the given shape, without copying them.
 
     Args:
         flat: The elements.
@@ -109,7 +109,7 @@ def from_elements(
         name: What to call the tensor in errors.
 
     Raises:
-        WireError: The shape is impossible, or has another number of elements.
+        WireError: The shape is impossible, or has a different number of elements.
     """
     axes = check_count(len(flat), shape, noun=noun, name=name)
     array = _shaped(flat, axes, name)
@@ -118,10 +118,10 @@ def from_elements(
 
 
 def check_count(count: int, shape: Sequence[int], *, noun: str = "elements", name: str = "tensor") -> tuple[int, ...]:
-    """Return a shape as NumPy has it, where it has so many elements; for callers that have not built them yet.
+    """Return a shape as a tuple after checking its number of elements; for callers that have not built them yet.
 
     Raises:
-        WireError: The shape is impossible, or has another number of elements.
+        WireError: The shape is impossible, or has a different number of elements.
     """
     axes = check_shape(shape, name=name)
     expected = math.prod(axes)
@@ -131,10 +131,10 @@ def check_count(count: int, shape: Sequence[int], *, noun: str = "elements", nam
 
 
 def check_shape(shape: Sequence[int], *, name: str = "tensor") -> tuple[int, ...]:
-    """Return a shape as NumPy has it.
+    """Return a shape as a tuple.
 
     Raises:
-        WireError: No array can have it: a length is negative, or there are too many axes.
+        WireError: The shape is impossible: a length is negative, or there are too many axes.
     """
     axes = tuple(shape)
     if len(axes) > MAX_AXES:
@@ -147,19 +147,19 @@ def check_shape(shape: Sequence[int], *, name: str = "tensor") -> tuple[int, ...
 def strings(values: Sequence[bytes]) -> npt.NDArray[Any]:
     """Return byte strings as an array ``[n]`` of dtype object."""
     flat = np.empty(len(values), dtype=object)
-    flat[:] = values[:]  # of protobuf's own containers, a list is read much faster
+    flat[:] = values[:]  # reading a list is much faster than reading protobuf's container
     return flat
 
 
 def numbers(values: Sequence[float], dtype: str) -> npt.NDArray[Any]:
     """Return a message's repeated numbers as an array ``[n]``.
 
-    From protobuf 7 on they turn themselves into arrays, in which what does not fit wraps around without an error.
-    Slices of them, which are lists, do not.
+    From protobuf 7 on, NumPy converts repeated fields directly: values that do not fit wrap around without an error.
+    Slices of them are lists, for which NumPy raises.
 
     Args:
         values: The numbers.
-        dtype: The wire's name of the dtype; it has elements of a fixed size.
+        dtype: The name of a dtype other than ``string``.
 
     Raises:
         OverflowError: A whole number does not fit the dtype.
@@ -195,7 +195,7 @@ def _as_bytes(value: object, name: str) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise WireError(f"{name}: {value!r} is no text that UTF-8 can carry: {error}") from None
+            raise WireError(f"{name}: {value!r} cannot be encoded as UTF-8: {error}") from None
     raise WireError(f"{name}: an array of objects may hold str and bytes only, but holds {type(value).__name__}")
 
 
