@@ -1,4 +1,4 @@
-// Asks a server for a prediction twice: through its own Predict, and through the Open Inference Protocol's ModelInfer.
+// Predicts twice: with the server's own Predict, and with the Open Inference Protocol's ModelInfer.
 //
 //     npm install
 //     node predict.js 127.0.0.1:8500 '[[0, 1, 2], [3, 4, 5]]'
@@ -19,7 +19,7 @@ function load(file) {
   return grpc.loadPackageDefinition(protoLoader.loadSync(file, options));
 }
 
-/** Returns a function that calls one method of a client and gives a promise of the response. */
+/** Returns a function that calls one method of a client and returns a promise of the response. */
 function caller(client, method) {
   const call = promisify(client[method].bind(client));
   return (request) => call(request, { deadline: Date.now() + DEADLINE_MILLISECONDS });

@@ -1,4 +1,4 @@
-"""Asks a server for what it serves, and for a prediction on rows of zeros.
+"""Prints the model that a server serves, and its prediction for two examples of zeros.
 
 pip install understudy
 python predict.py 127.0.0.1:8500
@@ -15,7 +15,7 @@ from understudy.clients import Client
 
 
 def main(target: str) -> None:
-    """Print what is served, and what it makes of two rows."""
+    """Print the model's metadata and its prediction for two examples."""
     with Client(target) as client:
         metadata = client.metadata()
         print(f"{metadata.model_name}, step {metadata.step}")

@@ -1,4 +1,4 @@
-"""Python clients of an Understudy server. NumPy arrays go in and come out; TensorFlow is not needed.
+"""Python clients of an Understudy server. They take and return NumPy arrays and do not need TensorFlow.
 
 >>> from understudy.clients import Client
 >>> with Client("127.0.0.1:8500") as client:  # doctest: +SKIP

@@ -38,16 +38,16 @@ from understudy.v1 import evaluation_pb2, prediction_pb2
 
 
 class AsyncClient(AsyncModelCalls):
-    """What `understudy.clients.Client` is, for asyncio: the same methods, arguments, results and errors.
+    """The asyncio counterpart of `understudy.clients.Client`: the same methods, arguments, results and errors.
 
-    To be made and used in one running event loop, by any number of its tasks at once. Looking up the names of several
-    targets blocks the loop for a moment.
+    Create and use it in one running event loop; any number of tasks may share it. Resolving several targets blocks the
+    loop briefly.
 
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
-        timeout_seconds: How long a call that gets one answer may take, unless the call says otherwise.
-        stream_timeout_seconds: The same for a call that streams.
-        max_message_bytes: The largest message to send or take. The server has a limit of its own.
+        timeout_seconds: The default timeout of a call with one response.
+        stream_timeout_seconds: The default timeout of a streaming call.
+        max_message_bytes: The largest message to send or receive. The server has its own limit.
     """
 
     async def predict(
@@ -70,7 +70,7 @@ class AsyncClient(AsyncModelCalls):
         in_flight: int = 16,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[Outcome]:
-        """Predict many batches; see `Client.predict_many`. Items that come synchronously do so on a thread."""
+        """Predict many batches; see `Client.predict_many`. A synchronous iterable is iterated on a thread."""
 
         async def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
             names = await self._names(unless=isinstance(item, Mapping))
@@ -89,7 +89,7 @@ class AsyncClient(AsyncModelCalls):
         metrics: Sequence[str | Metric] = (),
         timeout_seconds: float | None = None,
     ) -> EvaluateResult:
-        """Score a version on batches; see `Client.evaluate`. Batches that come synchronously do so on a thread."""
+        """Score a version on batches; see `Client.evaluate`. A synchronous iterable is iterated on a thread."""
         call = self._evaluations.Evaluate(None, timeout=self._stream_timeout(timeout_seconds))
         return responses.score(await self._sent(call, self._evaluate_messages(batches, version, metrics)))
 
@@ -114,7 +114,7 @@ class AsyncClient(AsyncModelCalls):
         seed: int = 0,
         timeout_seconds: float | None = None,
     ) -> CompareResult:
-        """Score versions on the same batches, and hold them against the first; see `Client.compare`."""
+        """Score versions on the same batches and compare each with the first; see `Client.compare`."""
         options = requests.compare_options(
             versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
         )
@@ -138,7 +138,7 @@ class AsyncClient(AsyncModelCalls):
         on_progress: Callable[[Progress], None] = lambda _: None,
         timeout_seconds: float | None = None,
     ) -> Evaluation:
-        """Score a version on a dataset that the server has; the result is also recorded in its ledger."""
+        """Score a version on a dataset of the server; the server also records the result in its ledger."""
         request = requests.evaluate_dataset(dataset, version)
         call = self._evaluations.EvaluateDataset(request, timeout=self._stream_timeout(timeout_seconds))
         async with _ended(call):
@@ -153,7 +153,7 @@ class AsyncClient(AsyncModelCalls):
     async def watch_evaluations(
         self, *, after: int = 0, give_up_after_seconds: float = 300.0
     ) -> AsyncGenerator[Evaluation]:
-        """Yield every entry of the ledger after a sequence number, for ever; see `Client.watch_evaluations`."""
+        """Yield every entry of the ledger after a sequence number, without end; see `Client.watch_evaluations`."""
         reconnection = Reconnection(give_up_after_seconds)
         while True:
             try:
@@ -176,7 +176,7 @@ class AsyncClient(AsyncModelCalls):
                     yield responses.evaluation(message.evaluation)
 
     async def _sent(self, call: aio.StreamUnaryCall[Request, Response], messages: AsyncGenerator[Request]) -> Response:
-        """Send messages, and return the answer to them all."""
+        """Send messages and return the one response."""
         try:
             async with _ended(call), aclosing(messages), CallEnd(call).translated():
                 await write_all(call, messages)
@@ -186,7 +186,7 @@ class AsyncClient(AsyncModelCalls):
             raise
 
     async def _names(self, *, unless: bool) -> requests.Names:
-        """Return the names that arrays without names go by; none where arrays come by name."""
+        """Return the names for arrays without names; empty if all arrays have names."""
         if unless:
             return requests.Names()
         return self._known_names.names or self._known_names.learn(await self.metadata())
@@ -197,7 +197,7 @@ class AsyncClient(AsyncModelCalls):
 
 @asynccontextmanager
 async def _ended(call: aio.Call) -> AsyncIterator[None]:
-    """End a streaming call when the caller is done with it, at its end or before."""
+    """Cancel a streaming call when the caller leaves the block, at its end or before."""
     try:
         yield
     finally:

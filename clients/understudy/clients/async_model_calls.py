@@ -1,4 +1,4 @@
-"""The asyncio calls that ask about the model and decide what is served."""
+"""The asyncio calls that describe the model and change what is served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Response = TypeVar("Response")
 
 
 class AsyncModelCalls:
-    """The connection, and every call with one answer that is about the model; see `AsyncClient`."""
+    """The connection, and every unary call about the model; see `AsyncClient`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class AsyncModelCalls:
         self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
 
     async def close(self) -> None:
-        """Close the channel; calls under way are cancelled."""
+        """Close the channel and cancel running calls."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
@@ -66,17 +66,17 @@ class AsyncModelCalls:
         await self.close()
 
     async def metadata(self, *, version: Version | None = None, timeout_seconds: float | None = None) -> ModelMetadata:
-        """Describe the inputs and outputs of a version, and what it runs on."""
+        """Describe the inputs, outputs and devices of a version."""
         response = await self._ask(self._models.GetModelMetadata, requests.metadata(version), timeout_seconds)
         return responses.metadata(response)
 
     async def status(self, *, timeout_seconds: float | None = None) -> ModelStatus:
-        """Tell the state of every version."""
+        """Return the state of every version."""
         request = model_pb2.GetModelStatusRequest()
         return responses.status(await self._ask(self._models.GetModelStatus, request, timeout_seconds))
 
     async def checkpoints(self, *, timeout_seconds: float | None = None) -> tuple[Checkpoint, ...]:
-        """List the checkpoints the server sees, in the order of their steps."""
+        """List the checkpoints that the server sees, by ascending step."""
         request = model_pb2.ListCheckpointsRequest()
         return responses.checkpoints(await self._ask(self._models.ListCheckpoints, request, timeout_seconds))
 
@@ -89,7 +89,7 @@ class AsyncModelCalls:
         outcome: EvaluationOutcome | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[Evaluation]:
-        """Yield the entries of the server's ledger, oldest first, asking for pages as they are needed."""
+        """Yield the entries of the server's ledger, oldest first, and request pages as needed."""
         token, more = "", True
         while more:
             request = requests.list_evaluations(
@@ -102,15 +102,15 @@ class AsyncModelCalls:
             more = bool(token)
 
     async def promote(self, version: Version, *, timeout_seconds: float | None = None) -> Promotion:
-        """Serve this version, loading it if need be, until `unpin`."""
+        """Serve this version until `unpin`; load it if necessary."""
         return await self._promoted(requests.pin(version), timeout_seconds)
 
     async def unpin(self, *, timeout_seconds: float | None = None) -> Promotion:
-        """Follow the serving policy again."""
+        """Remove the pin and follow the version policy again."""
         return await self._promoted(model_pb2.PromoteRequest(unpin=True), timeout_seconds)
 
     async def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
-        """Serve and pin the version that was serving before the present one."""
+        """Serve and pin the previous serving version."""
         return await self._promoted(model_pb2.PromoteRequest(roll_back=True), timeout_seconds)
 
     async def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:

@@ -1,9 +1,8 @@
-"""How an asyncio call that writes really ended.
+"""Finds the server's status of an asyncio call that writes.
 
-When a server ends a call while a message is being written, grpcio may put "Internal error from Core" in the place of
-the server's status (https://github.com/grpc/grpc/issues/36066): for a moment, if the write fails before the status
-comes, or for good, if it fails after. So the first status is noted when it comes, and a later one is waited for where
-it must be.
+When a server ends a call during a write, grpcio may replace the server's status with "Internal error from Core"
+(https://github.com/grpc/grpc/issues/36066): temporarily, if the write fails before the status arrives, or permanently,
+if it fails after. So this module keeps the first status, and waits for a later one if the first is grpcio's own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _PAUSE_SECONDS: Final = 0.005
 
 
 class CallEnd:
-    """Notes how a call ends. To be made as soon as the call is."""
+    """Records how a call ends. Create it right after the call."""
 
     def __init__(self, call: aio.Call) -> None:
         self._call = call
@@ -33,7 +32,7 @@ class CallEnd:
 
     @asynccontextmanager
     async def translated(self) -> AsyncIterator[None]:
-        """Raise what `understudy.clients.client_errors` says for the way in which the call really ended."""
+        """Raise the error of `understudy.clients.client_errors` for the server's status."""
         try:
             yield
         except aio.AioRpcError as error:
@@ -71,7 +70,7 @@ def _status_now(call: aio.Call) -> aio.AioRpcError:
 
 
 def _result_now(coroutine: Any) -> Any:
-    """Run a coroutine that has nothing left to wait for."""
+    """Run a coroutine that does not suspend, and return its result."""
     try:
         cast("Coroutine[Any, None, Any]", coroutine).send(None)
     except StopIteration as end:

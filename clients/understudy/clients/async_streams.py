@@ -1,4 +1,4 @@
-"""The asyncio client's streams: drawing what callers give, writing it, and keeping requests and answers together."""
+"""The asyncio client's streams: iterates callers' items, writes requests, and matches responses to items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _END: Final = object()
 
 
 async def drawn(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[Item]:
-    """Yield items; where they come synchronously, on a thread, since they may be long in coming."""
+    """Yield items; iterate a synchronous iterable on a thread, since it may block."""
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item
@@ -33,7 +33,7 @@ async def drawn(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[I
 
 
 async def write_all(call: aio.StreamUnaryCall[Message, Any], messages: AsyncIterable[Message]) -> None:
-    """Write messages as fast as the server takes them; stop if the call ends before they do."""
+    """Write messages as fast as the server accepts them; stop when the call ends."""
     with suppress(asyncio.InvalidStateError):  # the call is over; its status says why
         async for message in messages:
             await call.write(message)
@@ -47,11 +47,11 @@ async def outcomes(
     *,
     in_flight: int,
 ) -> AsyncGenerator[Outcome]:
-    """Yield one outcome per item, in order, while at most ``in_flight`` requests are unanswered."""
+    """Yield one outcome per item, in order, with at most ``in_flight`` unanswered requests."""
     marks: asyncio.Queue[Mark] = asyncio.Queue(maxsize=in_flight)
 
     def look(_: object) -> None:
-        with suppress(asyncio.QueueFull):  # then nobody waits
+        with suppress(asyncio.QueueFull):  # then the reader is awake
             marks.put_nowait(Sent())
 
     end = CallEnd(call)
@@ -83,8 +83,8 @@ async def _write_requests(
                 await call.write(request)
         await call.done_writing()
     except (aio.AioRpcError, asyncio.InvalidStateError):
-        return  # the call is over, and whoever reads it learns why
-    except Exception as error:  # noqa: BLE001 - raised again where the caller takes outcomes
+        return  # the call is over; the reader gets its status
+    except Exception as error:  # noqa: BLE001 - raised again in the caller's task
         await marks.put(Exhausted(error))
     else:
         await marks.put(Exhausted())

@@ -1,4 +1,4 @@
-"""How a channel is made: addresses, limits, keepalive, and the service config that retries and balances."""
+"""Channel configuration: addresses, limits, keepalive, and the service config for retries and load balancing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REPEATABLE: Final = {
     "understudy.v1.ModelService": ("GetModelMetadata", "GetModelStatus", "ListCheckpoints"),
     "understudy.v1.MetricsService": ("GetMetrics",),
 }
-"""Calls that may be sent again. Promote is not among them: rolling back twice is not rolling back once. Neither is
-WatchEvaluations, which the clients take up again where it broke off."""
+"""Calls that are safe to retry. Promote is not, since a roll-back is not idempotent. WatchEvaluations is left out
+because the clients resume it themselves."""
 
 _RETRY_POLICY: Final = {
     "maxAttempts": 5,
@@ -33,7 +33,7 @@ _RECONNECT_SECONDS: Final = 5
 
 
 def service_config() -> str:
-    """Return the service config as JSON: UNAVAILABLE is retried where that is safe, and targets take turns."""
+    """Return the service config as JSON: retry UNAVAILABLE where that is safe, and balance targets round-robin."""
     repeatable = [
         {"service": service, "method": method} for service, methods in _REPEATABLE.items() for method in methods
     ]
@@ -45,7 +45,7 @@ def service_config() -> str:
 
 
 def channel_options(max_message_bytes: int) -> list[Option]:
-    """Return the options of a channel whose messages may be this large."""
+    """Return the options of a channel for messages up to this size."""
     return [
         ("grpc.service_config", service_config()),
         ("grpc.service_config_disable_resolution", 1),
@@ -60,11 +60,11 @@ def channel_options(max_message_bytes: int) -> list[Option]:
 def channel_target(targets: str | Sequence[str]) -> str:
     """Return one gRPC target for one or several servers.
 
-    One target stays what it is, so any of gRPC's naming schemes will do. Several are ``HOST:PORT`` each; names among
-    them are looked up here, once.
+    One target is returned unchanged, so any of gRPC's naming schemes works. Several targets are ``HOST:PORT`` each;
+    their names are resolved here, once.
 
     Raises:
-        ValueError: There is no target, one of several is not ``HOST:PORT``, or a name cannot be looked up.
+        ValueError: There is no target, one of several is not ``HOST:PORT``, or a name cannot be resolved.
     """
     several = [targets] if isinstance(targets, str) else list(targets)
     if not several or not all(several):

@@ -29,16 +29,16 @@ from understudy.v1 import evaluation_pb2, prediction_pb2
 
 
 class Client(ModelCalls):
-    """Asks one or several servers of the same model. Safe for use by many threads at once.
+    """Calls one or several servers of the same model. Thread-safe.
 
-    Unavailable servers are tried again where a call may be repeated, and several take turns. Every method raises an
-    `understudy.clients.client_errors.UnderstudyError`; see that module for which.
+    Calls that are safe to repeat are retried if a server is unavailable. Several servers are called round-robin. Every
+    method raises an `understudy.clients.client_errors.UnderstudyError`; see that module for its subclasses.
 
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
-        timeout_seconds: How long a call that gets one answer may take, unless the call says otherwise.
-        stream_timeout_seconds: The same for a call that streams.
-        max_message_bytes: The largest message to send or take. The server has a limit of its own.
+        timeout_seconds: The default timeout of a call with one response.
+        stream_timeout_seconds: The default timeout of a streaming call.
+        max_message_bytes: The largest message to send or receive. The server has its own limit.
     """
 
     def predict(
@@ -48,10 +48,10 @@ class Client(ModelCalls):
 
         Args:
             inputs: Every input by name, each ``[examples, ...]``; or, without names, the one input of the model, or a
-                list of several in the model's order. The names are then asked for once. dtypes must be the model's.
-                Text and bytes make string tensors.
+                list of several in the model's order. The client then requests the names once. dtypes must be the
+                model's. Text and bytes become string tensors.
             version: A step that is loaded, or a label; the serving version by default.
-            timeout_seconds: Instead of the client's own.
+            timeout_seconds: Overrides the client's timeout.
         """
         request = requests.predict(inputs, version, self._names(unless=isinstance(inputs, Mapping)))
         try:
@@ -72,13 +72,13 @@ class Client(ModelCalls):
         """Predict many batches over one stream.
 
         Args:
-            items: Batches as `predict` takes them. Drawn on another thread, at most ``in_flight`` ahead of the results.
+            items: Batches as for `predict`. Iterated on another thread, at most ``in_flight`` ahead of the results.
             version: As for `predict`.
-            in_flight: How many batches may be unanswered at once.
-            timeout_seconds: For the whole stream, instead of the client's own.
+            in_flight: The largest number of unanswered batches.
+            timeout_seconds: Overrides the client's timeout; for the whole stream.
 
         Yields:
-            For each item, in order, its result, or the error that it alone failed with.
+            For each item, in order, its result or the error of this item.
         """
 
         def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
@@ -101,16 +101,16 @@ class Client(ModelCalls):
         metrics: Sequence[str | Metric] = (),
         timeout_seconds: float | None = None,
     ) -> EvaluateResult:
-        """Score a version on batches, which stream to the server as fast as it takes them.
+        """Score a version on batches, streamed to the server as fast as it accepts them.
 
         Args:
             batches: Any iterable, a ``tf.data.Dataset`` too, of ``(x, y)`` or ``(x, y, sample_weight)``, each an array
                 ``[examples, ...]``, arrays by name, or, of several inputs or targets, a list in the model's order.
-                Sample weights are one array or arrays by name. Drawn on another thread; what it raises is raised here.
-            version: A step or a label; one that is not loaded is loaded for the purpose. The serving version by
+                Sample weights are one array or arrays by name. Iterated on another thread; its errors are raised here.
+            version: A step or a label; a version that is not loaded is loaded for this call. The serving version by
                 default.
             metrics: Keras metrics; the compiled ones by default.
-            timeout_seconds: For the whole stream, instead of the client's own.
+            timeout_seconds: Overrides the client's timeout; for the whole stream.
         """
         messages = self._evaluate_messages(batches, version, metrics)
         return responses.score(self._sent(self._evaluations.Evaluate, messages, timeout_seconds))
@@ -134,17 +134,17 @@ class Client(ModelCalls):
         seed: int = 0,
         timeout_seconds: float | None = None,
     ) -> CompareResult:
-        """Score versions on the same batches, and hold them against the first.
+        """Score versions on the same batches and compare each with the first.
 
         Args:
             batches: As for `evaluate`; None with ``dataset``.
-            versions: From 2 to 16 steps or labels. Those that are not loaded take turns on the same batches.
-            dataset: The dataset of the server to score on instead.
+            versions: From 2 to 16 steps or labels. Versions that are not loaded are loaded one after another.
+            dataset: The dataset of the server to score on instead of batches.
             metrics: Keras metrics; the compiled ones by default.
             resamples: How many times the examples are resampled for the intervals.
-            confidence: The part of the resampled differences that an interval holds.
+            confidence: The confidence level of the intervals, between 0 and 1.
             seed: The same examples in the same order with the same seed give the same intervals.
-            timeout_seconds: For the whole stream, instead of the client's own.
+            timeout_seconds: Overrides the client's timeout; for the whole stream.
         """
         options = requests.compare_options(
             versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
@@ -167,7 +167,7 @@ class Client(ModelCalls):
         on_progress: Callable[[Progress], None] = lambda _: None,
         timeout_seconds: float | None = None,
     ) -> Evaluation:
-        """Score a version on a dataset that the server has; the result is also recorded in its ledger."""
+        """Score a version on a dataset of the server; the server also records the result in its ledger."""
         call = self._evaluations.EvaluateDataset(
             requests.evaluate_dataset(dataset, version), timeout=self._stream_timeout(timeout_seconds)
         )
@@ -182,9 +182,9 @@ class Client(ModelCalls):
     def watch_evaluations(
         self, *, after: int = 0, give_up_after_seconds: float = 300.0
     ) -> Generator[Evaluation, None, None]:
-        """Yield every entry of the ledger after a sequence number, those there are and then those to come, for ever.
+        """Yield every entry of the ledger after a sequence number: the existing ones, then new ones, without end.
 
-        A broken connection resumes where it broke off, so that nothing is missed and nothing comes twice.
+        A broken stream is resumed after the last entry, so that no entry is missed or repeated.
 
         Raises:
             UnavailableError: No server could be reached for ``give_up_after_seconds``.
@@ -215,7 +215,7 @@ class Client(ModelCalls):
         messages: Iterator[Request],
         timeout_seconds: float | None,
     ) -> Response:
-        """Send messages that are drawn on another thread; what drawing them raises is raised here."""
+        """Send messages, which are iterated on another thread; raise the iterator's error here."""
         feed = Feed(messages)
         try:
             with translated():
@@ -228,7 +228,7 @@ class Client(ModelCalls):
         return response
 
     def _names(self, *, unless: bool) -> requests.Names:
-        """Return the names that arrays without names go by; none where arrays come by name."""
+        """Return the names for arrays without names; empty if all arrays have names."""
         if unless:
             return requests.Names()
         return self._known_names.names or self._known_names.learn(self.metadata())
@@ -239,7 +239,7 @@ class Client(ModelCalls):
 
 @contextmanager
 def _ended(call: grpc.RpcContext) -> Iterator[None]:
-    """End a streaming call when the caller is done with it, at its end or before."""
+    """Cancel a streaming call when the caller leaves the block, at its end or before."""
     try:
         yield
     finally:

@@ -1,19 +1,19 @@
-"""What can go wrong when a server is asked.
+"""The errors of calls.
 
 UnderstudyError
-├── InvalidArgumentError       the data or a parameter does not fit; the text says what came and what was expected
-├── NotFoundError              there is no such version, dataset or service; the text names those there are
+├── InvalidArgumentError       the data or a parameter is invalid; the text names the value and what was expected
+├── NotFoundError              there is no such version, dataset or service; the text lists the existing ones
 ├── FailedPreconditionError    the server is not in a state to do this, such as scoring a model without a loss
-├── UnavailableError           no server answers, none has a model yet, or it is draining; retries have been made
-├── OverloadedError            a queue is full; says when to try again
-├── MessageTooLargeError       a message is larger than one side takes
-├── DeadlineExceededError              the time allowed has passed
+├── UnavailableError           no server responds, has a model yet, or accepts calls; retries have failed
+├── OverloadedError            a queue is full; carries the time to wait before a retry
+├── MessageTooLargeError       a message exceeds the limit of one side
+├── DeadlineExceededError      the deadline has passed
 ├── CancelledError             the call was cancelled
-├── AbortedError               the server ended a stream, such as one that was silent for too long
-├── UnimplementedError         the server does not know this call
-└── InternalError              a defect of the server; carries the id under which its log says more
+├── AbortedError               the server ended a stream, such as one that was idle for too long
+├── UnimplementedError         the server does not support this call
+└── InternalError              a defect of the server; carries the id of its log entry
 
-Anything else that gRPC can report is an UnderstudyError itself.
+Any other status of gRPC is a plain UnderstudyError.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class UnderstudyError(Exception):
-    """The root of every exception that a client raises on purpose.
+    """The base class of the clients' exceptions.
 
     Args:
         message: What happened, for people.
-        code: The gRPC status, where a server or gRPC itself gave one.
+        code: The gRPC status, if a server or gRPC itself returned one.
     """
 
     def __init__(self, message: str, *, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> None:
@@ -44,11 +44,11 @@ class UnderstudyError(Exception):
 
 
 class InvalidArgumentError(UnderstudyError):
-    """The data or a parameter does not fit. The text names it, what came and what was expected."""
+    """The data or a parameter is invalid. The text names it, the value and what was expected."""
 
 
 class NotFoundError(UnderstudyError):
-    """There is no such version, dataset or service. The text names those there are."""
+    """There is no such version, dataset or service. The text lists the existing ones."""
 
 
 class FailedPreconditionError(UnderstudyError):
@@ -56,25 +56,25 @@ class FailedPreconditionError(UnderstudyError):
 
 
 class UnavailableError(UnderstudyError):
-    """No server answers, none has a model yet, or it is draining. Calls that may be repeated have been."""
+    """No server responds, no server has a model yet, or it is draining. Calls that are safe to repeat were retried."""
 
 
 class OverloadedError(UnderstudyError):
     """A queue of the server is full.
 
     Attributes:
-        retry_after_seconds: When trying again is likely to succeed; None if the server did not say.
+        retry_after_seconds: How long to wait before a retry; None if the server did not say.
     """
 
     retry_after_seconds: float | None = None
 
 
 class MessageTooLargeError(UnderstudyError):
-    """A message is larger than one side takes. Send fewer examples at once, or raise the limit there."""
+    """A message exceeds the limit of one side. Send fewer examples at once, or raise that limit."""
 
 
 class DeadlineExceededError(UnderstudyError):
-    """The time allowed has passed."""
+    """The deadline has passed."""
 
 
 class CancelledError(UnderstudyError):
@@ -82,18 +82,18 @@ class CancelledError(UnderstudyError):
 
 
 class AbortedError(UnderstudyError):
-    """The server ended a stream before its end."""
+    """The server aborted a stream."""
 
 
 class UnimplementedError(UnderstudyError):
-    """The server does not know this call."""
+    """The server does not support this call."""
 
 
 class InternalError(UnderstudyError):
     """A defect of the server.
 
     Attributes:
-        incident: The id under which the server's log says more; None if it gave none.
+        incident: The id of the entry in the server's log; None if the server gave none.
     """
 
     incident: str | None = None
@@ -115,7 +115,7 @@ _BY_CODE: dict[grpc.StatusCode, type[UnderstudyError]] = {
 
 
 class _Status(Protocol):
-    """How a call ended; both of grpcio's halves raise RpcErrors that know it."""
+    """The status of a call; the RpcErrors of grpc and of grpc.aio have it."""
 
     def code(self) -> grpc.StatusCode: ...
 
@@ -126,7 +126,7 @@ class _Status(Protocol):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what this module's tree says instead of grpcio's RpcError."""
+    """Raise the error of this module for an RpcError of grpcio."""
     try:
         yield
     except grpc.RpcError as error:
@@ -134,14 +134,14 @@ def translated() -> Iterator[None]:
 
 
 def error_of(error: grpc.RpcError) -> UnderstudyError:
-    """Return the typed error for the way in which a call ended."""
+    """Return the typed error for an RpcError."""
     status = cast("_Status", error)
     retry_after = _retry_after_seconds(status.trailing_metadata() or ())
     return error_from_status(status.code(), status.details() or "", retry_after_seconds=retry_after)
 
 
 def error_from_code(number: int, message: str) -> UnderstudyError:
-    """Return the typed error for a ``google.rpc.Code`` that came inside a message."""
+    """Return the typed error for a ``google.rpc.Code`` in a message."""
     return error_from_status(_CODES.get(number, grpc.StatusCode.UNKNOWN), message)
 
 
@@ -150,8 +150,8 @@ def error_from_status(
 ) -> UnderstudyError:
     """Return the typed error for a status."""
     kind = _BY_CODE.get(code, UnderstudyError)
-    if kind is OverloadedError and "larger than max" in message:  # gRPC has one code for both
-        remedy = "send fewer examples at once, or raise max_message_bytes here and --max-message-mib there"
+    if kind is OverloadedError and "larger than max" in message:  # gRPC uses one code for both
+        remedy = "send fewer examples at once, or raise max_message_bytes here and --max-message-mib on the server"
         return MessageTooLargeError(f"{message}; {remedy}", code=code)
     error = kind(message or f"the server gave no reason for {code.name}", code=code)
     if isinstance(error, OverloadedError):
@@ -171,7 +171,7 @@ def _retry_after_seconds(metadata: Sequence[tuple[str, Any]]) -> float | None:
     retry_info = error_details_pb2.RetryInfo()
     try:
         status = status_pb2.Status.FromString(details)
-    except DecodeError:  # a proxy's own idea of details; the status itself still stands
+    except DecodeError:  # a proxy may send other details; the status is still valid
         return None
     if not any(detail.Unpack(retry_info) for detail in status.details):
         return None

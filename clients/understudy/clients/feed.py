@@ -1,4 +1,4 @@
-"""Hands a caller's messages to gRPC, which draws them on a thread of its own."""
+"""Passes a caller's messages to gRPC, which iterates them on its own thread."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Message = TypeVar("Message")
 
 
 class Feed(Generic[Message]):
-    """An iterator that ends quietly when the one within raises, and keeps the error for the caller's thread.
+    """Wraps an iterator: ends without an error when it raises, and keeps the error for the caller's thread.
 
-    grpcio would log the error and report a cancelled call.
+    Otherwise grpcio would log the error and report a cancelled call.
     """
 
     def __init__(self, messages: Iterator[Message]) -> None:
@@ -31,6 +31,6 @@ class Feed(Generic[Message]):
             raise StopIteration from error
 
     def check(self) -> None:
-        """Raise what the iterator within raised, if it did."""
+        """Raise the error of the wrapped iterator, if it raised one."""
         if self._error is not None:
             raise self._error

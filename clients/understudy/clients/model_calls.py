@@ -1,4 +1,4 @@
-"""The synchronous calls that ask about the model and decide what is served."""
+"""The synchronous calls that describe the model and change what is served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Response = TypeVar("Response")
 
 
 class ModelCalls:
-    """The connection, and every call with one answer that is about the model; see `Client`."""
+    """The connection, and every unary call about the model; see `Client`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ModelCalls:
         self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
 
     def close(self) -> None:
-        """Close the channel; calls under way are cancelled."""
+        """Close the channel and cancel running calls."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -66,17 +66,17 @@ class ModelCalls:
         self.close()
 
     def metadata(self, *, version: Version | None = None, timeout_seconds: float | None = None) -> ModelMetadata:
-        """Describe the inputs and outputs of a version, and what it runs on."""
+        """Describe the inputs, outputs and devices of a version."""
         response = self._ask(self._models.GetModelMetadata, requests.metadata(version), timeout_seconds)
         return responses.metadata(response)
 
     def status(self, *, timeout_seconds: float | None = None) -> ModelStatus:
-        """Tell the state of every version."""
+        """Return the state of every version."""
         request = model_pb2.GetModelStatusRequest()
         return responses.status(self._ask(self._models.GetModelStatus, request, timeout_seconds))
 
     def checkpoints(self, *, timeout_seconds: float | None = None) -> tuple[Checkpoint, ...]:
-        """List the checkpoints the server sees, in the order of their steps."""
+        """List the checkpoints that the server sees, by ascending step."""
         request = model_pb2.ListCheckpointsRequest()
         return responses.checkpoints(self._ask(self._models.ListCheckpoints, request, timeout_seconds))
 
@@ -89,7 +89,7 @@ class ModelCalls:
         outcome: EvaluationOutcome | None = None,
         timeout_seconds: float | None = None,
     ) -> Generator[Evaluation, None, None]:
-        """Yield the entries of the server's ledger, oldest first, asking for pages as they are needed."""
+        """Yield the entries of the server's ledger, oldest first, and request pages as needed."""
         token, more = "", True
         while more:
             request = requests.list_evaluations(
@@ -101,15 +101,15 @@ class ModelCalls:
             more = bool(token)
 
     def promote(self, version: Version, *, timeout_seconds: float | None = None) -> Promotion:
-        """Serve this version, loading it if need be, until `unpin`."""
+        """Serve this version until `unpin`; load it if necessary."""
         return self._promoted(requests.pin(version), timeout_seconds)
 
     def unpin(self, *, timeout_seconds: float | None = None) -> Promotion:
-        """Follow the serving policy again."""
+        """Remove the pin and follow the version policy again."""
         return self._promoted(model_pb2.PromoteRequest(unpin=True), timeout_seconds)
 
     def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
-        """Serve and pin the version that was serving before the present one."""
+        """Serve and pin the previous serving version."""
         return self._promoted(model_pb2.PromoteRequest(roll_back=True), timeout_seconds)
 
     def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:

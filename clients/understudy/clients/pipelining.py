@@ -1,4 +1,4 @@
-"""What both clients' `predict_many` keep while requests are under way: one mark per item, in the items' order."""
+"""The state of `predict_many` in both clients: one mark per item, in the items' order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Outcome = PredictResult | UnderstudyError
 
 @dataclass(frozen=True)
 class Sent:
-    """A request is on its way, or the call is over: read the next response to find out."""
+    """A request was sent, or the call is over: read the next response to find out."""
 
 
 @dataclass(frozen=True)
 class Unsendable:
-    """An item could not be made a request; it fails alone."""
+    """An item that could not be turned into a request; only this item fails."""
 
     error: UnderstudyError
 
@@ -45,12 +45,12 @@ def ended_early() -> InternalError:
 
 
 class Pipeline:
-    """Joins the thread on which gRPC takes requests and the one on which the caller takes outcomes.
+    """Connects gRPC's thread, which consumes requests, with the caller's thread, which consumes outcomes.
 
     Args:
-        items: What the caller wants predicted. Drawn on gRPC's thread, no further ahead than ``in_flight``.
-        build: Makes a request of an item; raises UnderstudyError if it cannot.
-        in_flight: How many requests may be unanswered at once.
+        items: The caller's items. Iterated on gRPC's thread, at most ``in_flight`` ahead.
+        build: Returns the request for an item; raises UnderstudyError if the item is invalid.
+        in_flight: The largest number of unanswered requests.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Pipeline:
                 if self._closed:
                     return
                 yield request
-        except Exception as error:  # noqa: BLE001 - raised again where the caller takes outcomes
+        except Exception as error:  # noqa: BLE001 - raised again on the caller's thread
             self._marks.put(Exhausted(error))
         else:
             self._marks.put(Exhausted())
@@ -106,7 +106,7 @@ class Pipeline:
             self._marks.put_nowait(Sent())
 
     def close(self) -> None:
-        """Let gRPC's thread go, which may be waiting for the caller to take outcomes."""
+        """Release gRPC's thread, which may be waiting for the caller to consume outcomes."""
         self._closed = True
         with suppress(queue.Empty):
             while True:

@@ -1,4 +1,4 @@
-"""When to take up a broken watch again."""
+"""When to resume a broken watch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 
 
 class Reconnection:
-    """Decides after each break of a stream whether to try again, and how long to wait before.
+    """Decides after each failure of a stream whether to retry, and how long to wait first.
 
     Args:
-        give_up_after_seconds: How long a server may be away without a break.
-        clock: Gives monotonic time in seconds.
+        give_up_after_seconds: How long servers may be unavailable without interruption.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(self, give_up_after_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,17 +27,17 @@ class Reconnection:
         self._pause_seconds = _FIRST_PAUSE_SECONDS
 
     def connected(self) -> None:
-        """Note that the server spoke."""
+        """Record that the server responded."""
         self._away_since = None
         self._pause_seconds = _FIRST_PAUSE_SECONDS
 
     def pause_after(self, error: UnderstudyError) -> float:
-        """Return how many seconds to wait before trying again.
+        """Return how many seconds to wait before the next attempt.
 
         Raises:
-            UnderstudyError: The error itself, if trying again would not help or has not helped for too long.
+            UnderstudyError: The error itself, if it is not retryable or retries have failed for too long.
         """
-        if isinstance(error, DeadlineExceededError):  # the stream's own, after a long time of silence
+        if isinstance(error, DeadlineExceededError):  # the stream's own timeout, after a long time without an entry
             self.connected()
             return 0.0
         now = self._clock()

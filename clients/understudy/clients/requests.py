@@ -1,4 +1,4 @@
-"""Builds request messages from what callers give. Nothing here waits or talks to a server."""
+"""Builds request messages from callers' arguments. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Names:
 
 
 class KnownNames:
-    """The names under which arrays without names travel, asked for once.
+    """The names for arrays without names, requested once.
 
-    The serving version is the one that is asked. Its answer serves for other versions too, which have the same inputs
-    unless the architecture changed; where it did, give arrays by name.
+    They are the names of the serving version. Other versions have the same ones unless the architecture changed; in
+    that case, pass arrays by name.
     """
 
     def __init__(self) -> None:
@@ -55,17 +55,17 @@ class KnownNames:
         return self.names
 
     def forget(self) -> None:
-        """Ask again next time, since the server refused what it got."""
+        """Request the names again next time, since the server refused a request."""
         self.names = None
 
 
 def predict(inputs: Tensors, version: Version | None, names: Names) -> prediction_pb2.PredictRequest:
-    """Return a Predict request; arrays without names go by the inputs' names."""
+    """Return a Predict request; arrays without names get the inputs' names."""
     return prediction_pb2.PredictRequest(inputs=_input_tensors(inputs, names), version=selector(version))
 
 
 def goes_by_name(batch: Any) -> bool:
-    """Return whether a batch to score says all the names that it needs."""
+    """Return whether all arrays of a batch to score have names."""
     inputs, targets, *_ = batch_parts(batch)
     return isinstance(inputs, Mapping) and not isinstance(targets, tuple | list)
 
@@ -101,13 +101,13 @@ def evaluate_batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateRequest:
     """Return the message that carries one batch ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Raises:
-        InvalidArgumentError: The batch is something else, or an array cannot travel.
+        InvalidArgumentError: The batch is something else, or an array cannot be sent.
     """
     return evaluation_pb2.EvaluateRequest(batch=_batch(batch, names))
 
 
 def compare_batch(batch: Any, names: Names) -> evaluation_pb2.CompareRequest:
-    """Do the same for a Compare stream."""
+    """Return the message of a Compare stream for one batch; see `evaluate_batch`."""
     return evaluation_pb2.CompareRequest(batch=_batch(batch, names))
 
 

@@ -1,4 +1,4 @@
-"""Reads response messages into what callers get. Nothing here waits or talks to a server."""
+"""Converts response messages into the clients' types. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OUTCOME_PREFIX: Final = "EVALUATION_OUTCOME_"
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Report a tensor that is none, or an enum's value that a newer server may have added."""
+    """Report a malformed tensor, or an enum value that a newer server may have added."""
     try:
         yield
     except ValueError as error:

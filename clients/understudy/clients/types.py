@@ -1,4 +1,4 @@
-"""What clients take and give."""
+"""The clients' argument and result types."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Version = int | Literal["serving", "latest", "best"]
 Tensors = npt.ArrayLike | Sequence[Any] | Mapping[str, Any]
 """One array, several in the model's order, or arrays by name. Axis 0 is the batch.
 
-Mappings may be nested; their keys are joined by ``/``.
+Mappings may be nested; their keys are joined with ``/``.
 """
 
 VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused"]
-"""What became of a checkpoint on a dataset; the last two say what the server's gate made of its score."""
+"""The outcome of a checkpoint on a dataset; the last two are decisions of the server's gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictResult:
-    """What the model made of one batch.
+    """The prediction for one batch.
 
     Attributes:
         outputs: Every output by name, each ``[examples, ...]`` and read-only; strings are ``bytes`` in object arrays.
@@ -62,9 +62,9 @@ class EvaluateResult:
         examples: The examples scored.
         batches: The batches scored.
         step: The step of the checkpoint.
-        waiting_seconds: What the batches spent waiting for a device, summed.
-        computing_seconds: What they spent computing, summed.
-        notes: What keeps the numbers from being exactly a single device's, or forced them onto one replica.
+        waiting_seconds: The total time that batches waited for a device.
+        computing_seconds: The total time that batches spent computing.
+        notes: Why the numbers may differ from a single device's, or why they were computed on one replica.
     """
 
     metrics: Mapping[str, float]
@@ -78,11 +78,11 @@ class EvaluateResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """By how much a version's mean loss of an example exceeds the first version's; below 0 is better.
+    """A version's mean loss per example minus the first version's; below 0 is better.
 
-    ``low`` and ``high`` bound the paired bootstrap's percentile interval. An example's loss is the compiled one without
-    its reduction, weighted by its sample weight; for several outputs it is their weighted total. Regularizers are left
-    out.
+    ``low`` and ``high`` bound the percentile interval of the paired bootstrap. An example's loss is the compiled one
+    without its reduction, weighted by its sample weight; for several outputs it is their weighted total.
+    Regularization terms are excluded.
     """
 
     mean: float
@@ -91,19 +91,19 @@ class LossDifference:
 
     @property
     def conclusion(self) -> Literal["better", "worse", "undecided"]:
-        """Whether the interval lies below 0, above 0, or holds it."""
+        """Whether the interval is below 0, above 0, or contains 0."""
         return "better" if self.high < 0 else "worse" if self.low > 0 else "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedVersion:
-    """One version beside the first.
+    """One version compared with the first.
 
     Attributes:
-        score: Its score, as an evaluation of it alone gives it.
-        differences: By how much each metric exceeds the first version's.
-        loss_difference: The same of the mean loss of an example, with its interval; None for the first version, and
-            where examples have no losses of their own.
+        score: Its score, the same as when it is evaluated alone.
+        differences: Each metric minus the first version's.
+        loss_difference: The difference of the mean loss per example, with its interval; None for the first version, and
+            if examples have no losses of their own.
     """
 
     score: EvaluateResult
@@ -113,14 +113,14 @@ class ComparedVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult:
-    """Versions on the same batches, in the order in which they were asked for.
+    """The scores of versions on the same batches, in the order of the request.
 
     Attributes:
-        versions: The first is what the others are held against.
+        versions: The others are compared with the first.
         resamples: How many times the examples were resampled for the intervals.
-        confidence: The part of the resampled differences that an interval holds.
-        seed: Of the resampling.
-        notes: Why there are no intervals, or why versions took turns.
+        confidence: The confidence level of the intervals.
+        seed: The seed of the resampling.
+        notes: Why there are no intervals, or why versions were scored one after another.
     """
 
     versions: tuple[ComparedVersion, ...]
@@ -132,7 +132,7 @@ class CompareResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One entry of the server's ledger; ``dataset`` is empty where it speaks of the checkpoint as a whole.
+    """One entry of the server's ledger; ``dataset`` is empty if it is about the checkpoint as a whole.
 
     ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in UTC.
     """
@@ -152,7 +152,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the evaluation of a dataset has come; ``total_examples`` is None if unknown."""
+    """The progress of the evaluation of a dataset; ``total_examples`` is None if unknown."""
 
     examples: int
     total_examples: int | None
@@ -160,9 +160,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """What the model takes or gives under one name; None in the shape stands for any length, axis 0 is the batch.
+    """One named input or output of the model; None in the shape means any length, axis 0 is the batch.
 
-    ``positional`` says that the name stands for the place in the model's order, as Keras made up the tensor's own.
+    ``positional`` says that the name denotes the position in the model's order: Keras generated the tensor's name.
     """
 
     name: str
@@ -197,7 +197,7 @@ class VersionStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStatus:
-    """The state of every version, newest first, and the steps that the labels stand for; None where for none yet."""
+    """The state of every version, newest first, and the step of each label; None for a label without a step yet."""
 
     model_name: str
     versions: tuple[VersionStatus, ...]
@@ -209,7 +209,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint the server sees; ``created_at`` is in UTC, ``final`` says that it ends the training."""
+    """A checkpoint that the server sees; ``created_at`` is in UTC, ``final`` marks the last one of a training."""
 
     step: int
     created_at: datetime
@@ -219,7 +219,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """What is serving after a decision, what was before, and what is pinned; None where nothing is or was."""
+    """The serving, previous and pinned steps after a change; None where there is none."""
 
     serving_step: int
     previous_step: int | None
