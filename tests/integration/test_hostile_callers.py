@@ -58,7 +58,7 @@ def stub(service: RunningService) -> Iterator[Any]:
         ([metrics("function")], "function"),
         ([metrics("5")], "'5'"),
         ([metrics("AUC", '{"num_thresholds": 60000000}')], "num_thresholds"),
-        ([metrics("AUC", "[" * 60_000)], "no JSON"),
+        ([metrics("AUC", "[" * 60_000)], "not JSON"),
         ([metrics("mae", times=40)], "40 metrics"),
         ([empty_batch()], "every axis of a batch"),
     ],

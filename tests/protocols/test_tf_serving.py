@@ -18,7 +18,7 @@ REFUSALS = {
     "version -1": ("INVALID_ARGUMENT", "a step is a number from 0 up"),
     "label best": ("NOT_FOUND", "no version is best yet"),
     "label stable": ("INVALID_ARGUMENT", "'stable' is unknown; give serving, latest, best"),
-    "unknown output": ("INVALID_ARGUMENT", "the output 'z' was asked for; there is 'y'"),
+    "unknown output": ("INVALID_ARGUMENT", "there is no output 'z'; there is 'y'"),
     "no examples": ("INVALID_ARGUMENT", "input 'x' has no examples"),
     "status of 99": ("NOT_FOUND", r"there is no version 99; there are \[3, 2, 1\]"),
     "Classify": ("UNIMPLEMENTED", "send the model's own inputs to Predict"),

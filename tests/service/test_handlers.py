@@ -317,10 +317,10 @@ async def test_the_metrics_of_a_request_are_bounded(evaluation: EvaluationHandle
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", "holds list"),
-        ("[" * 60_000, "no JSON"),
-        ('{"k": ' + "9" * 5000 + "}", "no JSON"),
+        ("[" * 60_000, "not JSON"),
+        ('{"k": ' + "9" * 5000 + "}", "not JSON"),
         (" " * 70_000, "70000 characters"),
     ],
 )
@@ -360,9 +360,9 @@ async def test_the_streams_under_way_are_bounded(evaluation: EvaluationHandler) 
     evaluating = [asyncio.create_task(evaluation.evaluate(Told(options()), CALL)) for _ in range(MAX_EVALUATIONS)]
     comparing = [asyncio.create_task(evaluation.compare(Told(), CALL)) for _ in range(MAX_COMPARISONS)]
     await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="64 Evaluate streams are under way"):
+    with pytest.raises(OverloadedError, match="64 Evaluate streams are open"):
         await evaluation.evaluate(Told(options()), CALL)
-    with pytest.raises(OverloadedError, match="4 Compare streams are under way"):
+    with pytest.raises(OverloadedError, match="4 Compare streams are open"):
         await evaluation.compare(Told(), CALL)
     for call in (*evaluating, *comparing):
         call.cancel()
@@ -431,7 +431,7 @@ async def test_a_watcher_is_sent_on_when_the_service_drains(
     waiting = asyncio.create_task(anext(watch))
     readiness.start_draining()
     recorded.notify()
-    with pytest.raises(DrainingError, match="watch on from sequence 1"):
+    with pytest.raises(DrainingError, match="resume watching from sequence 1"):
         await waiting
 
 

@@ -172,9 +172,9 @@ async def test_a_body_may_be_compressed(
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        ("{", "the body is no JSON"),
-        ("[" * 900, "the body is no JSON"),
-        ("[]", "the body is JSON, but no object"),
+        ("{", "the body is not JSON"),
+        ("[" * 900, "the body is not JSON"),
+        ("[]", "the body is JSON, but not an object"),
         (body(3), "the request: inputs is .*an array of objects was expected"),
         (body({"datatype": "FP32"}), "input 0: name is None; text was expected"),
         (body(tensor([1, 2], shape=[1.5])), "input 'x': shape is .*whole numbers"),
@@ -189,7 +189,7 @@ async def test_a_body_may_be_compressed(
         (body(tensor([1, 1e39])), "input 'x': an element does not fit FP32"),
         (body(tensor([1, 10**400])), "input 'x': an element does not fit FP32"),
         (body(tensor([True, 1], "BOOL")), "input 'x': data holds a number; true or false was expected"),
-        (body(tensor(["a", "\ud800"], "BYTES")), "input 'x': an element is no text"),
+        (body(tensor(["a", "\ud800"], "BYTES")), "input 'x': an element cannot be encoded as UTF-8"),
         (body(tensor([1, 2], "FP31")), "input 'x': datatype 'FP31' is unknown"),
         (body(tensor(3)), "input 'x': data is a number; an array"),
         (body({"name": "x", "datatype": "FP32", "shape": [1]}), "input 'x': it has no data"),
@@ -275,7 +275,7 @@ async def test_another_model_is_404_whatever_the_body(client: httpx.AsyncClient)
 async def test_text_that_is_none_must_be_asked_for_as_binary_data(ask: Ask) -> None:
     answer = await ask({"y": np.array([[b"\xff"]], dtype=object)}, json=body(tensor([1, 2])))
     assert answer.status_code == 400
-    assert "output 'y' has bytes that are no UTF-8 text" in answer.json()["error"]
+    assert "output 'y' has bytes that are not UTF-8 text" in answer.json()["error"]
 
 
 async def test_while_draining_it_takes_no_new_work(client: httpx.AsyncClient, readiness: Readiness) -> None:
@@ -330,9 +330,9 @@ def test_large_json_is_what_small_json_is() -> None:
     assert len(text) > MAX_BYTES_AT_ONCE
     assert read_json(text.encode()) == json.loads(text)
     for broken in (text[:-1], text + "]", text.replace("null", "nul"), text.replace("[1,", "[" + "9" * 5000 + ",")):
-        with pytest.raises(InvalidInputError, match="no JSON"):
+        with pytest.raises(InvalidInputError, match="not JSON"):
             read_json(broken.encode())
-    with pytest.raises(InvalidInputError, match="no JSON"):
+    with pytest.raises(InvalidInputError, match="not JSON"):
         read_json(b"[" * 50_000)
 
 

@@ -1,5 +1,5 @@
 """The service: everything between a socket and the evaluator.
 
-Read a request's way in this order: a front end (`grpcio.server` and `grpcio.endpoint`), `services`, which says what
-answers each method, then `handlers`, which knows no transport and calls the evaluator.
+A request passes through a front end (`grpcio.grpc_server` and `grpcio.grpc_endpoint`), `services`, which maps each
+method to its handler, and `handlers`, which know no transport and call the evaluator.
 """

@@ -1,4 +1,4 @@
-"""A line about every call."""
+"""The access log: one line per call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from understudy.service.handlers.codes import Code
 
 _log = structlog.get_logger(__name__)
 _threshold: Final = logging.getLogger(__name__)
-"""Tells at a tenth of the price whether a line would be written."""
+"""Checks whether a line would be written, at a tenth of the cost."""
 
 
 def call_ended(path: str, code: Code, *, message: str, seconds: float) -> None:
-    """Write the line: at level debug if the call ended well, since there may be thousands a second, else at info."""
+    """Log a call: at debug if it succeeded, since there may be thousands a second, else at info."""
     if code is Code.OK and not _threshold.isEnabledFor(logging.DEBUG):
         return
     log = _log.debug if code is Code.OK else _log.info

@@ -1,4 +1,4 @@
-"""Tells other programs on this machine where the service listens."""
+"""Publishes the addresses of the service to other programs on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from understudy.service.service_errors import SettingsError
 
 
 def write_address_file(file: Path, addresses: str) -> None:
-    """Write ``grpc=HOST:PORT http=HOST:PORT`` and a newline; a reader sees all of it or nothing.
+    """Write ``grpc=HOST:PORT http=HOST:PORT`` and a newline; the write is atomic.
 
     Raises:
         SettingsError: The file cannot be written.

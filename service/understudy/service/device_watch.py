@@ -1,4 +1,4 @@
-"""What the service does when the devices fail: it takes readiness back, tries them, and asks for the end."""
+"""Reacts to failing devices: withdraws readiness, probes the devices, and ends the service if they stay broken."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _log = structlog.get_logger(__name__)
 
 
 class TriesDevices(Protocol):
-    """What is asked of the evaluator."""
+    """The part of the evaluator that `DeviceWatch` uses."""
 
     def on_device_state(self, listener: DeviceListener) -> None:
-        """Call back when the devices' state changes, on any thread."""
+        """Call the listener when the devices' state changes, on any thread."""
 
     def try_devices(self) -> Future[None]:
-        """Run something on the devices."""
+        """Run a trial computation on the devices."""
 
 
 class DeviceWatch:
     """Follows the devices' state. Belongs to the running event loop.
 
-    While they fail, no caller may send requests that would show whether they work again, so it runs trials of its own.
+    While the devices fail, callers may send no requests that would show a recovery, so this class runs its own trials.
 
     Args:
-        evaluator: Whose devices.
-        readiness: Is taken back and given again.
+        evaluator: The owner of the devices.
+        readiness: Set to failing, and back to ready.
 
     Attributes:
-        failed: Done, with the last error, once the devices have failed for good.
+        failed: Done, with the last error, once the devices have failed permanently.
     """
 
     def __init__(self, evaluator: TriesDevices, readiness: Readiness) -> None:
@@ -48,7 +48,7 @@ class DeviceWatch:
         evaluator.on_device_state(self._hear)
 
     async def stop(self) -> None:
-        """End the trials."""
+        """Stop the trials."""
         self._evaluator.on_device_state(lambda _state, _error: None)
         if self._trials is not None:
             self._trials.cancel()
@@ -71,10 +71,10 @@ class DeviceWatch:
             self._trials = asyncio.create_task(self._try_until_settled())
 
     async def _try_until_settled(self) -> None:
-        """Try the devices until they work, or have failed for good, or the service ends."""
+        """Try the devices until they work, have failed permanently, or the service ends."""
         while self._readiness.state is ReadinessState.FAILING and not self.failed.done():
             try:
                 await asyncio.wrap_future(self._evaluator.try_devices())
-            except Exception as error:  # noqa: BLE001 - the evaluator judges it and calls back
+            except Exception as error:  # noqa: BLE001 - the evaluator classifies it and calls back
                 _log.warning("a trial of the devices failed", error=str(error))
             await asyncio.sleep(_SECONDS_BETWEEN_TRIALS)

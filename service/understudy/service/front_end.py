@@ -1,4 +1,4 @@
-"""What carries gRPC between the network and the handlers."""
+"""The interface between gRPC transports and the service."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from understudy.service.readiness import Readiness
 
 
 class FrontEnd(Protocol):
-    """Answers calls on one port. Belongs to the event loop that it was made on."""
+    """Answers calls on one port. Belongs to the event loop on which it is created."""
 
     @property
     def coalescing(self) -> CoalescingOptions:
-        """How long calls that came at one time wait for each other."""
+        """How long simultaneous calls wait for each other."""
 
     def bind(self, host: str, port: int) -> int:
-        """Take a port, any free one for 0, and return it.
+        """Bind a port, or any free port for 0, and return it.
 
         Raises:
-            PortInUseError: It cannot be had.
+            PortInUseError: The port is not available.
         """
 
     async def start(self, handlers: RequestHandlers) -> None:
-        """Begin to answer.
+        """Start to serve calls.
 
         Raises:
-            FrontEndError: It cannot.
+            FrontEndError: The front end does not start.
         """
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls and let those under way finish; cut off what is left when the time is up.
+        """Refuse new calls, let running ones finish, and cancel the rest when the time is up.
 
-        Streams without an end of their own end when the service's readiness says that it drains.
+        Endless streams end when the service's readiness changes to draining.
         """
 
 
 class MakeFrontEnd(Protocol):
-    """Makes a front end."""
+    """Creates a front end."""
 
     def __call__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> FrontEnd:
-        """Make it on the running event loop.
+        """Create a front end on the running event loop.
 
         Args:
             registry: Where to register the ``grpc_server_*`` metrics.
-            readiness: What health tells.
-            max_message_bytes: The largest message to take or send.
+            readiness: The state that health reports.
+            max_message_bytes: The largest message to receive or send.
         """

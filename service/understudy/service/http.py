@@ -1,4 +1,4 @@
-"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, and what else is given."""
+"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, and additional routes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def build_app(
     """Return the ASGI application.
 
     Args:
-        registry: What ``/metrics`` shows, in OpenMetrics for those who accept it.
-        readiness: What ``/readyz`` tells, with status 503 unless the service can answer.
-        executor: Collects the metrics, which asks the evaluator.
-        routes: More to answer.
+        registry: The metrics under ``/metrics``, in OpenMetrics if the client accepts it.
+        readiness: The state under ``/readyz``, with status 503 unless it is ready.
+        executor: Collects the metrics, which calls the evaluator.
+        routes: Additional routes.
     """
 
     async def metrics(request: Request) -> Response:
@@ -52,10 +52,10 @@ def build_app(
 
 
 class HttpServer:
-    """uvicorn on the running event loop, on a socket of ours.
+    """uvicorn on the running event loop and on a given socket.
 
     Args:
-        app: What answers.
+        app: The application.
         listener: A bound socket, which the server closes.
     """
 
@@ -68,7 +68,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to answer; raise what keeps it from doing so."""
+        """Start to serve; raise the error if that fails."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         answering = asyncio.create_task(self._server.answering.wait())
         await asyncio.wait([self._task, answering], return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +77,7 @@ class HttpServer:
             await self._task
 
     async def stop(self) -> None:
-        """Finish the answers under way, for a second at most, and close the socket."""
+        """Finish running requests, for a second at most, and close the socket."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
@@ -85,7 +85,7 @@ class HttpServer:
 
 
 class _SignalFreeServer(uvicorn.Server):
-    """Says when it answers, and leaves signals to whoever assembled the service."""
+    """Reports when it has started, and installs no signal handlers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -101,10 +101,10 @@ class _SignalFreeServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a port, any free one for 0.
+    """Return a socket bound to a port, or to any free port for 0.
 
     Raises:
-        PortInUseError: It cannot be had.
+        PortInUseError: The port is not available.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

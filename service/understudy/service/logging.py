@@ -1,4 +1,4 @@
-"""Structured logs on standard error, for structlog's loggers and the standard library's alike."""
+"""Structured logs on standard error, for structlog's and the standard library's loggers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from understudy.service.settings import LogFormat, LogLevel
 
 
 def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Send every log line of this process to one stream in one form.
+    """Write all log lines of this process to one stream in one format.
 
     Args:
-        level: The least important lines to write.
+        level: The lowest level to write.
         log_format: ``json``, ``console``, or ``auto``: console if the stream is a terminal.
         stream: Where to write; standard error by default.
     """

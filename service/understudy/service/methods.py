@@ -1,4 +1,4 @@
-"""The methods of a service and what answers each, for any transport."""
+"""The methods of a service and their handlers, for any transport."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Stream = Callable[[Any, CallContext], AsyncGenerator[Any, None]]
 """Takes a request, or an iterator of requests, and yields responses."""
 Requests = AsyncIterator[Any]
 Admission = Callable[[CallContext], None]
-"""Raises what a call would be answered with whatever its request; for transports that ask before that has come."""
+"""Raises if a call would be refused whatever its request is; transports call it before the request arrives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Method:
     """One method.
 
     Attributes:
-        rpc: Its names and its kind.
+        rpc: Its names and kind.
         request_type: The class of its request messages.
-        answer: What answers it: an `Answer`, or a `Stream` where ``rpc.streams_responses``.
-        admit: What its calls must pass, if there is anything.
-        template_cache: Takes requests apart that it knows, if there is one; what it makes of them goes to the answer.
+        answer: Its handler: an `Answer`, or a `Stream` if ``rpc.streams_responses``.
+        admit: The admission check of its calls, if any.
+        template_cache: Parses requests that match a template, if set; the handler gets its result.
     """
 
     rpc: RpcMethod
@@ -45,10 +45,10 @@ class Method:
     template_cache: RequestTemplateCache[Any, Any] | None = None
 
     def parse(self, data: bytes, begin: int = 0) -> Any:
-        """Return the request that bytes are from there on: a message, or what the template cache makes of it.
+        """Return the request in ``data[begin:]``: a message, or the result of the template cache.
 
         Raises:
-            InvalidInputError: They are none.
+            InvalidInputError: The bytes cannot be parsed.
         """
         template_cache = self.template_cache
         if template_cache is not None and (request := template_cache.match(data, begin)) is not None:
@@ -64,7 +64,7 @@ class Method:
             return self.request_type.FromString(data)
         except DecodeError as error:
             raise InvalidInputError(
-                f"{len(data)} bytes came that are no request message of {self.rpc.path}; encode it as its .proto says"
+                f"cannot parse {len(data)} bytes as a request of {self.rpc.path}; encode it as its .proto says"
             ) from error
 
 
@@ -91,16 +91,16 @@ def service(
 
     Args:
         descriptor: The service.
-        answers: What answers each of its methods, by their names.
-        admissions: What the calls of some methods must pass, by their names.
-        template_caches: What matches the requests of some methods, by their names.
+        answers: The handler of each method, by name.
+        admissions: The admission checks of some methods, by name.
+        template_caches: The template caches of some methods, by name.
 
     Raises:
-        ValueError: There is an answer too many or too few.
+        ValueError: A handler is missing or superfluous.
     """
     if answers.keys() != set(descriptor.methods_by_name):
         raise ValueError(
-            f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are answers to "
+            f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are handlers for "
             f"{sorted(answers)}"
         )
     return foreign_service(descriptor, answers, admissions, template_caches)
@@ -112,16 +112,16 @@ def foreign_service(
     admissions: Mapping[str, Admission] = MappingProxyType({}),
     template_caches: Mapping[str, RequestTemplateCache[Any, Any]] = MappingProxyType({}),
 ) -> Service:
-    """Return a service that another project describes, whose methods depend on the version of its package.
+    """Return a service of another project, whose methods depend on the installed version of its package.
 
-    A method without an answer is left out, and every front end answers UNIMPLEMENTED to it. An answer to a method that
+    A method without a handler is left out, and every front end returns UNIMPLEMENTED for it. A handler of a method that
     the installed version lacks is left out too.
 
     Args:
         descriptor: The service.
-        answers: What answers its methods, by their names.
-        admissions: What the calls of some methods must pass, by their names.
-        template_caches: What matches the requests of some methods, by their names.
+        answers: The handlers of its methods, by name.
+        admissions: The admission checks of some methods, by name.
+        template_caches: The template caches of some methods, by name.
     """
     descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
     methods = tuple(
@@ -139,10 +139,10 @@ def foreign_service(
 
 
 def refusals(sentences: Mapping[str, str]) -> dict[str, Answer]:
-    """Return an answer to each method that is not supported.
+    """Return a handler that refuses, for each unsupported method.
 
     Args:
-        sentences: What to do instead, by the methods' names.
+        sentences: What to do instead, by method name.
     """
     return {name: _refusal(sentence) for name, sentence in sentences.items()}
 

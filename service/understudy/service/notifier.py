@@ -1,4 +1,4 @@
-"""Tells waiting coroutines that something has changed."""
+"""Notifies waiting coroutines of changes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 
 class Notifier:
-    """Wakes every coroutine that listens. What has changed is for the listener to look up.
+    """Wakes every subscribed coroutine, which then reads the changed state itself.
 
-    To miss nothing, call `subscribe` first, then look, then wait for what `subscribe` returned. All methods but
+    To miss no change, call `subscribe` first, then read the state, then wait for the event. All methods but
     `notify_threadsafe` belong to the event loop's thread.
     """
 
@@ -17,15 +17,15 @@ class Notifier:
         self._notified = asyncio.Event()
 
     def subscribe(self) -> asyncio.Event:
-        """Return the event that the next ring sets."""
+        """Return the event that the next notification sets."""
         return self._notified
 
     def notify(self) -> None:
-        """Wake every listener."""
+        """Wake every subscriber."""
         notified, self._notified = self._notified, asyncio.Event()
         notified.set()
 
     def notify_threadsafe(self) -> None:
-        """Wake every listener soon, from any thread; does nothing once the event loop is closed."""
+        """Wake every subscriber soon, from any thread; does nothing once the event loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.notify)

@@ -1,4 +1,4 @@
-"""What the service makes of what the evaluator tells."""
+"""Turns the evaluator's events into metrics, statistics and notifications."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _RECALL_PAGE = 1000
 
 
 class ServiceObserver(MetricsObserver):
-    """Keeps metrics and statistics, and passes on that there is something new in the ledger. Thread-safe.
+    """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
 
     Args:
         registry: Where to register the metrics.
-        statistics: What to keep the statistics of every version in.
-        on_record: Called on a thread of the evaluator after each entry.
+        statistics: Keeps the statistics of every version.
+        on_record: Called on one of the evaluator's threads after each entry.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ServiceObserver(MetricsObserver):
         self._on_record()
 
     def recall(self, ledger: Ledger) -> None:
-        """Show the results of an earlier process, until there are newer ones. Blocks."""
+        """Show the results of an earlier process until newer ones are recorded. Blocks."""
         after = 0
         while entries := ledger.page(after_sequence=after, limit=_RECALL_PAGE):
             for entry in entries:

@@ -1,4 +1,4 @@
-"""Ports that several listeners of one process share, and no other process."""
+"""Ports that several listeners of one process share, but not with other processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from understudy.service.service_errors import grpc_port_in_use
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Return a socket that keeps a port for this process without listening on it, any free one for 0.
+    """Return a socket that reserves a port, or any free port for 0, for this process without listening on it.
 
     Raises:
-        PortInUseError: The port cannot be had.
+        PortInUseError: The port is not available.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family) as probe:  # one that shares with nobody finds out whether somebody is there
+        with socket.socket(family) as probe:  # without SO_REUSEPORT, to detect another listener
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             address = probe.getsockname()
@@ -26,7 +26,7 @@ def reserve(host: str, port: int) -> socket.socket:
 
 
 def _kept(family: int, address: Any) -> socket.socket:
-    """Return a socket that this process may share, and others only if an earlier server's connections linger."""
+    """Return a socket with SO_REUSEPORT; with SO_REUSEADDR too only if an earlier server's connections linger."""
     try:
         return _bound(family, address, reuse_address=False)
     except OSError:

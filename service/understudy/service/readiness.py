@@ -1,4 +1,4 @@
-"""Whether the service can answer, for gRPC health, /readyz and whoever waits for a change."""
+"""Whether the service can serve calls: the state behind gRPC health and /readyz."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from understudy.service.notifier import Notifier
 
 
 class ReadinessState(enum.Enum):
-    """What the service is doing; the value is a sentence for people."""
+    """The state of the service; the value describes it in a sentence."""
 
     WAITING = "no checkpoint has been loaded yet"
     READY = "ready"
@@ -19,7 +19,7 @@ class ReadinessState(enum.Enum):
 class Readiness:
     """The state of the service. Not thread-safe: it belongs to the event loop's thread.
 
-    It goes from WAITING to READY once, between READY and FAILING to and fro, and from any to DRAINING once.
+    It changes from WAITING to READY once, between READY and FAILING any number of times, and to DRAINING once.
     """
 
     def __init__(self) -> None:
@@ -28,26 +28,26 @@ class Readiness:
 
     @property
     def state(self) -> ReadinessState:
-        """What the service is doing now."""
+        """The current state."""
         return self._state
 
     def become_ready(self) -> None:
-        """Say that the first servable is serving; has no effect while draining."""
+        """Change to READY, as the first servable is serving; has no effect while draining."""
         if self._state is ReadinessState.WAITING:
             self._change(ReadinessState.READY)
 
     def start_failing(self) -> None:
-        """Say that the devices fail; has no effect unless the service is ready."""
+        """Change to FAILING, as the devices fail; has no effect unless the service is ready."""
         if self._state is ReadinessState.READY:
             self._change(ReadinessState.FAILING)
 
     def recover(self) -> None:
-        """Say that the devices work again."""
+        """Change back to READY, as the devices work again."""
         if self._state is ReadinessState.FAILING:
             self._change(ReadinessState.READY)
 
     def start_draining(self) -> None:
-        """Say that the end is near."""
+        """Change to DRAINING."""
         self._change(ReadinessState.DRAINING)
 
     def _change(self, state: ReadinessState) -> None:

@@ -1,4 +1,4 @@
-"""Server reflection, in its two versions, whose messages differ in nothing but their package."""
+"""Server reflection in its two versions, whose messages differ in their package only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
     """Return both versions of the service that describes services.
 
     Args:
-        names: Full names of the services to describe; its own go without saying.
+        names: Full names of the services to describe, without those of reflection itself.
     """
     servicer = reflection.aio.ReflectionServicer([*names, ALPHA.full_name, _declared_version_1()])  # type: ignore[attr-defined]
 
@@ -39,7 +39,7 @@ def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
 
 
 def _declared_version_1() -> str:
-    """Let version 1 itself be described, which grpcio-reflection does not bring; return its full name."""
+    """Register the descriptor of version 1, which grpcio-reflection lacks; return its full name."""
     alpha = FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
     text = text_format.MessageToString(alpha).replace(_ALPHA_VERSION, _VERSION)
@@ -49,7 +49,7 @@ def _declared_version_1() -> str:
 
 
 def _as_version_1(alpha: Service) -> Service:
-    """Return the service under its other name, with the messages of version 1alpha, which have the same bytes."""
+    """Return the service under its version 1 name, with the messages of version 1alpha, which encode the same."""
     name = alpha.name.replace(_ALPHA_VERSION, _VERSION)
     methods = [replace(method, rpc=replace(method.rpc, service=name)) for method in alpha.methods]
     return Service(name=name, methods=tuple(methods))

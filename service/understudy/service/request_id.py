@@ -1,4 +1,4 @@
-"""The id that ties a call's log lines to the caller's own."""
+"""The id that links a call's log lines to the caller's logs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import secrets
 from contextvars import ContextVar
 
 HEADER = "x-request-id"
-"""The name of the metadata key that carries the id, both ways."""
+"""The metadata key of the id, in requests and responses."""
 
 _PROCESS = secrets.token_hex(8)
 _NUMBERS = itertools.count(1)
 _ACCEPTABLE = re.compile(r"[!-~]{1,128}")
 
 current: ContextVar[str] = ContextVar("request_id", default="")
-"""The id of the call that this task works for; empty outside of calls."""
+"""The id of the current task's call; empty outside of calls."""
 
 
 def accept(candidate: str | bytes | None) -> str:

@@ -1,4 +1,4 @@
-"""The service as a whole: what starts when, what is printed, and how it ends."""
+"""The service as a whole: startup order, printed lines, and shutdown."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
 
 POLL_SECONDS = 0.5
-"""How often to look whether training is over."""
+"""How often to check whether training has ended."""
 
 BLOCKING_THREADS = 8
-"""How many calls that block (the ledger, a scrape) may run at once."""
+"""How many blocking calls (the ledger, a scrape) may run at once."""
 
 _log = structlog.get_logger(__name__)
 
@@ -60,20 +60,20 @@ OnSignal = Callable[[signal.Signals], None]
 
 
 def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
-    """Serve until SIGTERM or SIGINT, or until training is over if the settings say so; then drain and return why.
+    """Serve until SIGTERM or SIGINT, or until training ends if the settings say so; then drain and return the reason.
 
-    A second signal ends the process at once. With the envoy front end this process first becomes Envoy, and the program
-    is run again inside it from its beginning, up to here.
+    A second signal ends the process at once. With the envoy front end, this process first becomes Envoy. Envoy re-runs
+    this program, and control returns here.
 
-    Prints ``LISTENING grpc=H:P http=H:P`` when both ports answer and ``READY grpc=H:P http=H:P step=S`` when the first
-    checkpoint is serving. Call it from the main thread.
+    Prints ``LISTENING grpc=H:P http=H:P`` when both ports accept calls, and ``READY grpc=H:P http=H:P step=S`` when the
+    first checkpoint is serving. Call it from the main thread.
 
     Args:
-        settings: What the operator chose about the service.
-        evaluator_settings: And about the evaluator; its ``state_dir`` gives way to `ServeSettings.evaluator_state_dir`.
+        settings: The settings of the service.
+        evaluator_settings: The settings of the evaluator; `ServeSettings.evaluator_state_dir` overrides ``state_dir``.
 
     Raises:
-        ServiceError: A port cannot be had, or the front end does not start.
+        ServiceError: A port is not available, or the front end does not start.
         ModuleNotFoundError: The front end's extra is not installed.
         ExperimentError: The experiment cannot be loaded.
         EvaluatorError: A setting, a dataset or the ledger cannot be used.
@@ -86,7 +86,7 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ser
 
 
 def _serve_over_grpcio(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
-    import uvloop  # each event of gRPC's core is a turn of the loop, so a lighter loop counts
+    import uvloop  # each event of gRPC's core takes a loop iteration, so a faster loop matters
 
     return uvloop.run(_serve_until_signalled(settings, evaluator_settings, _hear_signals, GrpcServer))
 
@@ -121,7 +121,7 @@ async def _serve_until_signalled(
 
 
 def _hear_signals(on_signal: OnSignal) -> None:
-    """Call back at the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
+    """Call back on the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
     loop = asyncio.get_running_loop()
 
     def on_first(number: signal.Signals) -> None:
@@ -138,10 +138,10 @@ class Service:
     """One service on the running event loop.
 
     Args:
-        settings: What the operator chose about the service.
-        evaluator_settings: And about the evaluator.
-        announce: Given the lines that scripts wait for.
-        make_front_end: Makes what carries gRPC.
+        settings: The settings of the service.
+        evaluator_settings: The settings of the evaluator.
+        announce: Prints the lines that scripts wait for.
+        make_front_end: Creates the gRPC front end.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Service:
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
 
     async def run(self, stop: asyncio.Event) -> ServiceExit:
-        """Serve until ``stop`` is set, or training is over where that is the end; then drain.
+        """Serve until ``stop`` is set, or training ends if the settings say so; then drain.
 
-        Raises what `serve` raises.
+        Raises the errors of `serve`.
         """
         async with AsyncExitStack() as stack:
             stack.callback(self._executor.shutdown, cancel_futures=True)
@@ -187,7 +187,7 @@ class Service:
     async def _end_or_failure(
         self, stop: asyncio.Event, evaluator: Evaluator, failed: asyncio.Future[str]
     ) -> ServiceExit:
-        """Wait for the end, or for the devices to fail for good, and return which it was."""
+        """Wait for the end, or for the devices to fail permanently, and return the reason."""
         end = asyncio.create_task(self._end(stop, evaluator))
         either: list[asyncio.Future[Any]] = [end, failed]
         try:
@@ -202,7 +202,7 @@ class Service:
         )
 
     async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> ServiceExit:
-        """Wait for the end and return why it came."""
+        """Wait for the end and return the reason."""
         if not self._settings.exit_when_finished:
             await stop.wait()
             return ServiceExit(reason=ExitReason.SIGNALLED)
@@ -226,7 +226,7 @@ class Service:
         return rpc, rpc.bind(settings.host, settings.grpc_port)
 
     async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
-        from understudy.evaluator.factory import create_evaluator  # imports TensorFlow: a port in use is told before
+        from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
         observer = ServiceObserver(
             self._registry, statistics=self._statistics, on_record=self._recorded.notify_threadsafe
@@ -237,7 +237,7 @@ class Service:
             self._executor, create_evaluator, self._settings.location, evaluator_settings, observer
         )
         evaluator = opened.evaluator
-        _freeze_heap()  # before the first model is loaded: what is frozen is never collected
+        _freeze_heap()  # before the first model is loaded: frozen objects are never collected
         await self._loop.run_in_executor(self._executor, evaluator.start)
         stack.push_async_callback(self._close_evaluator, evaluator)
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger)
@@ -318,7 +318,7 @@ class Service:
 
 
 def _freeze_heap() -> None:
-    """Spare the garbage collector the libraries' 300,000 objects: a full collection stops all threads for 0.1 s."""
+    """Exclude the libraries' 300,000 objects from garbage collection: a full one stops all threads for 0.1 s."""
     gc.collect()
     gc.freeze()
 
@@ -329,4 +329,4 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[int], None],
 
 
 def _print_line(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - what scripts wait for
+    print(line, flush=True)  # noqa: T201 - scripts wait for it

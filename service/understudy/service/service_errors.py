@@ -2,7 +2,7 @@
 
 ServiceError
 ├── SettingsError                 a setting cannot be used
-├── PortInUseError                another process listens where this one should
+├── PortInUseError                another process listens on the port
 └── FrontEndError                 the front end does not start
 """
 
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """The root of what keeps the service from starting. Its text is meant for whoever started it."""
+    """The base class of errors that keep the service from starting. The text is for the operator."""
 
 
 class SettingsError(ServiceError, ValueError):
-    """A setting cannot be used. The text names it, what came and what was expected."""
+    """A setting cannot be used. The text names it, its value and what was expected."""
 
 
 class PortInUseError(ServiceError):
-    """Another process listens where this one should. The text names the address and the flag to change."""
+    """Another process listens on the port. The text names the address and the flag to change."""
 
 
 class FrontEndError(ServiceError):
-    """The front end does not start. The text says where to look for the reason."""
+    """The front end does not start. The text says where to find the reason."""
 
 
 def grpc_port_in_use(host: str, port: int) -> PortInUseError:
-    """Return the error that the port for gRPC cannot be had."""
+    """Return the error for a gRPC port that is not available."""
     return PortInUseError(
         f"cannot listen for gRPC on {host}:{port}: the port is taken or the address is not this machine's; "
         "choose another with --grpc-port or --host, or let --grpc-port 0 take a free one"

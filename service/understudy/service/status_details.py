@@ -1,4 +1,4 @@
-"""What a failure says beyond its code and its sentence."""
+"""The details of a failure beyond its code and message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 
 def status_details(failure: Failure) -> bytes | None:
-    """Return a serialized ``google.rpc.Status`` with ``RetryInfo`` where it is known when to try again, else None."""
+    """Return a serialized ``google.rpc.Status`` with ``RetryInfo`` if the time of a retry is known, else None."""
     if failure.retry_after_seconds is None:
         return None
     fraction, whole = math.modf(max(0.0, failure.retry_after_seconds))

@@ -1,5 +1,5 @@
-"""The envoy front end: an ASGI application that pyvoy runs inside Envoy, which has the HTTP/2.
+"""The envoy front end: an ASGI application that pyvoy runs inside Envoy, which serves HTTP/2.
 
-The way there: `launch` makes Envoy of this process, `host` runs the program again inside it, where `server` takes the
-place of `grpcio.server`. A call's way: `app`, `endpoint`, then the handlers.
+At startup, `launch` turns this process into Envoy and `host` re-runs the program inside it, where `envoy_server`
+replaces `grpcio.grpc_server`. A call passes through `asgi_app`, `asgi_endpoint`, and the handlers.
 """

@@ -1,4 +1,4 @@
-"""Envoy's own administration, which listens on a socket that only this user can open."""
+"""Envoy's admin interface, on a socket that only this user can open."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TIMEOUT_SECONDS: Final = 5.0
 _ASK_SECONDS: Final = 0.02
 _BUSY: Final = ("downstream_rq_active", "downstream_cx_tx_bytes_buffered")
 _PREFIX: Final = "http.ingress_http."
-"""Of pyvoy's statistics; those of this administration are under another."""
+"""The prefix of pyvoy's statistics; those of the admin interface have another."""
 
 
 class Admin:
-    """Asks Envoy.
+    """Calls Envoy's admin interface.
 
     Args:
         path: Its socket.
@@ -31,7 +31,7 @@ class Admin:
         self._path = path
 
     async def until_live(self, seconds: float) -> None:
-        """Wait until Envoy listens; raise FrontEndError if it does not come to it."""
+        """Wait until Envoy listens; raise FrontEndError if it does not."""
 
         async def live() -> bool:
             try:
@@ -43,11 +43,11 @@ class Admin:
             raise FrontEndError(f"Envoy did not begin to listen within {seconds:g} s; its own log says why")
 
     async def stop_listening(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         await self._ask("POST", "/drain_listeners")
 
     async def until_sent(self, seconds: float) -> None:
-        """Wait until every answer has left this process, or the time is up."""
+        """Wait until every response has left this process, or the time is up."""
 
         async def sent() -> bool:
             stats = json.loads(await self._ask("GET", f"/stats?format=json&filter={'|'.join(_BUSY)}"))["stats"]

@@ -1,4 +1,4 @@
-"""The parts of ASGI that this front end uses, as types."""
+"""Types for the parts of ASGI that this front end uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ASGI application: finds the endpoint of a call."""
+"""The ASGI application: dispatches calls to endpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from understudy.service.request_id import accept
 
 
 class GrpcAsgiApp:
-    """Answers every call on the port. Belongs to the event loop's thread.
+    """Serves every call on the port. Belongs to the event loop's thread.
 
     Args:
-        services: What there is to call.
-        metrics: Has the series of all their methods.
-        endpoint_context: What all endpoints share.
+        services: The services to serve.
+        metrics: The series of all their methods.
+        endpoint_context: The state that all endpoints share.
     """
 
     def __init__(self, services: Iterable[Service], metrics: RpcMetrics, endpoint_context: EndpointContext) -> None:
@@ -42,7 +42,7 @@ class GrpcAsgiApp:
         self._draining = True
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer a call. An ASGI application."""
+        """Serve a call as an ASGI application."""
         endpoint = None if self._draining else self._endpoints.get(scope["path"])
         return self._refuse(scope, send) if endpoint is None else endpoint(scope, receive, send)
 
@@ -52,7 +52,7 @@ class GrpcAsgiApp:
             return
         failure = Failure(code=Code.UNAVAILABLE, message=ReadinessState.DRAINING.value)
         if not self._draining:
-            message = f"there is no method {scope['path']}; server reflection tells which there are"
+            message = f"there is no method {scope['path']}; server reflection lists the methods"
             failure = Failure(code=Code.UNIMPLEMENTED, message=message)
         with suppress(CallerGoneError):
             await Reply(send, accept(None), self._max_bytes, is_callers=False).end(failure)

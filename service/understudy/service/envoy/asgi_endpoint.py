@@ -1,4 +1,4 @@
-"""A call from its headers to its trailers."""
+"""The endpoints: each serves a call from its headers to its trailers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SENTENCES: Final[Mapping[Code, str]] = {
     Code.DEADLINE_EXCEEDED: "the deadline passed before there was an answer",
     Code.UNAVAILABLE: "the server ended before there was an answer",
 }
-"""What a call ends with that is ended from outside."""
+"""Status messages of calls that are ended from outside."""
 
 
 class Call(Body):
-    """A call under way, and its body; see `WatchedCall`."""
+    """A running call and its body; see `WatchedCall`."""
 
     __slots__ = ("_loop", "deadline", "ending", "started", "task")
 
@@ -59,17 +59,17 @@ class Call(Body):
         self.end(Code.CANCELLED)
 
     def may_be_cancelled(self) -> None:
-        """Say that the running task may be cancelled from now on, to end the call.
+        """Allow the running task to be cancelled from now on to end the call.
 
         Raises:
-            CallEndedError: It has been ended before.
+            CallEndedError: The call has already been ended.
         """
         if self.ending is not None:
             raise CallEndedError(self.ending.code, self.ending.message)
         self.task = asyncio.current_task(self._loop)
 
     async def chunk_or_cancelled(self) -> bytes | None:
-        """Return the next chunk of the body, or None at the end; once the caller has gone, wait to be cancelled."""
+        """Return the next chunk of the body, or None at the end; if the caller has gone, wait to be cancelled."""
         try:
             return await self.next_chunk()
         except CallerGoneError:
@@ -78,7 +78,7 @@ class Call(Body):
             raise
 
     def why_cancelled(self) -> Failure:
-        """Return what the running task was cancelled for; raise CancelledError if that was not to end the call."""
+        """Return why the running task was cancelled; raise CancelledError if it was not to end the call."""
         task = asyncio.current_task()
         if self.ending is not None:
             if task is not None:
@@ -91,11 +91,11 @@ class Call(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointContext:
-    """What all endpoints share.
+    """The state that all endpoints share.
 
     Attributes:
-        monitor: Looks after the calls under way.
-        max_message_bytes: The largest message to take or send.
+        monitor: Watches the running calls.
+        max_message_bytes: The largest message to receive or send.
     """
 
     monitor: DisconnectMonitor
@@ -103,12 +103,12 @@ class EndpointContext:
 
 
 class Endpoint(ABC):
-    """Answers the calls of one method.
+    """Serves the calls of one method.
 
     Args:
         method: The method.
         metrics: Counts and times its calls.
-        endpoint_context: What all endpoints share.
+        endpoint_context: The state that all endpoints share.
     """
 
     def __init__(self, method: Method, metrics: MethodMetrics, endpoint_context: EndpointContext) -> None:
@@ -121,7 +121,7 @@ class Endpoint(ABC):
         self._max_bytes = endpoint_context.max_message_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call. An ASGI application."""
+        """Serve a call as an ASGI application."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if not is_grpc(scope["method"], headers):
             await refuse_media_type(send)
@@ -146,7 +146,7 @@ class Endpoint(ABC):
             failure = Failure(code=Code.CANCELLED, message=_SENTENCES[Code.CANCELLED])
         except CallEndedError as error:
             failure = error.failure
-        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+        except Exception as error:  # noqa: BLE001 - failure_of logs unexpected errors
             failure = failure_of(error)
         finally:
             call.task = None
@@ -158,7 +158,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
-        """Read, answer and send."""
+        """Read the request, call the handler and send the response."""
 
     def _end(self, call: Call, failure: Failure | None) -> None:
         code, message = (Code.OK, "") if failure is None else (failure.code, failure.message)
@@ -167,19 +167,19 @@ class Endpoint(ABC):
         call_ended(self._path, code, message=message, seconds=seconds)
 
     async def _one_request(self, call: Call, encoding: bytes | None) -> Any:
-        """Read the one message that a call should have, before it may be cancelled."""
+        """Read the single message of a call, before the call may be cancelled."""
         chunk = await call.first_chunk()
         data, begin = chunk, PREFIX_BYTES
         if not (call.body_ended and is_whole(chunk, max_bytes=self._max_bytes)):
             if self._admit is not None:
-                self._admit(CallContext(deadline=call.deadline))  # the rest need not come if it is refused anyway
+                self._admit(CallContext(deadline=call.deadline))  # before the rest of the body arrives
             data, begin = await self._collected(call, chunk, encoding), 0
         self._metrics.received()
         call.may_be_cancelled()
         return self._parse(data, begin)
 
     async def _collected(self, call: Call, chunk: bytes | None, encoding: bytes | None) -> bytes:
-        """Return the one message of a body, and fail as soon as more than it has come."""
+        """Return the single message of a body; fail as soon as a second one begins."""
         unframer = Unframer(encoding, max_bytes=self._max_bytes)
         found: bytes | None = None
         while chunk is not None:
@@ -195,7 +195,7 @@ class Endpoint(ABC):
         return found
 
     async def _each_request(self, call: Call, encoding: bytes | None) -> AsyncIterator[Any]:
-        """Yield every message; the next chunk is read only when it is asked for."""
+        """Yield every message; read the next chunk only when it is needed."""
         unframer = Unframer(encoding, max_bytes=self._max_bytes)
         while (chunk := await call.chunk_or_cancelled()) is not None:
             unframer.feed(chunk)
@@ -211,7 +211,7 @@ class UnaryEndpoint(Endpoint):
     async def _answer(self, call: Call, encoding: bytes | None, reply: Reply) -> None:
         request = await self._one_request(call, encoding)
         response = await self._method_answer(request, CallContext(deadline=call.deadline))
-        call.task = None  # what is to be sent now is sent whole
+        call.task = None  # do not interrupt the sending
         await reply.only(response.SerializeToString())
         self._metrics.sent()
 

@@ -1,4 +1,4 @@
-"""What pyvoy imports inside Envoy."""
+"""The module that pyvoy imports inside Envoy."""
 
 from __future__ import annotations
 

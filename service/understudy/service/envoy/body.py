@@ -1,4 +1,4 @@
-"""The body of a request, which also tells whether its sender is still there."""
+"""The body of a request, which also detects that its sender has gone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from understudy.service.envoy.refusals import CallerGoneError
 class Body(ABC):
     """Chunks of bytes in order. Read by one task at a time.
 
-    What is received is never cancelled, for pyvoy would lose it: who stops waiting leaves it to the next.
+    A pending receive is never cancelled, since pyvoy would lose its message; the next reader gets it.
 
     Args:
-        receive: ASGI's.
+        receive: The ASGI receive function.
     """
 
     __slots__ = ("_awaited", "_receive", "body_ended")
@@ -29,10 +29,10 @@ class Body(ABC):
 
     @abstractmethod
     def gone(self) -> None:
-        """Take note that a probe found the sender gone."""
+        """React to a probe that found the sender gone."""
 
     async def first_chunk(self) -> bytes:
-        """Return the first chunk, for a task that nobody cancels; raise CallerGoneError if the sender has gone."""
+        """Return the first chunk, for a task that is never cancelled; raise CallerGoneError if the sender has gone."""
         return self._chunk_of(await self._ask())
 
     async def next_chunk(self) -> bytes | None:
@@ -40,7 +40,7 @@ class Body(ABC):
         return None if self.body_ended else self._chunk_of(await asyncio.shield(self._ask()))
 
     def ask(self) -> None:
-        """Find out whether the sender is still there, unless that is being waited for already."""
+        """Probe whether the sender is still there, unless a receive is pending already."""
         if self._awaited is None:
             self._ask().add_done_callback(self._look_at)
 
@@ -63,4 +63,4 @@ class Body(ABC):
         if asked.result()["type"] == "http.disconnect":
             self.gone()
         elif self.body_ended and self._awaited is asked:
-            self._awaited = None  # after the end come empty messages without end
+            self._awaited = None  # after the end, ASGI returns empty messages

@@ -1,7 +1,7 @@
-"""Looks after the calls under way: ends those whose deadline has passed or whose caller has gone.
+"""Watches the running calls: ends those whose deadline has passed or whose caller has gone.
 
-Envoy tells that a caller has gone only to who asks, and asking takes a round trip between threads. So nobody asks
-within a call's first moments, in which most calls end, and then ever less often.
+Envoy reports disconnects only when polled, and a poll takes a round trip between threads. So the monitor does not poll
+at the start of a call, when most calls end, and polls less often the longer a call lasts.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from understudy.service.handlers.codes import Code
 FIRST_CHECK_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 0.25
 _PAUSE_TO_AGE: Final = 0.25
-"""How long to wait before the next look, as a part of how long the call has lasted."""
+"""How long to wait before the next poll, as a fraction of the call's age."""
 
 
 class WatchedCall(Protocol):
-    """A call under way."""
+    """A running call."""
 
     started: float
-    """When it began, on `time.monotonic`'s clock in seconds."""
+    """When it began, in seconds on the clock of `time.monotonic`."""
     deadline: float | None
     """When its caller stops waiting, on the same clock; None if never."""
 
     def ask(self) -> None:
-        """Find out whether the caller is still there; end the call if not."""
+        """Probe whether the caller is still there; end the call if not."""
 
     def end(self, code: Code) -> None:
         """End the call with a status."""
 
 
 class DisconnectMonitor:
-    """The calls under way. Belongs to the event loop's thread.
+    """Watches the running calls. Belongs to the event loop's thread.
 
     Attributes:
-        loop: The event loop it was made on.
+        loop: The event loop on which it was created.
     """
 
     def __init__(self) -> None:
@@ -54,20 +54,20 @@ class DisconnectMonitor:
         self._alone.set()
 
     def enter(self, call: WatchedCall) -> None:
-        """Begin to look after a call."""
+        """Start to watch a call."""
         self._under_way.add(call)
         self._young.append(call)
         if self._timer is None:
             self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due)
 
     def leave(self, call: WatchedCall) -> None:
-        """A call is over."""
+        """Stop watching a call, which is over."""
         self._under_way.discard(call)
         if not self._under_way:
             self._alone.set()
 
     async def until_alone(self, seconds: float) -> None:
-        """Wait until no call is under way; end with UNAVAILABLE those that still are when the time is up."""
+        """Wait until no call is running; end the remaining ones with UNAVAILABLE when the time is up."""
         if await self._left_alone(seconds):
             return
         for call in list(self._under_way):

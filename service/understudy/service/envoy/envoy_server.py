@@ -1,4 +1,4 @@
-"""The envoy front end as the service sees it."""
+"""The envoy front end's implementation of `FrontEnd`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _SEND_SECONDS: Final = 5.0
 
 
 class EnvoyServer:
-    """A front end, see `understudy.service.front_end.FrontEnd`. Belongs to the event loop that it was made on.
+    """A front end, see `understudy.service.front_end.FrontEnd`. Belongs to the event loop on which it is created.
 
     Args:
-        host: The Envoy that this process is.
+        host: The Envoy in this process.
         registry: Where to register the ``grpc_server_*`` metrics.
-        readiness: What health tells.
-        max_message_bytes: The largest message to take or send.
+        readiness: The state that health reports.
+        max_message_bytes: The largest message to receive or send.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=24, examples=16)
-    """Calls that came at one time are handed over together, but their bodies are asked for, and come, one by one."""
+    """Simultaneous calls arrive together, but their bodies are requested and arrive one by one."""
 
     def __init__(
         self, host: Host, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int
@@ -45,12 +45,12 @@ class EnvoyServer:
         self._app: GrpcAsgiApp | None = None
 
     def bind(self, host: str, port: int) -> int:
-        """Return the port that was taken before this process became Envoy."""
+        """Return the port that was bound before this process became Envoy."""
         del host, port
         return self._host.launched.port
 
     async def start(self, handlers: RequestHandlers) -> None:
-        """Begin to answer; calls that came before have been waiting.
+        """Start to serve calls, first those that have been waiting.
 
         Raises:
             FrontEndError: Envoy does not listen.
@@ -62,7 +62,7 @@ class EnvoyServer:
         self._host.open(self._app)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls and let those under way finish; cut off what is left when the time is up."""
+        """Refuse new calls, let running ones finish, and cancel the rest when the time is up."""
         if self._app is None:
             return
         self._app.start_draining()

@@ -1,4 +1,4 @@
-"""gRPC's messages within a body: each after five bytes, which say whether it is compressed and how long it is."""
+"""gRPC's message framing: a prefix of five bytes holds the compression flag and the length."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _ZLIB: Final = zlib.MAX_WBITS
 _GZIP: Final = zlib.MAX_WBITS | 16
 _WINDOW_BITS: Final = {b"gzip": _GZIP, b"deflate": _ZLIB}
 ENCODINGS: Final = b"identity, deflate, gzip"
-"""What callers may compress messages with, as the header ``grpc-accept-encoding`` says it."""
+"""The supported compressions, as in the header ``grpc-accept-encoding``."""
 
 
 def prefix(length: int) -> bytes:
-    """Return the bytes before a message that is not compressed."""
+    """Return the prefix of an uncompressed message."""
     return _PREFIX.pack(0, length)
 
 
 def is_whole(body: bytes, *, max_bytes: int) -> bool:
-    """Return whether a body is one message, which is neither compressed nor too large, and nothing else."""
+    """Return whether a body is exactly one message that is neither compressed nor too large."""
     size = len(body) - PREFIX_BYTES
     return 0 <= size <= max_bytes and _PREFIX.unpack_from(body) == (0, size)
 
 
 class Unframer:
-    """Cuts a body into messages.
+    """Splits a body into messages.
 
     Args:
-        encoding: The header ``grpc-encoding``, if there is one.
-        max_bytes: The largest message to take, compressed or not.
+        encoding: The header ``grpc-encoding``, if present.
+        max_bytes: The largest message to accept, compressed or not.
 
     Raises:
         UnsupportedError: The encoding is unknown.
@@ -51,17 +51,17 @@ class Unframer:
         self._left = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Add the next bytes of the body."""
         if chunk:
             self._chunks.append(chunk)
             self._left += len(chunk)
 
     def next(self) -> bytes | None:
-        """Return the next message, or None if it has not come as a whole.
+        """Return the next message, or None if it is incomplete.
 
         Raises:
             InvalidInputError: It cannot be decompressed.
-            MessageTooLargeError: It is larger than a message may be.
+            MessageTooLargeError: It exceeds ``max_bytes``.
         """
         if self._left < PREFIX_BYTES:
             return None
@@ -77,16 +77,16 @@ class Unframer:
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes have come that belong to no message returned so far."""
+        """Whether there are bytes after the messages returned so far."""
         return self._left > 0
 
     def check_end(self) -> None:
-        """Raise InvalidInputError if the body ended within a message."""
+        """Raise InvalidInputError if the body ends within a message."""
         if self._left:
             raise InvalidInputError(f"the body ended within a message, {self._left} bytes after its beginning")
 
     def _take(self, length: int) -> bytes:
-        """Take so many bytes, which have come, and the prefix before them; large messages are copied once."""
+        """Remove and return a message of this length, and remove its prefix; large messages are copied once."""
         self._left -= PREFIX_BYTES + length
         if not self._left:
             first, *rest = self._chunks

@@ -1,4 +1,4 @@
-"""What gRPC says in headers and trailers."""
+"""gRPC's headers and trailers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Headers = list[tuple[bytes, bytes]]
 CONTENT_TYPE: Final = b"application/grpc"
 REQUEST_ID: Final = HEADER.encode()
 RESPONSE_HEADERS: Final[Headers] = [(b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", ENCODINGS)]
-"""What every answer begins with."""
+"""The headers of every response."""
 
 _OK: Final = (b"grpc-status", b"0")
 _TIMEOUT: Final = re.compile(rb"(\d{1,8})([HMSmun])")
@@ -27,15 +27,15 @@ _UNPRINTABLE: Final = re.compile(rb"[^ -$&-~]")
 
 
 def is_grpc(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request speaks gRPC."""
+    """Return whether a request uses gRPC."""
     return method == "POST" and headers.get(b"content-type", b"").startswith(CONTENT_TYPE)
 
 
 def seconds_of(timeout: bytes) -> float:
-    """Return the seconds that a ``grpc-timeout`` says.
+    """Return a ``grpc-timeout`` in seconds.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: It is malformed.
     """
     match = _TIMEOUT.fullmatch(timeout)
     if match is None:
@@ -46,12 +46,12 @@ def seconds_of(timeout: bytes) -> float:
 
 
 def ok_trailers(request_id: str | None = None) -> Headers:
-    """Return what ends a call that ended well."""
+    """Return the trailers of a successful call."""
     return [_OK] if request_id is None else [_OK, (REQUEST_ID, request_id.encode())]
 
 
 def failure_trailers(failure: Failure, request_id: str) -> Headers:
-    """Return what ends a call that did not."""
+    """Return the trailers of a failed call."""
     trailers = [
         (b"grpc-status", str(int(failure.code)).encode()),
         (b"grpc-message", percent_encoded(failure.message)),
@@ -64,5 +64,5 @@ def failure_trailers(failure: Failure, request_id: str) -> Headers:
 
 
 def percent_encoded(message: str) -> bytes:
-    """Return a sentence as the trailer ``grpc-message`` has it: whatever is not printable ASCII, and ``%``, escaped."""
+    """Return a message encoded for the trailer ``grpc-message``: escape ``%`` and all but printable ASCII."""
     return _UNPRINTABLE.sub(lambda match: b"%%%02X" % ord(match[0]), message.encode())

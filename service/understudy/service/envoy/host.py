@@ -1,4 +1,4 @@
-"""The Envoy that this process is: pyvoy's event loop, the program that runs again beside it, and signals."""
+"""The Envoy in this process: pyvoy's event loop, the program that re-runs beside it, and signals."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _T = TypeVar("_T")
 Application = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-"""These are blocked in every thread, or else Envoy would end at once on the first one."""
+"""Blocked in every thread; otherwise Envoy would end at once on the first signal."""
 
 _current: Host | None = None
 
 
 def current() -> Host | None:
-    """Return the Envoy that this process is, or None if it is none."""
+    """Return the Envoy in this process, or None outside of Envoy."""
     return _current
 
 
 def begin(program: ReexecState) -> Host:
-    """Return the Envoy that this process is, which is to run a program. Call it once, inside Envoy."""
-    global _current  # noqa: PLW0603 - there is one Envoy in a process, and pyvoy makes it by importing a module
+    """Return the Envoy in this process, which will run a program. Call it once, inside Envoy."""
+    global _current  # noqa: PLW0603 - a process has one Envoy, and pyvoy creates it by importing a module
     _current = Host(program)
     return _current
 
 
 class Host:
-    """An ASGI application that starts the program with Envoy, and answers calls once the program has opened it.
+    """An ASGI application that starts the program with Envoy, and serves calls once the program calls `open`.
 
     Args:
-        program: What this process ran before it became Envoy.
+        program: The program that this process ran before it became Envoy.
     """
 
-    _asgi_single_callable = True  # lets pyvoy call it as it is, without a coroutine of its own
+    _asgi_single_callable = True  # makes pyvoy call it directly, without a wrapping coroutine
 
     def __init__(self, program: ReexecState) -> None:
         self.launched = program
@@ -51,24 +51,24 @@ class Host:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer a call, or Envoy's own start. An ASGI application."""
+        """Serve a call or the lifespan as an ASGI application."""
         if scope["type"] == "lifespan":
             return self._live(receive, send)
         return self._answer(scope, receive, send)
 
     def open(self, application: Application) -> None:
-        """Answer calls with an application from now on, first those that have been waiting. On the event loop."""
+        """Serve calls with an application from now on, first those that have been waiting. On the event loop."""
         self._answer = application
         self._opened.set()
 
     def run(self, main: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the event loop, from the program's thread; return what it returns."""
+        """Run a coroutine on the event loop, from the program's thread; return its result."""
         if self._loop is None:
             raise RuntimeError("the event loop has not been started")
         return asyncio.run_coroutine_threadsafe(main, self._loop).result()
 
     def hear_signals(self, on_signal: Callable[[signal.Signals], None]) -> None:
-        """Call back on the event loop at the first SIGTERM or SIGINT; the second ends the process at once."""
+        """Call back on the event loop on the first SIGTERM or SIGINT; the second ends the process at once."""
         loop = asyncio.get_running_loop()
 
         def wait() -> None:
@@ -94,7 +94,7 @@ class Host:
 
 
 def _exit_by_signal(number: int) -> None:
-    """End the process by a signal, in a thread that is not Python's main one, where `signal.signal` is not allowed."""
+    """End the process by a signal from a thread other than the main one, where `signal.signal` is not allowed."""
     set_handler = ctypes.pythonapi.PyOS_setsig
     set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     set_handler(number, None)  # SIG_DFL

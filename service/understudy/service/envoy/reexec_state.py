@@ -1,4 +1,4 @@
-"""What a process takes along when it becomes Envoy: which program it was, and what was prepared for it."""
+"""The state that a process keeps when it becomes Envoy: its program and the prepared resources."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "_UNDERSTUDY_IN_ENVOY"
-"""The environment variable that carries it across."""
+"""The environment variable that holds the state."""
 
 _ADMIN_SOCKET: Final = "admin.sock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReexecState:
-    """A program that runs again inside Envoy.
+    """A program to re-run inside Envoy.
 
     Attributes:
         module: The module it was started as with ``python -m``; None if it was started as a script.
         arguments: Its ``sys.argv``.
         executable: The Python that ran it.
-        replaced: Environment variables as they were before Envoy got others; None for those that were not there.
+        replaced: The original values of replaced environment variables; None for variables that were unset.
         port: The port that Envoy listens on.
-        folder: A folder of this process's own, which only this user can read.
+        folder: A folder of this process that only this user can read.
     """
 
     module: str | None
@@ -55,10 +55,10 @@ class ReexecState:
 
     @classmethod
     def restore(cls) -> ReexecState:
-        """Return what was put into the environment, and make the environment what it was before.
+        """Return the state from the environment, and restore the original environment.
 
         Raises:
-            KeyError: This process is not Envoy, or not by `launch.exec_envoy`.
+            KeyError: `launch.exec_envoy` did not start this process.
         """
         program = cls(**json.loads(os.environ.pop(VARIABLE)))
         for name, value in program.replaced.items():
@@ -70,16 +70,16 @@ class ReexecState:
         return program
 
     def to_text(self) -> str:
-        """Return what `VARIABLE` is to hold."""
+        """Return the value for `VARIABLE`."""
         return json.dumps(asdict(self))
 
     @property
     def admin_socket(self) -> Path:
-        """Where Envoy's administration listens."""
+        """The socket of Envoy's admin interface."""
         return Path(self.folder, _ADMIN_SOCKET)
 
     def run_and_exit(self) -> None:
-        """Run the program, and end the process with its exit status, whatever else runs in it. Does not return."""
+        """Run the program and end the process with its exit status, regardless of other threads. Does not return."""
         status = self._run()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -98,7 +98,7 @@ class ReexecState:
                 runpy.run_module(self.module, run_name="__main__", alter_sys=True)
         except SystemExit as ending:
             return _status_of(ending)
-        except BaseException:  # noqa: BLE001 - as the interpreter does at the end of a program
+        except BaseException:  # noqa: BLE001 - as the interpreter handles it at the end of a program
             traceback.print_exc()
             return 1
         return 0

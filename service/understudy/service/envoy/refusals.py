@@ -1,8 +1,8 @@
-"""What this front end refuses before or after the handlers have a say.
+"""Errors of this front end itself, before or after the handlers.
 
-CallEndedError                    how a call ends is decided already
-└── MessageTooLargeError          a message is larger than a message may be
-CallerGoneError                   there is nobody left to answer
+CallEndedError                    the call already has a status
+└── MessageTooLargeError          a message exceeds the size limit
+CallerGoneError                   the caller has disconnected
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from understudy.service.handlers.failures import Failure
 
 
 class CallEndedError(Exception):
-    """How a call ends is decided already.
+    """The call already has a status.
 
     Args:
         code: The status.
@@ -27,12 +27,12 @@ class CallEndedError(Exception):
 
 
 class MessageTooLargeError(CallEndedError):
-    """A message is larger than a message may be.
+    """A message exceeds the size limit.
 
     Args:
-        way: Which way it went; the text is grpc's own, which clients look for.
+        way: The direction; the text is grpc's own, which clients parse.
         length: Its length in bytes.
-        max_bytes: The largest there may be.
+        max_bytes: The limit in bytes.
     """
 
     def __init__(self, way: Literal["Received", "Sent"], length: int, max_bytes: int) -> None:
@@ -40,4 +40,4 @@ class MessageTooLargeError(CallEndedError):
 
 
 class CallerGoneError(Exception):
-    """There is nobody left to answer."""
+    """The caller has disconnected."""

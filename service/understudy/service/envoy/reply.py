@@ -1,4 +1,4 @@
-"""The answer to a call as ASGI sends it: headers, messages, trailers."""
+"""The response of a call over ASGI: headers, messages, trailers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from understudy.service.envoy.refusals import CallerGoneError, MessageTooLargeEr
 from understudy.service.handlers.failures import Failure
 
 _PIECE_BYTES: Final = 1 << 20
-"""A larger message goes in pieces, so that neither side holds it twice."""
+"""A larger message is sent in pieces, so that neither side holds it twice."""
 
 _UNSUPPORTED_MEDIA_TYPE: Final = 415
 _NOT_GRPC: Final = b"this port speaks gRPC; the HTTP port answers everything else\n"
@@ -34,15 +34,15 @@ _OK: Final = _trailers(ok_trailers())
 
 
 class Reply:
-    """Sends one answer. Used by one task at a time.
+    """Sends one response. Used by one task at a time.
 
-    All methods raise CallerGoneError if there is nobody to send to.
+    All methods raise CallerGoneError if the caller has disconnected.
 
     Args:
-        send: ASGI's.
+        send: The ASGI send function.
         request_id: The call's id, which goes into the trailers of a failure.
         max_bytes: The largest message to send.
-        is_callers: Whether the id is the caller's own, which goes into the trailers whatever happens.
+        is_callers: Whether the caller sent the id; then the trailers always carry it.
     """
 
     __slots__ = ("_is_callers", "_max_bytes", "_request_id", "_send", "_started")
@@ -55,10 +55,10 @@ class Reply:
         self._started = False
 
     async def only(self, data: bytes) -> None:
-        """Send the one message of a call, and that it ended well.
+        """Send the single message of a call and the trailers of success.
 
         Raises:
-            MessageTooLargeError: The message is larger than a message may be. Nothing was sent.
+            MessageTooLargeError: The message exceeds the size limit. Nothing was sent.
         """
         if len(data) > _PIECE_BYTES:
             await self.message(data)
@@ -78,7 +78,7 @@ class Reply:
         """Send one message of several, and wait until there is room for more.
 
         Raises:
-            MessageTooLargeError: The message is larger than a message may be. It was not sent.
+            MessageTooLargeError: The message exceeds the size limit. It was not sent.
         """
         self._check(data)
         await self._start()
@@ -90,13 +90,13 @@ class Reply:
             await self._body(data[begin : begin + _PIECE_BYTES])
 
     async def end(self, failure: Failure | None = None) -> None:
-        """Send how the call ended."""
+        """Send the trailers with the status of the call."""
         await self._start()
         await self._out(_END)
         await self._out(self._ok() if failure is None else _trailers(failure_trailers(failure, self._request_id)))
 
     def _ok(self) -> dict[str, Any]:
-        # A new id for each call would fill HPACK's table, which costs either side more than all other trailers.
+        # A new id for each call would fill HPACK's table, which costs both sides more than all other trailers.
         return _trailers(ok_trailers(self._request_id)) if self._is_callers else _OK
 
     async def _start(self) -> None:
@@ -112,7 +112,7 @@ class Reply:
 
     async def _body(self, data: bytes) -> None:
         try:
-            # Shielded, for pyvoy does not expect what it settles to be cancelled.
+            # Shielded, since pyvoy does not expect its futures to be cancelled.
             await asyncio.shield(self._send({"type": "http.response.body", "body": data, "more_body": True}))
         except OSError as error:
             raise CallerGoneError from error
@@ -123,7 +123,7 @@ class Reply:
 
 
 async def refuse_media_type(send: Send) -> None:
-    """Answer a request that does not speak gRPC."""
+    """Respond to a request that does not use gRPC."""
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_NOT_GRPC))]
     await send({"type": "http.response.start", "status": _UNSUPPORTED_MEDIA_TYPE, "headers": headers})
     await send({"type": "http.response.body", "body": _NOT_GRPC, "more_body": False})

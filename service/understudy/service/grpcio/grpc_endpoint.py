@@ -1,4 +1,4 @@
-"""A call, and what is done around every one: its id, its counts, its line in the log, and its status."""
+"""The endpoints, and what every call has: an id, counts, a log line, and a status."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from understudy.service.handlers.failures import failure_of
 from understudy.service.methods import Method
 from understudy.service.metrics.rpc import MethodMetrics, RpcType
 
-_EOF: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs forget it
+_EOF: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
 class Endpoint(ABC):
-    """Answers the calls of one method, from bytes to bytes.
+    """Serves the calls of one method, from bytes to bytes.
 
-    Whatever is around a call is in one function, as each layer costs every message of a stream.
+    One function does all the work around a call, since each layer adds cost to every message of a stream.
 
     Args:
         method: The method.
@@ -39,7 +39,7 @@ class Endpoint(ABC):
         self._metrics = metrics
 
     async def call(self, came: Any, context: Context) -> bytes | None:
-        """Answer a call. What grpc calls.
+        """Serve a call; grpc calls this function.
 
         Args:
             came: The request, or grpc's own iterator of requests.
@@ -68,7 +68,7 @@ class Endpoint(ABC):
             return await self._answer(came, context)
         except grpc.aio.AbortError:
             raise
-        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+        except Exception as error:  # noqa: BLE001 - failure_of logs unexpected errors
             await abort(context, failure_of(error))
 
     @abstractmethod
@@ -139,13 +139,13 @@ ENDPOINTS: Final[Mapping[RpcType, type[Endpoint]]] = {
 
 
 def call_context(context: Context) -> CallContext:
-    """Return what the handlers know about a call."""
+    """Return the `CallContext` of a call."""
     remaining: Any = context.time_remaining()
     return CallContext.with_time_remaining(remaining)
 
 
 def _identify(context: Context) -> None:
-    """Take the caller's ``x-request-id``, which goes back in the trailing metadata, or make one; logs show it."""
+    """Set the call's id for the logs: the caller's ``x-request-id``, which the trailers repeat, or a new one."""
     came = next((value for key, value in context.invocation_metadata() or () if key == request_id.HEADER), None)
     identifier = request_id.accept(came)
     request_id.current.set(identifier)

@@ -1,4 +1,4 @@
-"""Assembles the grpc.aio servers: their port, services, and how they end."""
+"""Assembles the grpc.aio servers: their port, services and shutdown."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from understudy.service.service_errors import grpc_port_in_use
 from understudy.service.services import all_services
 
 MIN_PING_SECONDS = 10
-"""How often a client may ask whether a quiet connection stands. gRPC's own 300 s would cut off watchers that do."""
+"""How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
 
 
 SERVERS = 8
-"""How many servers share the port and the event loop. Each takes one call out of gRPC's core at a time, a turn of the
-loop for each; with several, the calls of several connections come in one turn, and so do their replies."""
+"""How many servers share the port and the event loop. Each server takes one call per loop iteration from gRPC's core;
+with several, calls of several connections arrive in one iteration, and so do their responses."""
 
 
 class GrpcServer:
-    """The grpcio front end. Belongs to the event loop that it was made on.
+    """The grpcio front end. Belongs to the event loop on which it is created.
 
     Args:
         registry: Where to register the ``grpc_server_*`` metrics.
-        readiness: What health tells.
-        max_message_bytes: The largest message to take or send.
+        readiness: The state that health reports.
+        max_message_bytes: The largest message to receive or send.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=16, examples=128)
-    """A call goes through four events of gRPC's core, each a turn or two after the one before."""
+    """A call takes four events of gRPC's core, one or two loop iterations apart."""
 
     def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
         self._readiness = readiness
@@ -44,17 +44,17 @@ class GrpcServer:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
-            ("grpc.so_reuseport", 1),  # among the servers of this process; `reserve` keeps others away
+            ("grpc.so_reuseport", 1),  # for the servers of this process; `reserve` keeps other processes out
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
         )
         self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
 
     def bind(self, host: str, port: int) -> int:
-        """Take a port, any free one for 0, and return it.
+        """Bind a port, or any free port for 0, and return it.
 
         Raises:
-            PortInUseError: It cannot be had.
+            PortInUseError: The port is not available.
         """
         with reserve(host, port) as reserved:
             port = reserved.getsockname()[1]
@@ -66,7 +66,7 @@ class GrpcServer:
         return port
 
     async def start(self, handlers: RequestHandlers) -> None:
-        """Begin to answer."""
+        """Start to serve calls."""
         services = all_services(handlers, self._readiness)
         self._metrics.add(method.rpc for service in services for method in service.methods)
         method_handlers = Handlers(services, self._metrics)
@@ -75,9 +75,9 @@ class GrpcServer:
             await server.start()
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls and let those under way finish; cut off what is left when the time is up.
+        """Refuse new calls, let running ones finish, and cancel the rest when the time is up.
 
-        Streams without an end of their own end when the service's readiness says that it drains.
+        Endless streams end when the service's readiness changes to draining.
         """
         await asyncio.gather(*(server.stop(seconds) for server in self._servers))
 

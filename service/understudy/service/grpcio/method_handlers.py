@@ -1,4 +1,4 @@
-"""What grpc looks up methods in."""
+"""The method lookup for grpc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.service.grpcio.grpc_endpoint import ENDPOINTS
 from understudy.service.methods import Method, Service
 from understudy.service.metrics.rpc import RpcMetrics, RpcType
 
-if TYPE_CHECKING:  # these are generic in the stubs only
+if TYPE_CHECKING:  # generic in the stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
     GenericHandler = grpc.GenericRpcHandler[Any, Any]
 else:
@@ -23,8 +23,8 @@ class Handlers(GenericHandler):
     """The handlers of every method of several services.
 
     Args:
-        services: What there is to call.
-        metrics: Has the series of all their methods.
+        services: The services to serve.
+        metrics: The series of all their methods.
     """
 
     def __init__(self, services: Iterable[Service], metrics: RpcMetrics) -> None:

@@ -1,4 +1,4 @@
-"""Puts a failure on gRPC's wire."""
+"""Converts failures to gRPC statuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.service.handlers.codes import Code
 from understudy.service.handlers.failures import Failure
 from understudy.service.status_details import DETAILS_KEY, status_details
 
-if TYPE_CHECKING:  # it is generic in the stubs only
+if TYPE_CHECKING:  # generic in the stubs only
     Context = grpc.aio.ServicerContext[Any, Any]
 else:
     Context = grpc.aio.ServicerContext
@@ -20,7 +20,7 @@ GRPC_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 
 
 async def abort(context: Context, failure: Failure) -> NoReturn:
-    """End a call with a failure, its id, and ``google.rpc.RetryInfo`` where it is known when to try again."""
+    """End a call with a failure, its id, and ``google.rpc.RetryInfo`` if the time of a retry is known."""
     trailing: tuple[tuple[str, str | bytes], ...] = ((request_id.HEADER, request_id.current.get()),)
     details = status_details(failure)
     if details is not None:
@@ -29,18 +29,18 @@ async def abort(context: Context, failure: Failure) -> NoReturn:
 
 
 def code_of(context: Context) -> Code:
-    """Return the status that a call ends with as things stand."""
+    """Return the current status of a call."""
     code = cast("grpc.StatusCode | None", context.code())
     return Code.OK if code is None else Code(code.value[0])
 
 
 def message_of(context: Context) -> str:
-    """Return the sentence that a call ends with as things stand; empty if it ends well."""
+    """Return the current status message of a call; empty on success."""
     details = cast("str | bytes | None", context.details())
     return details.decode(errors="replace") if isinstance(details, bytes) else details or ""
 
 
 def code_when_cancelled(context: Context) -> Code:
-    """Return why a call was cancelled: because its deadline passed, or because the caller went away."""
+    """Return why a call was cancelled: its deadline passed, or its caller disconnected."""
     remaining = cast("float | None", context.time_remaining())
     return Code.DEADLINE_EXCEEDED if remaining is not None and remaining <= 0 else Code.CANCELLED

@@ -16,18 +16,18 @@ Request = TypeVar("Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.Comp
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLimits:
-    """How long a stream may be silent, and how long it may last, in seconds."""
+    """How long a stream may be idle, and how long it may last, in seconds."""
 
     idle_seconds: float
     total_seconds: float
 
 
 class BatchStream(Generic[Request]):
-    """The messages of one stream, each of which must come in time. Read by one task at a time.
+    """The messages of one stream, with time limits. Read by one task at a time.
 
     Args:
-        requests: What comes: options, or a batch, as the ``oneof`` that is called ``message`` says.
-        limits: How long the stream may be silent, and last.
+        requests: Options or batches, in the ``oneof`` called ``message``.
+        limits: The limits of the stream.
     """
 
     def __init__(self, requests: AsyncIterator[Request], limits: StreamLimits) -> None:
@@ -38,11 +38,11 @@ class BatchStream(Generic[Request]):
         self._first_batch: evaluation_pb2.EvaluateBatch | None = None
 
     async def first(self) -> Request | None:
-        """Return the first message if it is options, else None. Call it first, and once.
+        """Return the first message if it is options, else None. Call it first and only once.
 
         Raises:
             InvalidInputError: There is no message at all.
-            StreamIdleError: The stream was silent for too long.
+            StreamIdleError: The stream was idle for too long, or lasted too long.
         """
         message = await self._next()
         if message is None:
@@ -61,8 +61,8 @@ class BatchStream(Generic[Request]):
         """Return the next batch, or None at the end.
 
         Raises:
-            InvalidInputError: Options come late or twice.
-            StreamIdleError: The stream was silent for too long.
+            InvalidInputError: Options are not the first message, or are sent twice.
+            StreamIdleError: The stream was idle for too long, or lasted too long.
         """
         if self._first_batch is not None:
             batch, self._first_batch = self._first_batch, None

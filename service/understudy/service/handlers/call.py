@@ -1,4 +1,4 @@
-"""What the handlers know about the call they answer."""
+"""The transport-independent context of a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallContext:
-    """The circumstances of one call. That the caller has gone reaches the handlers as asyncio's cancellation.
+    """The context of one call. A disconnect of the caller cancels the handler's asyncio task.
 
     Attributes:
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
@@ -18,5 +18,5 @@ class CallContext:
 
     @classmethod
     def with_time_remaining(cls, seconds: float | None) -> CallContext:
-        """Return the context of a call whose caller waits this long from now; None is for ever."""
+        """Return the context of a call whose deadline is this many seconds from now; None for no deadline."""
         return cls(deadline=None if seconds is None else time.monotonic() + seconds)

@@ -28,7 +28,7 @@ class Code(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The value of go-grpc-middleware's ``grpc_code`` label, such as ``InvalidArgument``."""
+        """The value of the label ``grpc_code`` in go-grpc-middleware, such as ``InvalidArgument``."""
         if self is Code.OK:
             return "OK"
         if self is Code.CANCELLED:

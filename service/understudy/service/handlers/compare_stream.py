@@ -1,4 +1,4 @@
-"""The way of a Compare stream."""
+"""The implementation of a Compare stream."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ async def compare_stream(
     """Compare versions on the batches of a stream, or on a dataset.
 
     Args:
-        evaluator: Compares.
+        evaluator: Runs the comparison.
         requests: Options, then batches unless the options name a dataset.
         call: The call that the stream belongs to.
-        executor: Runs what blocks.
-        limits: How long the stream may be silent, and last.
-        spools: Keep batches for versions that are not loaded.
+        executor: Runs blocking calls.
+        limits: The limits of the stream.
+        spools: Store batches for versions that are not loaded.
 
     Raises:
-        InvalidInputError: There are no options, or they cannot be met, or batches come beside a dataset or not at all.
-        StreamIdleError: The stream was silent for too long, or lasted too long.
+        InvalidInputError: There are no options, they are invalid, or batches and a dataset are both present or both
+            missing.
+        StreamIdleError: The stream was idle for too long, or lasted too long.
     """
     incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
@@ -71,15 +72,15 @@ async def compare_stream(
 
 
 class StreamedBatches:
-    """The batches of a stream, drawn from the event loop by the thread that scores them.
+    """The batches of a stream, pulled from the event loop by the thread that scores them.
 
-    The next message is read when the thread asks for it, so that gRPC's flow control holds the caller back. An
+    The next message is read when the thread needs it, so that gRPC's flow control slows the caller down. An
     `understudy.evaluator.comparison.batches.ReplayableBatches`.
 
     Args:
         incoming: The stream.
         loop: The event loop it belongs to.
-        spools: Keep batches.
+        spools: Store batches.
     """
 
     def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools) -> None:
@@ -115,7 +116,7 @@ class StreamedBatches:
             self._spool.close()
 
     def break_off(self) -> None:
-        """Give no more batches: the call is over. On the event loop's thread."""
+        """Yield no more batches, as the call is over. On the event loop's thread."""
         with self._lock:
             self._closed = True
             if self._asking is not None:

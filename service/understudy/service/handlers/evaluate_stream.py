@@ -1,4 +1,4 @@
-"""The way of an Evaluate stream."""
+"""The implementation of an Evaluate stream."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ async def score_stream(
     """Score one version on the batches of a stream.
 
     Args:
-        evaluator: Scores.
-        requests: Options, which may be left out, then batches.
+        evaluator: Scores the batches.
+        requests: Optional options, then batches.
         call: The call that the stream belongs to.
-        executor: Runs what blocks.
-        limits: How long the stream may be silent, and last.
+        executor: Runs blocking calls.
+        limits: The limits of the stream.
 
     Raises:
-        InvalidInputError: Options come late or twice, or there is no batch.
-        StreamIdleError: The stream was silent for too long, or lasted too long.
+        InvalidInputError: Options are not the first message or are sent twice, or there is no batch.
+        StreamIdleError: The stream was idle for too long, or lasted too long.
     """
     incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
@@ -63,7 +63,7 @@ async def score_stream(
 
 
 async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallContext) -> None:
-    """Add every batch. At most two are under way: one computes while the next is read, decoded and queued."""
+    """Add every batch. At most two are in flight: one computes while the next is read, decoded and queued."""
     under_way: deque[asyncio.Future[Array | None]] = deque()
     try:
         async for message in incoming.batches():
@@ -78,7 +78,7 @@ async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallConte
 
 
 async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[Array | None]:
-    """Queue a batch, waiting while the queue is full: not reading on is what holds the caller back."""
+    """Queue a batch; wait while the queue is full, which applies back pressure to the caller."""
     while True:
         try:
             return asyncio.wrap_future(stream.add(batch, call.deadline))
@@ -87,7 +87,7 @@ async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> 
 
 
 async def _opened(opening: Future[EvaluationStream]) -> EvaluationStream:
-    """Wait for a stream to be opened; if the caller goes away meanwhile, close it should it be opened all the same."""
+    """Wait for a stream to be opened; if the caller disconnects first, close the stream once it is open."""
     try:
         return await asyncio.wrap_future(opening)
     except asyncio.CancelledError:

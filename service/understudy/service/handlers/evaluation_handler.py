@@ -1,4 +1,4 @@
-"""What the RPCs of EvaluationService do."""
+"""The RPCs of EvaluationService."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from understudy.v1 import evaluation_pb2
 
 WATCH_PAGE_SIZE = 256
 WATCH_POLL_SECONDS = 5.0
-"""How often to look into the ledger unasked."""
+"""How often to poll the ledger without a notification."""
 
 
 MAX_EVALUATIONS = 64
-"""Evaluate streams at once. Each holds a handle, and two batches at most."""
+"""The limit of concurrent Evaluate streams. Each holds a handle, and two batches at most."""
 MAX_COMPARISONS = 4
-"""Compare streams at once. Each takes a thread while it lasts; another would wait as long as its caller likes."""
+"""The limit of concurrent Compare streams. Each occupies a thread; one more would wait for an unbounded time."""
 
 
 class EvaluationHandler:
-    """Scores versions, and shows the ledger. Belongs to the event loop's thread.
+    """Scores versions and reads the ledger. Belongs to the event loop's thread.
 
     Args:
-        evaluator: Scores, and keeps the ledger.
-        recorded: Rings when an entry was written to the ledger, and when the service begins to drain.
-        readiness: Says when the service drains.
-        executor: Runs what blocks.
-        limits: How long an Evaluate or Compare stream may be silent, and last.
-        spools: Keep the batches of comparisons.
+        evaluator: Scores versions and keeps the ledger.
+        recorded: Notifies of new entries of the ledger, and of the start of draining.
+        readiness: The state of the service.
+        executor: Runs blocking calls.
+        limits: The limits of Evaluate and Compare streams.
+        spools: Store the batches of comparisons.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EvaluationHandler:
     async def compare(
         self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
     ) -> evaluation_pb2.CompareResponse:
-        """Score versions on the same batches, and hold them against the first."""
+        """Score versions on the same batches and compare each with the first."""
         with self._comparisons.taken():
             comparison = await compare_stream(
                 self._evaluator, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
@@ -85,7 +85,7 @@ class EvaluationHandler:
     async def evaluate_dataset(
         self, request: evaluation_pb2.EvaluateDatasetRequest, call: CallContext
     ) -> AsyncGenerator[evaluation_pb2.EvaluateDatasetResponse, None]:
-        """Score one version on a dataset of the server's; yield progress, the latest there is, and then the record."""
+        """Score one version on a dataset of the server; yield the latest progress, and finally the record."""
         if not request.dataset:
             raise InvalidInputError("the request names no dataset; GetModelMetadata lists those there are")
         progress = _Progress()
@@ -130,7 +130,7 @@ class EvaluationHandler:
     async def watch_evaluations(
         self, request: evaluation_pb2.WatchEvaluationsRequest, call: CallContext
     ) -> AsyncGenerator[evaluation_pb2.WatchEvaluationsResponse, None]:
-        """Yield every entry after a given one, those there are and those to come, until the service drains."""
+        """Yield every existing and new entry after a sequence number, until the service drains."""
         del call
         after = request.after_sequence
         if after < 0:
@@ -144,23 +144,23 @@ class EvaluationHandler:
             if entries:
                 continue
             if self._readiness.state is ReadinessState.DRAINING:
-                raise DrainingError(f"{ReadinessState.DRAINING.value}; watch on from sequence {after}")
+                raise DrainingError(f"{ReadinessState.DRAINING.value}; resume watching from sequence {after}")
             await _wait(recorded, WATCH_POLL_SECONDS)
 
     async def _page(self, **arguments: object) -> list[EvaluationRecord]:
-        read = partial(self._evaluator.ledger.page, **arguments)  # type: ignore[arg-type]  # checked where it is called
+        read = partial(self._evaluator.ledger.page, **arguments)  # type: ignore[arg-type]  # checked by the callers
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
 
 class _Progress:
-    """The latest progress of one scoring, and when it changes."""
+    """The latest progress of one scoring, with notification of changes."""
 
     def __init__(self) -> None:
         self.changed = Notifier()
         self._latest: evaluation_pb2.EvaluationProgress | None = None
 
     def report(self, examples: int, total: int | None) -> None:
-        """Take note, on any thread."""
+        """Record progress, on any thread."""
         self._latest = evaluation_pb2.EvaluationProgress(examples=examples, total_examples=total or 0)
         self.changed.notify_threadsafe()
 

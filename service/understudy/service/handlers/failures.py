@@ -1,4 +1,4 @@
-"""The one table from exceptions to the status that a caller sees."""
+"""Maps exceptions to the status that a caller sees."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     evaluator_errors.LedgerError: Code.FAILED_PRECONDITION,
     evaluator_errors.StorageError: Code.FAILED_PRECONDITION,
 }
-"""Exceptions whose text is meant for the caller. A subclass goes with its nearest ancestor here."""
+"""Exceptions whose text is for the caller. A subclass has the code of its nearest ancestor here."""
 
 
 LONGEST_MESSAGE = 700
-"""Characters of a message: some of the caller's own words may be in it, and gRPC carries 8 KiB of metadata at most."""
+"""The limit of a message in characters: it may quote the request, and gRPC limits metadata to 8 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a call ends when it does not end well.
+    """The status of a failed call.
 
     Attributes:
         code: The status code.
         message: A sentence for the caller.
-        retry_after_seconds: When trying again is likely to succeed, where that is known.
+        retry_after_seconds: How long to wait before a retry, if known.
     """
 
     code: Code
@@ -61,10 +61,10 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what the caller is told about an exception.
+    """Return the failure to report to the caller for an exception.
 
     An exception that is not in `STATUS_CODES` is a defect: its traceback goes to the log under an id, and the caller
-    gets the id alone.
+    gets only the id.
     """
     for kind in type(error).__mro__:
         if kind in STATUS_CODES:
@@ -76,6 +76,6 @@ def failure_of(error: Exception) -> Failure:
 
 
 def _sentence(error: Exception) -> str:
-    """Return an exception's text as far as there is room for it, without what no encoding can carry."""
+    """Return an exception's text, shortened to the limit and without characters that cannot be encoded."""
     text = str(error).encode(errors="backslashreplace").decode()
     return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"

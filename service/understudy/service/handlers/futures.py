@@ -1,4 +1,4 @@
-"""Futures of the evaluator's, awaited on the event loop."""
+"""Awaits the evaluator's futures on the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 async def begun(executor: Executor, begin: Callable[[], Future[_T]]) -> asyncio.Future[_T]:
-    """Begin work where beginning it may block; if the caller goes away meanwhile, take it back once it has begun."""
+    """Start work on an executor, since starting may block; if the caller disconnects first, cancel the work."""
     beginning = asyncio.get_running_loop().run_in_executor(executor, begin)
     try:
         return asyncio.wrap_future(await asyncio.shield(beginning))
@@ -21,7 +21,7 @@ async def begun(executor: Executor, begin: Callable[[], Future[_T]]) -> asyncio.
 
 
 def abandon(future: asyncio.Future[Any]) -> None:
-    """Take work back if it has not begun; how it ends no longer matters to anybody."""
+    """Cancel work that has not begun, and ignore its outcome."""
     future.add_done_callback(_look_at)
     future.cancel()
 
@@ -32,6 +32,6 @@ def _take_back(beginning: asyncio.Future[Future[Any]]) -> None:
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from reporting an exception that nobody asked for."""
+    """Retrieve the exception, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

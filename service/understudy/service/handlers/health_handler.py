@@ -1,6 +1,6 @@
-"""What the RPCs of ``grpc.health.v1.Health`` do.
+"""The RPCs of ``grpc.health.v1.Health``.
 
-The servicer that comes with grpcio-health-checking 1.81 forgets a service's other watchers when one of them leaves.
+The servicer of grpcio-health-checking 1.81 drops a service's other watchers when one of them disconnects.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from understudy.service.readiness import Readiness, ReadinessState
 
 
 class HealthHandler:
-    """Tells whether the server as a whole (``""``) and each of its services can answer.
+    """Reports whether the server as a whole (``""``) and each of its services can serve calls.
 
     Args:
-        readiness: Whether they can; they do so together.
+        readiness: The state that all of them share.
         services: Full names of the services.
     """
 
@@ -36,7 +36,7 @@ class HealthHandler:
         return health_pb2.HealthCheckResponse(status=self._status(request.service, self._readiness.state))
 
     async def list(self, request: Any, call: CallContext) -> Any:
-        """Return the status of the server and of each service; grpcio-health-checking describes it from 1.85 on."""
+        """Return the status of the server and of each service; grpcio-health-checking has this RPC from 1.85 on."""
         del request, call
         state = self._readiness.state
         return health_pb2.HealthListResponse(
@@ -49,7 +49,7 @@ class HealthHandler:
     async def watch(
         self, request: health_pb2.HealthCheckRequest, call: CallContext
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Yield a service's status now and whenever it changes, until the caller goes away or the server drains."""
+        """Yield a service's status now and at each change, until the caller disconnects or the server drains."""
         del call
         last = None
         while True:

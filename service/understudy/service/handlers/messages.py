@@ -1,4 +1,4 @@
-"""Turns the evaluator's values into messages, and parts of messages into the evaluator's values."""
+"""Converts between messages and the evaluator's values."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outc
 _ANY_LENGTH = -1
 
 MAX_BATCH_EXAMPLES = 65_536
-"""Of one batch to score; a stream may have any number of batches."""
+"""The limit for one batch to score; a stream may have any number of batches."""
 
 MAX_CONFIG_CHARACTERS = 65_536
-"""Of the configuration of one metric."""
+"""The limit for the configuration of one metric."""
 
 
 def version(selector: tensor_pb2.VersionSelector) -> Version:
@@ -76,11 +76,11 @@ def version(selector: tensor_pb2.VersionSelector) -> Version:
 
 
 def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
-    """Return examples to score.
+    """Return a batch to score.
 
     Raises:
         WireError: A tensor is malformed.
-        InvalidInputError: There are no inputs, too many examples, or a tensor without an element.
+        InvalidInputError: There are no inputs, too many examples, or a tensor without elements.
     """
     if not message.inputs:
         raise InvalidInputError("the batch has no inputs; send every input of the model by its name")
@@ -96,17 +96,17 @@ def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
 
 
 def metric_specs(messages: Sequence[evaluation_pb2.MetricSpec]) -> list[MetricSpec]:
-    """Return the metrics asked for.
+    """Return the requested metrics.
 
     Raises:
-        InvalidInputError: They are too many, or a metric has no name, or its configuration is no JSON object.
+        InvalidInputError: There are too many, a metric has no name, or its configuration is not a JSON object.
     """
     check_count(messages)
     return [MetricSpec(name=_metric_name(message), config=_metric_config(message)) for message in messages]
 
 
 def outcome(number: int) -> EvaluationOutcome | None:
-    """Return the outcome an enum's number stands for, None for UNSPECIFIED.
+    """Return the outcome of an enum's number, None for UNSPECIFIED.
 
     Raises:
         InvalidInputError: There is no such number.
@@ -120,7 +120,7 @@ def outcome(number: int) -> EvaluationOutcome | None:
 
 
 def predict_response(prediction: Prediction) -> prediction_pb2.PredictResponse:
-    """Return what the model made of one batch."""
+    """Return the response for a prediction."""
     return prediction_pb2.PredictResponse(outputs=encode_all(prediction.outputs), step=prediction.step)
 
 
@@ -138,7 +138,7 @@ def evaluate_response(result: EvaluationResult) -> evaluation_pb2.EvaluateRespon
 
 
 def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOptions:
-    """Return how to bootstrap; what is not set is left to the default.
+    """Return the options of the bootstrap, with defaults for unset fields.
 
     Raises:
         InvalidInputError: A value is out of range.
@@ -152,7 +152,7 @@ def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOption
 
 
 def compare_response(comparison: Comparison) -> evaluation_pb2.CompareResponse:
-    """Return versions beside the first."""
+    """Return the response for a comparison."""
     return evaluation_pb2.CompareResponse(
         versions=[_compared_version(version) for version in comparison.versions],
         resamples=comparison.bootstrap.resamples,
@@ -188,7 +188,7 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
 
 
 def tensor_spec(spec: TensorSpec) -> tensor_pb2.TensorSpec:
-    """Return what a model takes or gives under one name."""
+    """Return one named input or output of a model."""
     shape = [_ANY_LENGTH if length is None else length for length in spec.shape]
     return tensor_pb2.TensorSpec(name=spec.name, dtype=data_type(spec.dtype), shape=shape, positional=spec.positional)
 
@@ -215,7 +215,7 @@ def timestamp(seconds: float) -> Timestamp:
 
 
 def _check_lengths(kind: str, arrays: Arrays) -> None:
-    """Bound the examples of a batch: those of a tensor without elements take no byte of the message."""
+    """Limit the examples of a batch: a tensor without elements could have any number without using a byte."""
     for name, array in arrays.items():
         if array.ndim and not array.size:
             raise InvalidInputError(
@@ -244,7 +244,7 @@ def _metric_config(message: evaluation_pb2.MetricSpec) -> dict[str, object]:
     try:
         config = json.loads(message.config_json)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"metric {message.name!r}: config_json is no JSON: {error}") from error
+        raise InvalidInputError(f"metric {message.name!r}: config_json is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidInputError(
             f"metric {message.name!r}: config_json holds {type(config).__name__}; give an object of keyword arguments"

@@ -1,4 +1,4 @@
-"""What the RPC of MetricsService does."""
+"""The RPC of MetricsService."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from understudy.v1 import metrics_pb2
 
 
 class MetricsHandler:
-    """Shows the metrics.
+    """Returns the metrics.
 
     Args:
-        registry: Where they are.
-        executor: Runs what blocks.
+        registry: The registry of the metrics.
+        executor: Runs blocking calls.
     """
 
     def __init__(self, registry: CollectorRegistry, *, executor: Executor) -> None:

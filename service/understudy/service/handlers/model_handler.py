@@ -1,4 +1,4 @@
-"""What the RPCs of ModelService do."""
+"""The RPCs of ModelService."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from understudy.v1 import model_pb2
 
 
 class ModelHandler:
-    """Tells what is loaded, and decides what is served. Belongs to the event loop's thread.
+    """Describes versions and changes which one is served. Belongs to the event loop's thread.
 
     Args:
-        evaluator: Knows and decides.
+        evaluator: Manages the versions.
         model_name: The name the model is served under.
-        executor: Runs what blocks.
+        executor: Runs blocking calls.
     """
 
     def __init__(self, evaluator: Evaluator, *, model_name: str, executor: Executor) -> None:
@@ -62,7 +62,7 @@ class ModelHandler:
     async def list_checkpoints(
         self, request: model_pb2.ListCheckpointsRequest, call: CallContext
     ) -> model_pb2.ListCheckpointsResponse:
-        """Return the checkpoints there are."""
+        """Return all checkpoints."""
         del request, call
         found = await asyncio.get_running_loop().run_in_executor(self._executor, self._evaluator.checkpoints)
         return model_pb2.ListCheckpointsResponse(checkpoints=[messages.checkpoint(info) for info in found])

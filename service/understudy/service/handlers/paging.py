@@ -1,4 +1,4 @@
-"""Page tokens: opaque to the caller, checked when they come back."""
+"""Page tokens: opaque to the caller, and validated on return."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 DEFAULT_PAGE_SIZE = 100
 LARGEST_PAGE_SIZE = 1000
 LARGEST_SEQUENCE = 2**63 - 1
-"""Of what the ledger can hold."""
+"""The largest sequence that the ledger can hold."""
 
 _TOKEN = struct.Struct(">QL")
 
 
 def page_size(asked: int) -> int:
-    """Return how many entries to give: the default for 0, and never more than the largest.
+    """Return the number of entries of a page: the default for 0, and at most the largest size.
 
     Raises:
         InvalidInputError: The size is negative.
@@ -29,7 +29,7 @@ def page_size(asked: int) -> int:
 
 
 def encode_token(after_sequence: int, filters: bytes) -> str:
-    """Return a token for the page that begins after a sequence, good for these filters only."""
+    """Return a token for the page after a sequence, valid for these filters only."""
     return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
 
 
@@ -37,7 +37,7 @@ def decode_token(token: str, filters: bytes) -> int:
     """Return the sequence after which the page begins; 0 for an empty token.
 
     Raises:
-        InvalidInputError: The token is none of ours, or belongs to other filters.
+        InvalidInputError: The token is not from this server, or belongs to other filters.
     """
     if not token:
         return 0
@@ -48,11 +48,11 @@ def decode_token(token: str, filters: bytes) -> int:
     if after_sequence > LARGEST_SEQUENCE:
         raise _foreign(token)
     if checksum != zlib.crc32(filters):
-        raise InvalidInputError("page_token belongs to other filters; page on with the filters of the first page")
+        raise InvalidInputError("page_token belongs to other filters; keep the filters of the first page")
     return int(after_sequence)
 
 
 def _foreign(token: str) -> InvalidInputError:
     return InvalidInputError(
-        f"page_token {token!r} is none of this server's; give the next_page_token of the page before, or nothing"
+        f"page_token {token!r} is not from this server; give the next_page_token of the previous page, or nothing"
     )

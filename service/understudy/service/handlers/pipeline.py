@@ -1,4 +1,4 @@
-"""Predictions of a stream of requests: several under way at once, answered in order, each failing for itself."""
+"""Predictions of a stream of requests: pipelined, answered in order, with independent failures."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _Begun = asyncio.Future[Prediction] | Failure
 
 
 class StreamProtocol(Generic[_Request, _Note, _Response]):
-    """How a protocol's messages are turned into predictions and back.
+    """Converts a protocol's messages into predictions and back.
 
     Args:
-        note: Returns what the answer to a request needs to know of it, so that the request itself can be let go.
-        begin: Begins a prediction; what it raises is the request's failure.
-        answer: Makes the response; what it raises is the request's failure too.
-        fail: Makes the response that tells a failure; never raises.
+        note: Returns what the response needs from a request, so that the request itself can be released.
+        begin: Starts a prediction; its error is the request's failure.
+        answer: Builds the response; its error is the request's failure too.
+        fail: Builds the response that reports a failure; never raises.
     """
 
     def __init__(
@@ -41,26 +41,26 @@ class StreamProtocol(Generic[_Request, _Note, _Response]):
         self._fail = fail
 
     def begin(self, request: _Request) -> _Begun:
-        """Begin a prediction, or say why not."""
+        """Start a prediction, or return its failure."""
         try:
             return self._begin(request)
-        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+        except Exception as error:  # noqa: BLE001 - failure_of logs unexpected errors
             return failure_of(error)
 
     async def response(self, note: _Note, begun: _Begun) -> _Response:
-        """Wait for a prediction, and return the response to it or to its failure."""
+        """Wait for a prediction, and return the response for it or its failure."""
         if isinstance(begun, Failure):
             return self._fail(note, begun)
         try:
             return self._answer(note, await begun)
-        except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+        except Exception as error:  # noqa: BLE001 - failure_of logs unexpected errors
             return self._fail(note, failure_of(error))
 
 
 async def predict_in_order(
     requests: AsyncIterator[_Request], protocol: StreamProtocol[_Request, _Note, _Response], *, depth: int
 ) -> AsyncGenerator[_Response, None]:
-    """Answer every request in order, reading on while at most ``depth`` are unanswered."""
+    """Answer every request in order, and read ahead while at most ``depth`` are unanswered."""
     pipeline: _Pipeline[_Note] = _Pipeline(depth)
 
     async def read() -> None:
@@ -85,10 +85,10 @@ async def predict_in_order(
 
 
 class _Pipeline(Generic[_Note]):
-    """The requests of one stream that are under way, in order.
+    """The unanswered requests of one stream, in order.
 
     Args:
-        depth: How many there is room for.
+        depth: The largest number of requests.
     """
 
     def __init__(self, depth: int) -> None:
@@ -118,7 +118,7 @@ class _Pipeline(Generic[_Note]):
         self._room.set()
 
     def end(self) -> None:
-        """Say that no more will be added."""
+        """Mark the end: no more requests will be added."""
         self._ended = True
         self._more.set()
 
@@ -128,7 +128,7 @@ class _Pipeline(Generic[_Note]):
             await self._room.wait()
 
     async def wait_for_more(self) -> bool:
-        """Wait until there is a first one; return False if there will be none."""
+        """Wait for a first request; return False if there will be none."""
         while not self._begun:
             if self._ended:
                 return False
@@ -137,7 +137,7 @@ class _Pipeline(Generic[_Note]):
         return True
 
     def cancel(self) -> None:
-        """Take back everything that has not been answered."""
+        """Cancel all unanswered requests."""
         for _, begun in self._begun:
             if isinstance(begun, asyncio.Future):
                 abandon(begun)

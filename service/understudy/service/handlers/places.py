@@ -1,4 +1,4 @@
-"""Bounds how many calls of a kind are under way."""
+"""Limits the number of concurrent calls of a kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _RETRY_SECONDS = 1.0
 
 
 class Places:
-    """So many places, each for one call. Belongs to the event loop's thread.
+    """A limited number of places, each for one call. Belongs to the event loop's thread.
 
     Args:
-        count: How many there are.
-        what: What takes them, as errors call it.
+        count: The number of places.
+        what: The name of the calls in errors.
     """
 
     def __init__(self, count: int, what: str) -> None:
@@ -25,14 +25,14 @@ class Places:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Take a place for as long as the block runs.
+        """Hold a place while the block runs.
 
         Raises:
-            OverloadedError: There is none left.
+            OverloadedError: All places are taken.
         """
         if self._taken >= self._count:
             raise OverloadedError(
-                f"{self._taken} {self._what} are under way, and no more may be; try again when one has ended",
+                f"{self._taken} {self._what} are open, which is the limit; try again when one has ended",
                 retry_after_seconds=_RETRY_SECONDS,
             )
         self._taken += 1

@@ -1,4 +1,4 @@
-"""Requests to predict, as messages or as matched by their bytes."""
+"""Predict requests, as messages or as matched by a template."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from understudy.wire import WireError, decode_all
 
 
 class TemplatedPredict(NamedTuple):
-    """What a `RequestTemplateCache` makes of the bytes of a request.
+    """A request that `RequestTemplateCache` matched.
 
     Attributes:
         inputs: Every input by name.
-        version: The version asked for.
+        version: The requested version.
     """
 
     inputs: Arrays
@@ -26,19 +26,19 @@ class TemplatedPredict(NamedTuple):
 
 _MAP_VALUE = 2
 _CONTENT = (prediction_pb2.PredictRequest.INPUTS_FIELD_NUMBER, _MAP_VALUE, tensor_pb2.Tensor.CONTENT_FIELD_NUMBER)
-"""The way to the elements of a request of one input."""
+"""The path of fields to the elements in a request with one input."""
 
 PredictRequest = prediction_pb2.PredictRequest | TemplatedPredict
 PredictStreamRequest = prediction_pb2.PredictStreamRequest | TemplatedPredict
 
 
 def template_cache() -> RequestTemplateCache[prediction_pb2.PredictRequest, TemplatedPredict]:
-    """Return what matches requests of one input."""
+    """Return a template cache for requests with one input."""
     return RequestTemplateCache(prediction_pb2.PredictRequest.FromString, _template_of, _CONTENT)
 
 
 def stream_template_cache() -> RequestTemplateCache[prediction_pb2.PredictStreamRequest, TemplatedPredict]:
-    """Return what matches requests of one input on streams."""
+    """Return a template cache for stream requests with one input."""
     return RequestTemplateCache(
         prediction_pb2.PredictStreamRequest.FromString,
         lambda message: _template_of(message.request),
@@ -47,7 +47,7 @@ def stream_template_cache() -> RequestTemplateCache[prediction_pb2.PredictStream
 
 
 def arguments(request: PredictRequest) -> tuple[Arrays, Version]:
-    """Return the inputs by name, and the version asked for.
+    """Return the inputs by name, and the requested version.
 
     Raises:
         WireError: A tensor is malformed.
@@ -59,7 +59,7 @@ def arguments(request: PredictRequest) -> tuple[Arrays, Version]:
 
 
 def streamed(message: PredictStreamRequest) -> PredictRequest:
-    """Return the request that a message of a stream is."""
+    """Return the request in a message of a stream."""
     return message if isinstance(message, TemplatedPredict) else message.request
 
 

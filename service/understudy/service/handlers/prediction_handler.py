@@ -1,4 +1,4 @@
-"""What the RPCs of PredictionService do."""
+"""The RPCs of PredictionService."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class PredictionHandler:
     """Runs the model on examples. Belongs to the event loop's thread.
 
     Args:
-        predictor: Begins predictions.
-        stream_depth: How many requests of one stream may be under way at once.
+        predictor: Starts predictions.
+        stream_depth: The largest number of unanswered requests of one stream.
     """
 
     def __init__(self, predictor: Predictor, *, stream_depth: int) -> None:
@@ -30,13 +30,13 @@ class PredictionHandler:
         self._stream_responses = ResponseTemplateCache(_stream_response)
 
     async def predict(self, request: predict_requests.PredictRequest, call: CallContext) -> Serializable:
-        """Predict one batch; a caller that goes away takes it back before it reaches a device."""
+        """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
         return self._responses.of(await self._begin(request, call))
 
     def predict_stream(
         self, requests: AsyncIterator[predict_requests.PredictStreamRequest], call: CallContext
     ) -> AsyncGenerator[Serializable, None]:
-        """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
+        """Predict every request of a stream; responses are in order, and a failure ends its own request only."""
         protocol = StreamProtocol[predict_requests.PredictStreamRequest, None, Serializable](
             note=lambda _: None,
             begin=lambda message: self._begin(predict_requests.streamed(message), call),
@@ -46,7 +46,7 @@ class PredictionHandler:
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
     def check_admission(self, call: CallContext) -> None:
-        """Refuse a prediction before it is parsed, where that is certain; see `Predictor.check_admission`."""
+        """Refuse a prediction before it is parsed, if the refusal is certain; see `Predictor.check_admission`."""
         self._predictor.check_admission(call.deadline)
 
     def _begin(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:

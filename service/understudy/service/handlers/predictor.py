@@ -15,11 +15,11 @@ from understudy.evaluator.types import ArrayForm, Arrays, Prediction, Version
 
 @dataclass(frozen=True, kw_only=True)
 class CoalescingOptions:
-    """How long requests that came several at a time wait for the rest.
+    """How long simultaneous requests wait for each other.
 
     Attributes:
-        loop_turns: How many turns of the event loop it may take a transport to hand over what came to it at one time.
-        examples: As many examples wait for no others.
+        loop_turns: The most event-loop iterations to wait while the transport passes on simultaneous requests.
+        examples: Dispatch immediately at this many examples.
     """
 
     loop_turns: int
@@ -30,20 +30,20 @@ NO_COALESCING = CoalescingOptions(loop_turns=0, examples=0)
 
 
 class Predictor:
-    """Begins predictions.
+    """Starts predictions.
 
-    The outcomes of one batch come to the event loop together, with one wake-up; and the requests that the loop takes in
-    at one time wake the device together, so that they share a batch, which runs on the loop's thread if it is brief.
+    One wake-up of the event loop delivers all outcomes of a batch. Requests that arrive in one loop iteration are
+    dispatched together, so that they share a batch, which runs on the loop's thread if it is brief.
 
-    A transport may hand over one by one what came to it at one time. So while requests come several at a time, the loop
-    may take some turns to bring in the rest; a turn in which nothing comes takes microseconds. A request that comes
-    alone, after one that came alone, does not wait.
+    A transport may pass on simultaneous requests one by one. So while several requests arrive at a time, dispatch waits
+    some loop iterations for the rest; an idle iteration takes microseconds. A single request after a single request
+    does not wait.
 
-    Belongs to the thread of the event loop on which it is used first.
+    Belongs to the event loop on which it is first used.
 
     Args:
-        evaluator: Runs them.
-        coalescing: How long requests wait for others.
+        evaluator: Runs the predictions.
+        coalescing: How long requests wait for each other.
     """
 
     def __init__(self, evaluator: Evaluator, coalescing: CoalescingOptions = NO_COALESCING) -> None:
@@ -56,19 +56,19 @@ class Predictor:
         self._loop_turns = 0
 
     def check_admission(self, deadline: float | None) -> None:
-        """Refuse a request before it is parsed, where that is certain; raise what `Evaluator.check_admission` does."""
+        """Refuse a request before it is parsed, if the refusal is certain; raise as `Evaluator.check_admission`."""
         self._evaluator.check_admission(deadline)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
-        """Refuse inputs that do not fit before they are built; raise what `Evaluator.check_forms` does. Thread-safe."""
+        """Refuse inputs that do not fit, before decoding; raise as `Evaluator.check_forms`. Thread-safe."""
         self._evaluator.check_forms(forms, version=version)
 
     def begin(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
     ) -> asyncio.Future[Prediction]:
-        """Begin a prediction; cancelling the future takes it back unless it has reached a device.
+        """Start a prediction; cancelling the future cancels it unless it has reached a device.
 
-        The arguments, what is raised at once and what the future's exception may be are those of
+        The arguments, the errors raised at once and the exceptions of the future are those of
         `Evaluator.predict_for`.
         """
         if self._sink is None:
@@ -93,7 +93,9 @@ class Predictor:
 
 
 class EventLoopSink:
-    """Resolves futures of one event loop. See `understudy.evaluator.sink.ResultSink`. Made on the loop's thread.
+    """Resolves futures of one event loop, as an `understudy.evaluator.result_sink.ResultSink`.
+
+    Create it on the loop's thread.
 
     Args:
         loop: The event loop.
@@ -105,7 +107,7 @@ class EventLoopSink:
         self.new_future = loop.create_future
 
     def begin(self, token: asyncio.Future[Prediction]) -> bool:
-        """See `ResultSink`. Whoever cancels later gets no outcome, though it is computed."""
+        """See `ResultSink`. A future that is cancelled later gets no outcome, though it is computed."""
         return not token.cancelled()
 
     def is_cancelled(self, token: asyncio.Future[Prediction]) -> bool:
@@ -117,7 +119,7 @@ class EventLoopSink:
         if threading.get_ident() == self._thread:
             _resolve(outcomes)
             return
-        with suppress(RuntimeError):  # the loop was closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits
             self._loop.call_soon_threadsafe(_resolve, outcomes)
 
 

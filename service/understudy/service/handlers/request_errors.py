@@ -1,20 +1,20 @@
-"""What the handlers refuse.
+"""Errors of requests that the handlers refuse.
 
-UnknownModelError                 the request names a model that is not served here
-UnknownServiceError               the health of a service was asked for that is not served here
-UnsupportedError                  the protocol has a call or a setting that this server does not
+UnknownModelError                 the request names a model that this server does not serve
+UnknownServiceError               a health request names a service that this server does not have
+UnsupportedError                  this server does not support a call or a setting of the protocol
 """
 
 from __future__ import annotations
 
 
 class UnknownModelError(Exception):
-    """The request names a model that is not served here. The text names the one that is."""
+    """The request names a model that this server does not serve. The text names the served model."""
 
 
 class UnknownServiceError(Exception):
-    """The health of a service was asked for that is not served here. The text names those that are."""
+    """A health request names a service that this server does not have. The text lists the services."""
 
 
 class UnsupportedError(Exception):
-    """The protocol has a call or a setting that this server does not. The text says what to do instead."""
+    """This server does not support a call or a setting of the protocol. The text says what to do instead."""

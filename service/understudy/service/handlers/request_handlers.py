@@ -1,4 +1,4 @@
-"""The handlers as a whole."""
+"""All handlers of the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestHandlers:
-    """What every front end serves."""
+    """The handlers that every front end serves."""
 
     prediction: PredictionHandler
     evaluation: EvaluationHandler

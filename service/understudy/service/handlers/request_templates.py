@@ -1,4 +1,4 @@
-"""Requests that differ from an earlier one in their examples only are not parsed again."""
+"""Avoids parsing requests that differ from an earlier one in their examples only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from understudy.service.handlers.wire_span import span_of
 
 _REMEMBERED: Final = 512
 LARGEST_BYTES: Final = 1 << 22
-"""Nothing larger is learned: that takes doing everything once more."""
+"""Larger messages are not learned, since learning parses a message again."""
 
 _LARGEST_AROUND_BYTES: Final = 1 << 12
-"""What is around the elements is kept, so it may not be larger."""
+"""The limit of the bytes around the elements, which the cache keeps."""
 
 COMPLEMENT: Final = bytes(range(255, -1, -1))
-"""Translates bytes into others, each of which is different."""
+"""Translates every byte into a different one."""
 
 _Message = TypeVar("_Message")
 _Request = TypeVar("_Request")
@@ -28,12 +28,12 @@ _Request = TypeVar("_Request")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestTemplate(Generic[_Request]):
-    """A request whose one tensor may have other elements, whichever they are; see `template_with`.
+    """A request whose single tensor may have any other elements; see `template_with`.
 
     Attributes:
-        content: The elements as they are in the message.
-        others: All else that is in the request.
-        array: The elements as they are in the request.
+        content: The elements as bytes of the message.
+        others: Everything else in the request.
+        array: The elements as the array of the request.
         with_array: Returns the request with other elements, of the same dtype and shape.
     """
 
@@ -46,20 +46,20 @@ class RequestTemplate(Generic[_Request]):
 def template_with(
     content: bytes, array: Array, with_array: Callable[[Array], _Request], *, others: object
 ) -> RequestTemplate[_Request] | None:
-    """Return a template, or None for a dtype of which not every content is valid; see `RequestTemplate`."""
+    """Return a template, or None for a dtype with invalid byte patterns; see `RequestTemplate`."""
     if not may_have_any_content(array.dtype):
         return None
     return RequestTemplate(content=content, others=others, array=array, with_array=with_array)
 
 
 def may_have_any_content(dtype: np.dtype[Any]) -> bool:
-    """Return whether any bytes are elements of a dtype, if there are as many as it takes."""
+    """Return whether any bytes of the right length are valid elements of a dtype."""
     return dtype.kind not in "OSUb"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownBytes(Generic[_Request]):
-    """What the bytes of a template are: all the same, but for the elements of the tensor."""
+    """The bytes of a template: identical except for the elements of the tensor."""
 
     before: bytes
     after: bytes
@@ -69,17 +69,17 @@ class _KnownBytes(Generic[_Request]):
 
 
 class RequestTemplateCache(Generic[_Message, _Request]):
-    """Matches requests by their bytes: the same as of one before, but for the elements of the tensor.
+    """Matches requests whose bytes equal an earlier request's, except for the elements of the tensor.
 
-    What is matched is neither parsed nor copied. Learning a template takes parsing a message once more, so it waits for
-    the second, fourth, eighth, ... message of a size that was not matched.
+    Matched requests are neither parsed nor copied. Learning a template parses a message again, so the cache learns only
+    from the second, fourth, eighth, ... unmatched message of a size.
 
     Belongs to one thread.
 
     Args:
-        parse: Returns the message that bytes are; raises DecodeError if they are none.
+        parse: Parses bytes into a message; raises DecodeError if it cannot.
         template_of: Returns the template of a message, or None if it has none.
-        path: The numbers of the fields that lead to the elements; see `understudy.service.handlers.wire_span.span_of`.
+        path: The field numbers that lead to the elements; see `understudy.service.handlers.wire_span.span_of`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RequestTemplateCache(Generic[_Message, _Request]):
         self._unmatched: dict[int, int] = {}
 
     def match(self, data: bytes, begin: int) -> _Request | None:
-        """Return the request that bytes are from there on, or None if it is not like one that was learned."""
+        """Return the request in ``data[begin:]``, or None if it matches no learned template."""
         known = self._known.get(len(data) - begin)
         if known is None or not (data.startswith(known.before, begin) and data.endswith(known.after)):
             return None
@@ -103,7 +103,7 @@ class RequestTemplateCache(Generic[_Message, _Request]):
         return known.with_array(array)
 
     def learn(self, data: bytes, message: _Message) -> None:
-        """Take note of a message that was not matched, and of its bytes."""
+        """Record an unmatched message and its bytes, and possibly learn its template."""
         size = len(data)
         times = self._unmatched.get(size, 0) + 1
         if len(self._unmatched) >= _REMEMBERED:
@@ -118,9 +118,9 @@ class RequestTemplateCache(Generic[_Message, _Request]):
             self._known[size] = known
 
     def _learned_from(self, data: bytes, template: RequestTemplate[_Request]) -> _KnownBytes[_Request] | None:
-        """Return the bytes of a template, having found its elements on the wire.
+        """Return the bytes of a template after locating its elements in the message.
 
-        Beside that, a message with other elements in that place must differ in them and in nothing else.
+        It also verifies that a message with other elements in that span differs in nothing else.
         """
         content, array = template.content, template.array
         if not content or len(data) - len(content) > _LARGEST_AROUND_BYTES:

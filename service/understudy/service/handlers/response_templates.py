@@ -1,4 +1,4 @@
-"""Replies that differ from an earlier one in their examples only are not put together again."""
+"""Avoids serializing responses that differ from an earlier one in their examples only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _REMEMBERED: Final = 512
 
 
 class Serializable(Protocol):
-    """A message of protobuf's, or what is one already."""
+    """A protobuf message, or one that is already serialized."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's name
         """Return its bytes."""
 
 
 class Serialized(NamedTuple):
-    """The bytes of a message."""
+    """A serialized message."""
 
     data: bytes
 
@@ -31,17 +31,17 @@ class Serialized(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the bytes of replies are: all the same, but for the elements of the tensor."""
+    """The bytes of responses: identical except for the elements of the tensor."""
 
     before: bytes
     after: bytes
 
 
 class ResponseTemplateCache:
-    """Makes the replies to requests that are alike. Belongs to one thread.
+    """Builds the responses to similar requests. Belongs to one thread.
 
     Args:
-        message_of: Returns the message that tells a prediction. Nothing but the prediction makes a difference.
+        message_of: Returns the message for a prediction. It must depend on the prediction only.
     """
 
     def __init__(self, message_of: Callable[[Prediction], Serializable]) -> None:
@@ -49,7 +49,7 @@ class ResponseTemplateCache:
         self._known: dict[Hashable, _Known | None] = {}
 
     def of(self, prediction: Prediction) -> Serializable:
-        """Return the reply that tells a prediction; raise what ``message_of`` raises."""
+        """Return the response for a prediction; raise what ``message_of`` raises."""
         outputs, step = prediction
         if len(outputs) != 1:
             return self._message_of(prediction)
@@ -65,7 +65,7 @@ class ResponseTemplateCache:
         return Serialized(known.before + array.tobytes() + known.after)
 
     def _learned(self, name: str, array: Array, step: int) -> _Known | None:
-        """Return the bytes of replies, having seen that other elements change those in one place and nothing else."""
+        """Return the bytes of responses after verifying that other elements change one span and nothing else."""
         content = array.tobytes()
         if not (content and may_have_any_content(array.dtype)) or len(content) > LARGEST_BYTES:
             return None

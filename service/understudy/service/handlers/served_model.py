@@ -1,4 +1,4 @@
-"""The one model there is: its name, and the versions it goes by in protocols that write them as text."""
+"""The served model: its name, and its versions as text, as other protocols write them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What the foreign protocols ask about.
+    """The model for the handlers of other protocols.
 
     Attributes:
         name: The name the model is served under.
-        evaluator: Runs it.
+        evaluator: Runs the model.
     """
 
     name: str
@@ -46,14 +46,14 @@ class ServedModel:
         return self.evaluator.status()
 
     def loaded_steps(self) -> list[int]:
-        """Return the steps that can be asked, in ascending order."""
+        """Return the loaded steps, in ascending order."""
         return sorted(status.step for status in self.statuses() if status.state is VersionState.AVAILABLE)
 
     def step_of(self, version: Version) -> int:
-        """Return the step that a version stands for.
+        """Return the step of a version.
 
         Raises:
-            VersionNotFoundError: A label stands for nothing yet.
+            VersionNotFoundError: The label has no step yet.
         """
         if isinstance(version, int):
             return version
@@ -96,7 +96,7 @@ def version_of(text: str) -> Version:
 
 
 def wanted_outputs(prediction: Prediction, names: tuple[str, ...]) -> Arrays:
-    """Return the outputs that were asked for, in that order, or all.
+    """Return the requested outputs, in that order, or all.
 
     Raises:
         InvalidInputError: The model has no such output.
@@ -106,5 +106,5 @@ def wanted_outputs(prediction: Prediction, names: tuple[str, ...]) -> Arrays:
     unknown = [name for name in names if name not in prediction.outputs]
     if unknown:
         known = ", ".join(map(repr, prediction.outputs))
-        raise InvalidInputError(f"the output {unknown[0]!r} was asked for; there is {known}")
+        raise InvalidInputError(f"there is no output {unknown[0]!r}; there is {known}")
     return {name: prediction.outputs[name] for name in names}

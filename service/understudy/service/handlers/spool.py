@@ -15,11 +15,11 @@ _LENGTH = struct.Struct("<q")
 
 
 class Spools:
-    """Makes spools, which share one quota. Thread-safe.
+    """Creates spools, which share one quota. Thread-safe.
 
     Args:
-        folder: Where their files are; the folder for temporary files if None.
-        max_bytes: How much they may hold together.
+        folder: The folder of their files; the temporary folder if None.
+        max_bytes: The most that all spools together may hold.
     """
 
     def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
@@ -29,15 +29,15 @@ class Spools:
         self._bytes = 0
 
     def open(self) -> Spool:
-        """Return an empty spool, to be closed.
+        """Return an empty spool. The caller closes it.
 
         Raises:
-            StorageError: There is no such folder, or it cannot be written to.
+            StorageError: The folder does not exist or is not writable.
         """
         return Spool(self, self._folder)
 
     def take(self, size: int) -> None:
-        """Count bytes that are written; raise OverloadedError if they would be too many."""
+        """Count written bytes; raise OverloadedError if they exceed the quota."""
         with self._lock:
             if self._bytes + size > self._max_bytes:
                 raise OverloadedError(
@@ -48,20 +48,20 @@ class Spools:
             self._bytes += size
 
     def give_back(self, size: int) -> None:
-        """Count bytes that are deleted."""
+        """Count deleted bytes."""
         with self._lock:
             self._bytes -= size
 
 
 class Spool:
-    """Messages in a temporary file that nobody else sees, and that is gone with the object. For one thread.
+    """Batches in an unnamed temporary file, which is deleted on close. For one thread.
 
     Args:
-        quota: Counts what it holds.
+        quota: Counts the bytes.
         folder: See `Spools`.
 
     Raises:
-        StorageError: The file cannot be made.
+        StorageError: The file cannot be created.
     """
 
     def __init__(self, quota: Spools, folder: Path | None) -> None:
@@ -76,8 +76,8 @@ class Spool:
         """Add a batch.
 
         Raises:
-            OverloadedError: It would be too much.
-            StorageError: The disk is full or broken.
+            OverloadedError: The batch exceeds the quota.
+            StorageError: The disk is full or fails.
         """
         content = batch.SerializeToString()
         size = _LENGTH.size + len(content)

@@ -1,4 +1,4 @@
-"""Finds one field of a serialized message by walking its bytes as protobuf's wire format has them."""
+"""Finds one field of a serialized message by walking protobuf's wire format."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class _Field(NamedTuple):
 
 
 class _MalformedError(Exception):
-    """The bytes are no message, or hold what this walk does not know."""
+    """The bytes are not a message, or use an unsupported wire type."""
 
 
 def span_of(data: bytes, path: Sequence[int]) -> tuple[int, int] | None:
-    """Return where the contents of a field begin and end, or None unless it and each message around it are there once.
+    """Return the span of a field's contents, or None unless it and each enclosing message occur exactly once.
 
-    So other bytes in that place, as many, change the value of that field and nothing else: no other field overrides it,
-    and nothing within it is structure.
+    This proves that replacing the span with as many other bytes changes the value of that field and nothing else: no
+    other field overrides it, and it contains no structure.
 
     Args:
-        data: A message.
-        path: The number of a field of messages in it, then of one in that, and so on; last that of a field of bytes.
+        data: A serialized message.
+        path: The field numbers of the nested messages, from the outermost; the last is that of a field of bytes.
     """
     begin, end = 0, len(data)
     try:
@@ -66,10 +66,10 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a varint and its end."""
     value = 0
     for index, byte in enumerate(data[at : min(end, at + _LONGEST_VARINT)]):
         value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follows
+        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
             return value, at + index + 1
     raise _MalformedError

@@ -1,1 +1,1 @@
-"""What the service counts and measures, in Prometheus' terms."""
+"""The Prometheus metrics of the service."""

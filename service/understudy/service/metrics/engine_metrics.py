@@ -1,4 +1,4 @@
-"""Counts and times what the evaluator does, as it tells."""
+"""Metrics from the evaluator's events."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class MetricsObserver:
         self._load_seconds.observe(seconds)
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
-        """An entry was committed to the ledger. One that is older than what is shown of its dataset is passed over."""
+        """An entry was committed to the ledger. Entries older than the one shown for the dataset are ignored."""
         if record.outcome is not EvaluationOutcome.SCORED:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Reads from the evaluator, when Prometheus asks, what is a state and not an event."""
+"""Gauges that are read from the evaluator at each scrape."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from understudy.evaluator.types import GpuReading
 
 
 class EvaluatorCollector(Collector):
-    """Shows steps, ages, replicas and memory as they are at the moment of the scrape. Thread-safe.
+    """Shows steps, ages, replicas and memory at the time of the scrape. Thread-safe.
 
-    A step or age that does not exist yet is NaN, so that the series is there from the start.
+    A step or age that does not exist yet is NaN, so that the series exists from the start.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield every metric; those of GPUs only where NVML tells them."""
+        """Yield every metric; those of GPUs only if NVML reports them."""
         evaluator = self._evaluator
         yield _gauge("understudy_replicas", "Replicas that a batch is split over.", evaluator.replicas)
         yield _gauge("understudy_serving_step", "The serving step.", evaluator.serving_step)
@@ -47,7 +47,7 @@ def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
 
 
 def _of_gpus(readings: Mapping[str, GpuReading]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-    """Yield what NVML tells of the GPUs. A GPU that does not tell something has no series of it."""
+    """Yield the GPUs' readings from NVML. A GPU without a reading has no series for it."""
     if not readings:
         return
     memory = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""Histograms for values that come by the thousand."""
+"""Histograms for frequent observations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prometheus_client.utils import floatToGoString
 
 
 class Tally:
-    """How many values fell into each bucket of a histogram, and their sum.
+    """The bucket counts and the sum of a histogram.
 
-    Plain numbers, for prometheus_client's own histogram takes two locks and looks at bucket after bucket each time.
-    Values come from one thread at a time; reading from another is safe.
+    Plain numbers, since prometheus_client's histogram takes two locks and scans the buckets for each value. One thread
+    at a time may write; reading from another is safe.
 
     Args:
-        bounds: The upper bounds of the buckets, ascending; one without a bound is added.
+        bounds: The upper bounds of the buckets, ascending; an unbounded bucket is added.
     """
 
     __slots__ = ("_bounds", "_fell_into", "sum")
@@ -36,13 +36,13 @@ class Tally:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the buckets as they are shown: how many values are at most each bound."""
+        """Return the buckets for exposition: the number of values up to each bound."""
         bounds = map(floatToGoString, (*self._bounds, inf))
         return list(zip(bounds, map(float, accumulate(self._fell_into)), strict=True))
 
 
 class TalliedHistogram(Collector):
-    """A metric of one `Tally`, and as safe.
+    """A metric of one `Tally`, with the same thread-safety.
 
     Args:
         name: The metric's name.
@@ -64,7 +64,7 @@ class TalliedHistogram(Collector):
             observe(value)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric as it is now."""
+        """Yield the current metric."""
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric([], self._tally.buckets(), self._tally.sum)
         yield family

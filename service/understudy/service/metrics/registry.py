@@ -1,4 +1,4 @@
-"""The registry that all metrics of one service live in, and how it is shown."""
+"""The registry of a service's metrics, and its exposition."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ def new_registry() -> CollectorRegistry:
     """Return an empty registry.
 
     Turns off prometheus_client's ``_created`` series in this process: they would double the number of series, and
-    Prometheus makes nothing of them.
+    Prometheus does not use them.
     """
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     return CollectorRegistry()
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """Show every metric; thread-safe.
+    """Return the exposition of every metric. Thread-safe.
 
     Args:
-        registry: Where the metrics are.
-        accept: An HTTP Accept header; Prometheus' text format if it is empty, OpenMetrics if that is asked for.
+        registry: The registry of the metrics.
+        accept: An HTTP Accept header; Prometheus' text format if it is empty, OpenMetrics if it accepts that.
 
     Returns:
         The exposition and its content type.

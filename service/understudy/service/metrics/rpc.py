@@ -1,4 +1,4 @@
-"""Counts and times calls under the names and labels of go-grpc-middleware, which dashboards expect."""
+"""Call metrics with the names and labels of go-grpc-middleware, which dashboards expect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HANDLING_BUCKETS_SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""From 100 µs, which is what the transport alone costs."""
+"""From 100 µs, the cost of the transport alone."""
 
 _LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
@@ -35,7 +35,7 @@ class RpcMethod:
 
     @property
     def path(self) -> str:
-        """The method as HTTP/2 names it."""
+        """The method's path in HTTP/2."""
         return f"/{self.service}/{self.name}"
 
     @property
@@ -64,10 +64,10 @@ def methods_of(*services: ServiceDescriptor) -> Iterator[RpcMethod]:
 
 
 class MethodMetrics:
-    """What was counted and timed of one method. `RpcMetrics` makes it, and shows it.
+    """The counts and durations of one method. `RpcMetrics` creates and shows it.
 
-    Plain numbers, for a call counts six things: prometheus_client's own counters take a lock for each, and a call is
-    counted on the event loop's thread alone. Reading them from another thread is safe.
+    Plain numbers, since each call updates six of them: prometheus_client's counters take a lock for each, and only the
+    event loop's thread counts calls. Reading them from another thread is safe.
     """
 
     __slots__ = ("ended", "method", "received_messages", "seconds", "sent_messages", "started_calls")
@@ -85,27 +85,27 @@ class MethodMetrics:
         self.started_calls += 1
 
     def received(self) -> None:
-        """Count a message that came."""
+        """Count a received message."""
         self.received_messages += 1
 
     def sent(self) -> None:
-        """Count a message that went."""
+        """Count a sent message."""
         self.sent_messages += 1
 
     def handled(self, code: Code, *, seconds: float) -> None:
-        """Count and time a call that ended, whatever way."""
+        """Count a call that ended, with its status and duration."""
         self.ended[code] += 1
         self.seconds.observe(seconds)
 
 
 class RpcMetrics(Collector):
-    """The ``grpc_server_*`` metrics, with every series of every method there from the start.
+    """The ``grpc_server_*`` metrics, with every series of every method from the start.
 
     Belongs to the event loop's thread, but may be collected on any.
 
     Args:
         registry: Where to register them.
-        methods: The methods there are, unless they are added later.
+        methods: The initial methods; `add` adds more.
     """
 
     def __init__(self, registry: CollectorRegistry, methods: Iterable[RpcMethod] = ()) -> None:
@@ -114,19 +114,19 @@ class RpcMetrics(Collector):
         registry.register(self)
 
     def add(self, methods: Iterable[RpcMethod]) -> None:
-        """Show every series of more methods. Call it before they are."""
+        """Show every series of more methods. Call it before they are used."""
         self._methods = self._methods | {method.path: MethodMetrics(method) for method in methods}
 
     def of(self, path: str) -> MethodMetrics:
         """Return the series of a method by its path, such as ``/package.Service/Method``.
 
         Raises:
-            KeyError: The method was not among those given.
+            KeyError: The method was not added.
         """
         return self._methods[path]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric, as it is now."""
+        """Yield every metric with its current values."""
         started = CounterMetricFamily("grpc_server_started", "Calls started on the server.", labels=_LABELS)
         handled = CounterMetricFamily(
             "grpc_server_handled", "Calls ended on the server, by status.", labels=(*_LABELS, "grpc_code")

@@ -1,4 +1,4 @@
-"""Reads the body of a request: no larger than it may be, also when it was compressed."""
+"""Reads the body of a request, and limits its size before and after decompression."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _CODINGS = frozenset({"gzip", "deflate"})
 
 
 IDLE_SECONDS = 10.0
-"""How long the next piece of a body may take to come."""
+"""The longest wait for the next chunk of a body."""
 TOTAL_SECONDS = 120.0
-"""How long a whole body may take to come."""
+"""The longest wait for a whole body."""
 
 
 class BodyTooSlowError(Exception):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
 
 class BodyTooLargeError(Exception):
-    """The body is larger than the server takes."""
+    """The body is larger than the server accepts."""
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Return the body as it came; see `decoded`.
+    """Return the body as received; see `decoded`.
 
     Raises:
         BodyTooLargeError: It is too large.
-        BodyTooSlowError: It, or the next piece of it, does not come in time.
+        BodyTooSlowError: The body, or its next chunk, does not arrive in time.
     """
     body = bytearray()
     loop = asyncio.get_running_loop()
@@ -53,16 +53,16 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
 
 
 def coding_of(request: Request) -> str:
-    """Return what the body was compressed with, ``identity`` if it was not."""
+    """Return the content coding of the body, ``identity`` if it is not compressed."""
     return request.headers.get("content-encoding", "identity").lower()
 
 
 def decoded(body: bytes, coding: str, *, max_bytes: int) -> bytes:
-    """Return a body decompressed. May take a while.
+    """Return the decompressed body. May take a while.
 
     Raises:
-        BodyTooLargeError: It is too large then.
-        UnsupportedError: It is in another coding than gzip and deflate.
+        BodyTooLargeError: It is too large after decompression.
+        UnsupportedError: Its coding is neither gzip nor deflate.
         InvalidInputError: It cannot be decompressed.
     """
     if coding == "identity":
@@ -77,7 +77,7 @@ def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
     try:
         content = decompressor.decompress(body, max_bytes + 1)
     except zlib.error as error:
-        raise InvalidInputError(f"the body is no {coding} data: {error}") from None
+        raise InvalidInputError(f"the body is not {coding} data: {error}") from None
     _check_size(len(content), max_bytes)
     if not decompressor.eof:
         raise InvalidInputError(f"the body's {coding} data is cut short")

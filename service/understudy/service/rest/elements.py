@@ -21,8 +21,8 @@ def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) ->
     BOOL elements are true and false, BYTES elements are text; all others are numbers.
 
     Raises:
-        WireError: The datatype is unknown, an element is not of it or does not fit it, or the elements do not fill the
-            shape.
+        WireError: The datatype is unknown, an element has another type or is out of range, or the elements do not fill
+            the shape.
     """
     dtype = dtype_of(datatype, name)
     if not isinstance(data, list):
@@ -37,10 +37,10 @@ def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) ->
 
 
 def encode_data(array: Array, *, name: str) -> list[Any]:
-    """Return what `decode_data` takes, flat.
+    """Return the elements as a flat list; the inverse of `decode_data`.
 
     Raises:
-        InvalidInputError: Bytes are no UTF-8 text, which is all that JSON can carry.
+        InvalidInputError: Bytes are not UTF-8 text, as JSON requires.
     """
     flat = array.ravel()
     if flat.dtype.kind != "O":
@@ -49,12 +49,12 @@ def encode_data(array: Array, *, name: str) -> list[Any]:
         return [element.decode() for element in flat]
     except UnicodeDecodeError as error:
         raise InvalidInputError(
-            f"output {name!r} has bytes that are no UTF-8 text; ask for it as binary data: {error}"
+            f"output {name!r} has bytes that are not UTF-8 text; ask for it as binary data: {error}"
         ) from None
 
 
 def _flattened(data: list[Any]) -> Iterator[Any]:
-    """Yield the elements of lists in lists, however deep."""
+    """Yield the elements of lists nested to any depth."""
     waiting = [iter(data)]
     while waiting:
         for element in waiting[-1]:
@@ -71,7 +71,7 @@ def _texts(elements: list[Any], name: str) -> Array:
     try:
         return strings([element.encode() for element in elements])
     except UnicodeEncodeError as error:
-        raise WireError(f"{name}: an element is no text that UTF-8 can carry: {error}") from None
+        raise WireError(f"{name}: an element cannot be encoded as UTF-8: {error}") from None
 
 
 def _numbers(elements: list[Any], datatype: str, dtype: str, name: str) -> Array:

@@ -1,4 +1,4 @@
-"""Takes the fields of JSON objects, and says what is wrong with them."""
+"""Reads the fields of JSON objects, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST_LENGTH = 2**63 - 1
 
 
 def text(owner: _Object, field: str, what: str) -> str:
-    """Return a field that must be text and be there; raise InvalidInputError if it is not."""
+    """Return a required field that must be text; raise InvalidInputError if it is not."""
     value = owner.get(field)
     if not isinstance(value, str) or not value:
         raise InvalidInputError(f"{what}: {field} is {value!r}; text was expected")
@@ -21,7 +21,7 @@ def text(owner: _Object, field: str, what: str) -> str:
 
 
 def optional_text(owner: _Object, field: str, what: str) -> str:
-    """Return a field that is text or not there; raise InvalidInputError if it is something else."""
+    """Return an optional field that must be text; raise InvalidInputError if it is not."""
     value = owner.get(field, "")
     if not isinstance(value, str):
         raise InvalidInputError(f"{what}: {field} is {value!r}; text was expected")
@@ -37,7 +37,7 @@ def integers(owner: _Object, field: str, what: str) -> Sequence[int]:
 
 
 def items(owner: _Object, field: str, what: str) -> Sequence[_Object]:
-    """Return a field that is an array of objects, or none; raise InvalidInputError if it is something else."""
+    """Return an optional field that must be an array of objects; raise InvalidInputError if it is not."""
     value = owner.get(field, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InvalidInputError(f"{what}: {field} is {_short(value)}; an array of objects was expected")

@@ -1,4 +1,4 @@
-"""Answers in HTTP's terms: a failure's status, a message as JSON."""
+"""HTTP responses: the status of a failure, a message as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy.service.handlers.codes import Code
 from understudy.service.handlers.failures import Failure
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a caller that went away, and what gRPC's own table has for CANCELLED."""
+"""nginx's status for a client that disconnected; gRPC's own table has it for CANCELLED."""
 
 HTTP_STATUS: Mapping[Code, int] = {
     Code.INVALID_ARGUMENT: 400,
@@ -37,7 +37,7 @@ HTTP_STATUS: Mapping[Code, int] = {
 
 
 def failure_response(failure: Failure) -> JSONResponse:
-    """Return a failure as the protocol wants it: its sentence under ``error``."""
+    """Return a failure in the protocol's form: its message under ``error``."""
     headers = {}
     if failure.retry_after_seconds is not None:
         headers["retry-after"] = str(math.ceil(failure.retry_after_seconds))
@@ -47,7 +47,7 @@ def failure_response(failure: Failure) -> JSONResponse:
 def as_json(message: Message) -> dict[str, Any]:
     """Return every field of a message under its own name, numbers as numbers.
 
-    `google.protobuf.json_format` would make text of 64-bit numbers, which the protocol does not.
+    `google.protobuf.json_format` would turn 64-bit numbers into text, unlike the protocol.
     """
     fields = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
     return {field.name: _value(field, getattr(message, field.name)) for field in fields}

@@ -1,4 +1,4 @@
-"""The JSON of an inference, and the binary data behind it."""
+"""The JSON of an inference, and the binary data after it."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _ALL_BINARY: Final = "binary_data_output"
 
 
 CheckForms = Callable[[Mapping[str, ArrayForm], str], None]
-"""Raises InvalidInputError if inputs, which are not built yet, do not fit a version."""
+"""Raises InvalidInputError if inputs, before they are built, do not fit a version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestInference:
-    """A request to infer, and which outputs are wanted as binary data.
+    """An inference request, and which outputs to return as binary data.
 
     Attributes:
         inference: The request.
-        binary: By the name of an output, whether it is wanted so.
-        binary_by_default: Whether the others are.
+        binary: By output name, whether to return it as binary data.
+        binary_by_default: The same for the other outputs.
     """
 
     inference: Inference
@@ -57,19 +57,19 @@ def parse_infer(
     model_version: str,
     check_forms: CheckForms,
 ) -> RestInference:
-    """Return the request to infer that a body is.
+    """Parse a body into an inference request.
 
     Args:
-        body: JSON, and the binary data of the inputs that have it, in their order.
-        json_bytes: The length of the JSON; None if there is nothing else.
+        body: JSON, then the binary data of the inputs that use it, in their order.
+        json_bytes: The length of the JSON; None if there is no binary data.
         model_name: The name in the path.
         model_version: The version in the path; empty if there is none.
-        check_forms: Raises InvalidInputError if the inputs, which are not built yet, do not fit the version.
+        check_forms: Raises InvalidInputError if the inputs, before they are built, do not fit the version.
 
     Raises:
-        InvalidInputError: The JSON is none, or not that of a request to infer.
+        InvalidInputError: The JSON is malformed, or is not an inference request.
         WireError: A tensor is malformed.
-        UnsupportedError: It asks for what this server does not do.
+        UnsupportedError: It requests an unsupported feature.
     """
     if json_bytes is not None and not 0 <= json_bytes <= len(body):
         raise InvalidInputError(
@@ -113,22 +113,22 @@ def _parsed(
 
 
 def parse_json(content: bytes) -> Mapping[str, Any]:
-    """Return the JSON object that bytes hold; an empty one for none.
+    """Parse bytes as a JSON object; return an empty one for no bytes.
 
     Raises:
-        InvalidInputError: They hold something else.
+        InvalidInputError: They are not a JSON object.
     """
     value = read_json(content or b"{}")
     if not isinstance(value, dict):
-        raise InvalidInputError("the body is JSON, but no object; an object was expected")
+        raise InvalidInputError("the body is JSON, but not an object; an object was expected")
     return value
 
 
 def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int | None]:
-    """Return the body of an answer, and the length of its JSON if binary data follows.
+    """Return the body of a response, and the length of its JSON if binary data follows.
 
     Raises:
-        InvalidInputError: An output that was asked for does not exist, or cannot be JSON.
+        InvalidInputError: A requested output does not exist, or cannot be encoded as JSON.
     """
     inference = request.inference
     chunks: list[bytes] = []
@@ -153,7 +153,7 @@ def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int |
 
 
 class _BinaryData:
-    """The bytes behind the JSON, taken one tensor after another."""
+    """The bytes after the JSON, consumed one tensor after another."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -1,6 +1,6 @@
-"""Reads large JSON without stopping the other threads.
+"""Parses large JSON without blocking the other threads.
 
-The decoder in C, the garbage collector and the release of a large list each hold Python's lock until they are done.
+The decoder in C, the garbage collector and the release of a large list each hold the GIL until they finish.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any, Final
 from understudy.evaluator.evaluator_errors import InvalidInputError
 
 MAX_BYTES_AT_ONCE: Final = 32_768
-"""As much is read in C, which takes some milliseconds at most."""
+"""JSON up to this size is parsed in C, which takes a few milliseconds at most."""
 MAX_CONTAINERS: Final = 65_536
-"""Of one body. The garbage collector visits every one of them, again and again."""
+"""The limit of arrays and objects in one body, since the garbage collector visits each of them repeatedly."""
 
 _PIECE: Final = 8192
 
 
 class _YieldingDecoder(json.JSONDecoder):
-    """Reads JSON in Python, between whose steps other threads run."""
+    """Parses JSON in Python, so that other threads run in between."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # the stubs forget it
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # missing in the stubs
 
 
 def read_json(content: bytes) -> Any:
-    """Return the value that bytes hold.
+    """Parse bytes as JSON.
 
     Raises:
-        InvalidInputError: They hold no JSON, or too many arrays and objects.
+        InvalidInputError: They are not JSON, or hold too many arrays and objects.
     """
     is_large = len(content) > MAX_BYTES_AT_ONCE
     if is_large:
@@ -39,11 +39,11 @@ def read_json(content: bytes) -> Any:
     try:
         return json.loads(content, cls=_YieldingDecoder if is_large else None)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"the body is no JSON: {error}") from None
+        raise InvalidInputError(f"the body is not JSON: {error}") from None
 
 
 def let_go(value: Any) -> None:
-    """Empty the long arrays within a value, piece by piece."""
+    """Release the long arrays in a value, piece by piece."""
     waiting = [value]
     while waiting:
         container = waiting.pop()

@@ -1,4 +1,4 @@
-"""The paths of the REST form, and what each asks of the handlers."""
+"""The paths of the REST form and their endpoints."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ HEADER_LENGTH = "inference-header-content-length"
 TOO_SLOW = 408
 TOO_LARGE = 413
 NOT_READY = 400
-"""What the protocol answers for a server or a model that is not ready."""
+"""The protocol's status for a server or a model that is not ready."""
 
 MAX_BYTES_AT_ONCE = 32_768
-"""As many bytes are parsed and rendered on the event loop; more on another thread."""
+"""Bodies up to this size are parsed and rendered on the event loop; larger ones on another thread."""
 
 _T = TypeVar("_T")
 
@@ -47,17 +47,17 @@ _REFUSED: Mapping[str, str] = {
     "/v2/models/{model}/trace/setting": "TraceSetting",
     "/v2/logging": "LogSettings",
 }
-"""Paths of what this server does not have, and the gRPC call that stands for them in `UNSUPPORTED`."""
+"""Unsupported paths, and the gRPC call whose entry in `UNSUPPORTED` applies."""
 
 
 class RestApp:
-    """Answers under ``/v2``. Belongs to the event loop's thread.
+    """Serves ``/v2``. Belongs to the event loop's thread.
 
     Args:
-        handler: Answers.
-        readiness: Says when the service drains.
-        max_body_bytes: The largest body to take.
-        executor: Parses and renders what is large, with one thread.
+        handler: Handles the requests.
+        readiness: The state of the service.
+        max_body_bytes: The largest body to accept.
+        executor: Parses and renders large bodies, with one thread.
     """
 
     def __init__(
@@ -89,39 +89,39 @@ class RestApp:
         return routes
 
     async def live(self, request: Request) -> Response:
-        """Say that the process answers."""
+        """Report that the process responds."""
         del request
         return Response()
 
     async def ready(self, request: Request) -> Response:
-        """Say whether a version is serving."""
+        """Report whether a version is serving."""
         del request
         answer = await self._handler.server_ready(inference_pb2.ServerReadyRequest(), _CALL)
         return Response(status_code=200 if answer.ready else NOT_READY)
 
     async def server_metadata(self, request: Request) -> Response:
-        """Say what server this is."""
+        """Describe the server."""
         del request
         answer = await self._handler.server_metadata(inference_pb2.ServerMetadataRequest(), _CALL)
         return JSONResponse(as_json(answer))
 
     async def model_ready(self, request: Request) -> Response:
-        """Say whether a version is loaded."""
+        """Report whether a version is loaded."""
         answer = await self._handler.model_ready(inference_pb2.ModelReadyRequest(**_model(request)), _CALL)
         return Response(status_code=200 if answer.ready else NOT_READY)
 
     async def model_metadata(self, request: Request) -> Response:
-        """Say what a version takes and gives."""
+        """Describe the inputs and outputs of a version."""
         answer = await self._handler.model_metadata(inference_pb2.ModelMetadataRequest(**_model(request)), _CALL)
         return JSONResponse(as_json(answer))
 
     async def config(self, request: Request) -> Response:
-        """Say how a version is run."""
+        """Return the configuration of a version."""
         answer = await self._handler.model_config(inference_pb2.ModelConfigRequest(**_model(request)), _CALL)
         return JSONResponse(as_json(answer.config))
 
     async def statistics(self, request: Request) -> Response:
-        """Say what was computed so far."""
+        """Return the statistics of inferences."""
         answer = await self._handler.model_statistics(inference_pb2.ModelStatisticsRequest(**_model(request)), _CALL)
         return JSONResponse(as_json(answer))
 
@@ -170,7 +170,7 @@ class RestApp:
         )
 
     async def _brief_or_on_a_thread(self, work: Callable[[], _T], *, size: int) -> _T:
-        """Do work on so many bytes: here, or on another thread if they are many."""
+        """Run work on this many bytes: here, or on another thread if there are many."""
         if size <= MAX_BYTES_AT_ONCE:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -185,7 +185,7 @@ def _post(path: str, endpoint: _Endpoint) -> Route:
 
 
 def _guarded(endpoint: _Endpoint) -> _Endpoint:
-    """Give every request an id, and turn exceptions into answers."""
+    """Set an id for every request, and turn exceptions into responses."""
 
     @functools.wraps(endpoint)
     async def guarded(request: Request) -> Response:
@@ -207,7 +207,7 @@ async def _answer(endpoint: _Endpoint, request: Request) -> Response:
         return JSONResponse({"error": str(error)}, status_code=TOO_SLOW, headers={"connection": "close"})
     except BodyTooLargeError as error:
         return JSONResponse({"error": str(error)}, status_code=TOO_LARGE)
-    except Exception as error:  # noqa: BLE001 - failure_of logs what is not expected
+    except Exception as error:  # noqa: BLE001 - failure_of logs unexpected errors
         return failure_response(failure_of(error))
 
 
@@ -219,7 +219,7 @@ def _refusal(call: str) -> _Endpoint:
 
 
 def _model(request: Request) -> dict[str, Any]:
-    """Return the model and the version in the path, as far as they are there."""
+    """Return the model and the version in the path, if present."""
     names = {"name": "model", "version": "version"}
     return {field: request.path_params[name] for field, name in names.items() if name in request.path_params}
 

@@ -1,4 +1,4 @@
-"""The protocol's names of element types, and where their elements travel."""
+"""The protocol's names of element types, and the fields of their elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATATYPES: Mapping[str, str] = {
     "float64": "FP64",
     "string": BYTES,
 }
-"""The protocol's name by that of a signature."""
+"""The protocol's datatype by a signature's dtype."""
 
 _DTYPES: Mapping[str, str] = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
@@ -48,7 +48,7 @@ CONTENTS_FIELDS: Mapping[str, str] = {
 
 
 def dtype_of(datatype: str, name: str) -> str:
-    """Return a signature's name of an element type.
+    """Return a signature's dtype for a datatype of the protocol.
 
     Raises:
         WireError: The protocol has no such datatype; the text names the tensor.
@@ -60,6 +60,6 @@ def dtype_of(datatype: str, name: str) -> str:
 
 
 def config_type(dtype: str) -> model_config_pb2.DataType.ValueType:
-    """Return a model configuration's number for a signature's dtype."""
+    """Return a model configuration's DataType for a signature's dtype."""
     datatype = DATATYPES[dtype]
     return model_config_pb2.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")

@@ -1,4 +1,4 @@
-"""What the protocol tells of a model: its tensors, its configuration, its versions, its statistics."""
+"""The protocol's descriptions of a model: tensors, configuration, versions, statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Tensor = inference_pb2.ModelMetadataResponse.TensorMetadata
 
 
 def model_metadata(name: str, steps: Sequence[int], described: ModelDescription) -> inference_pb2.ModelMetadataResponse:
-    """Return what a model takes and gives."""
+    """Return the inputs and outputs of a model."""
     return inference_pb2.ModelMetadataResponse(
         name=name,
         versions=[str(step) for step in steps],
@@ -41,7 +41,7 @@ def model_metadata(name: str, steps: Sequence[int], described: ModelDescription)
 
 
 def model_config(name: str, described: ModelDescription, settings: EvaluatorSettings) -> model_config_pb2.ModelConfig:
-    """Return how a version is run."""
+    """Return the configuration of a version."""
     kinds = model_config_pb2.ModelInstanceGroup
     on_gpus = any("GPU" in device for device in described.devices)
     return model_config_pb2.ModelConfig(
@@ -78,7 +78,7 @@ def index_entry(name: str, status: VersionStatus) -> inference_pb2.RepositoryInd
 
 
 def model_statistics(name: str, step: int, statistics: StepStatistics) -> inference_pb2.ModelStatistics:
-    """Return what one version has computed."""
+    """Return the statistics of one version."""
     done = statistics.succeeded.count
     return inference_pb2.ModelStatistics(
         name=name,

@@ -33,14 +33,14 @@ _FINAL = "triton_final_response"
 
 
 class ResponseSpec(NamedTuple):
-    """What the answer to a request needs to know of it.
+    """The parts of a request that its response depends on.
 
     Attributes:
         model_name: The model's name.
-        id: What the caller calls the request.
-        outputs: The names of the outputs wanted; empty for all.
-        typed: Whether the caller sent typed contents, and so expects them.
-        says_final: Whether the caller wants to be told that a response is a request's last one, as each is.
+        id: The caller's id of the request.
+        outputs: The names of the requested outputs; empty for all.
+        typed: Whether the caller sent, and so expects, typed contents.
+        says_final: Whether to mark each response as the final one of its request.
     """
 
     model_name: str
@@ -51,13 +51,13 @@ class ResponseSpec(NamedTuple):
 
 
 class TemplatedInfer(NamedTuple):
-    """What a `RequestTemplateCache` makes of the bytes of a request.
+    """A request that `RequestTemplateCache` matched.
 
     Attributes:
         model_name: The model's name.
-        spec: What the answer needs to know.
+        spec: What the response depends on.
         inference: The request.
-        responses: Makes the answers to all that have this form.
+        responses: Builds the responses to all requests of this template.
     """
 
     model_name: str
@@ -70,7 +70,7 @@ InferRequest = inference_pb2.ModelInferRequest | TemplatedInfer
 
 
 def template_cache() -> RequestTemplateCache[inference_pb2.ModelInferRequest, TemplatedInfer]:
-    """Return what matches requests of one input with raw contents."""
+    """Return a template cache for requests with one input in raw contents."""
     return RequestTemplateCache(
         inference_pb2.ModelInferRequest.FromString,
         _template_of,
@@ -79,7 +79,7 @@ def template_cache() -> RequestTemplateCache[inference_pb2.ModelInferRequest, Te
 
 
 def response_spec(request: InferRequest) -> ResponseSpec:
-    """Return what the answer needs to know."""
+    """Return what the response to a request depends on."""
     if isinstance(request, TemplatedInfer):
         return request.spec
     parameters = request.parameters
@@ -93,12 +93,12 @@ def response_spec(request: InferRequest) -> ResponseSpec:
 
 
 def inference_of(request: InferRequest) -> Inference:
-    """Return the request to infer that a message is.
+    """Return the inference request in a message.
 
     Raises:
         WireError: A tensor is malformed.
-        InvalidInputError: A parameter is, or an input came twice.
-        UnsupportedError: It asks for what this server does not do.
+        InvalidInputError: A parameter is malformed, or an input is present twice.
+        UnsupportedError: It requests an unsupported feature.
     """
     if isinstance(request, TemplatedInfer):
         return request.inference
@@ -115,11 +115,11 @@ def inference_of(request: InferRequest) -> Inference:
 
 
 def forms_of(request: inference_pb2.ModelInferRequest) -> dict[str, ArrayForm]:
-    """Return what the inputs of a message claim to be.
+    """Return the declared forms of a message's inputs.
 
     Raises:
-        WireError: A datatype is unknown, or no array can have the shape.
-        InvalidInputError: An input came twice.
+        WireError: A datatype is unknown, or a shape is impossible.
+        InvalidInputError: An input is present twice.
     """
     forms: dict[str, ArrayForm] = {}
     for tensor in request.inputs:
@@ -128,22 +128,22 @@ def forms_of(request: inference_pb2.ModelInferRequest) -> dict[str, ArrayForm]:
 
 
 def is_built(request: inference_pb2.ModelInferRequest) -> bool:
-    """Return whether arrays are built of a message, element by element, and not only laid over its bytes."""
+    """Return whether decoding a message builds arrays element by element, rather than views of its bytes."""
     return not request.raw_input_contents or any(tensor.datatype == BYTES for tensor in request.inputs)
 
 
 def response_to(request: InferRequest, prediction: Prediction) -> Serializable:
-    """Return the message of an answer; raise what `response_of` raises."""
+    """Return the response message; raise what `response_of` raises."""
     if isinstance(request, TemplatedInfer):
         return request.responses.of(prediction)
     return response_of(response_spec(request), prediction)
 
 
 def response_of(spec: ResponseSpec, prediction: Prediction) -> inference_pb2.ModelInferResponse:
-    """Return the message of an answer: typed contents for whoever sent them, where every output has such.
+    """Return the response message: typed contents if the request had them and every output supports them, else raw.
 
     Raises:
-        InvalidInputError: An output that was asked for does not exist.
+        InvalidInputError: A requested output does not exist.
     """
     response = inference_pb2.ModelInferResponse(
         model_name=spec.model_name, model_version=str(prediction.step), id=spec.id
@@ -163,12 +163,12 @@ def response_of(spec: ResponseSpec, prediction: Prediction) -> inference_pb2.Mod
 
 
 def stream_response_of(spec: ResponseSpec, prediction: Prediction) -> inference_pb2.ModelStreamInferResponse:
-    """Return the message of an answer on a stream; raise what `response_of` raises."""
+    """Return the response message on a stream; raise what `response_of` raises."""
     return inference_pb2.ModelStreamInferResponse(infer_response=response_of(spec, prediction))
 
 
 def stream_error_of(spec: ResponseSpec, failure: Failure) -> inference_pb2.ModelStreamInferResponse:
-    """Return the message that tells a failure on a stream, under the request's id."""
+    """Return the message for a failure on a stream, with the request's id."""
     response = inference_pb2.ModelInferResponse(model_name=spec.model_name, id=spec.id)
     if spec.says_final:
         response.parameters[_FINAL].bool_param = True
@@ -176,7 +176,7 @@ def stream_error_of(spec: ResponseSpec, failure: Failure) -> inference_pb2.Model
 
 
 def parameters_of(parameters: Mapping[str, inference_pb2.InferParameter]) -> Parameters:
-    """Return parameters as Python's own values; one without a value is left out."""
+    """Return parameters as Python values; leave out those without a value."""
     if not parameters:
         return {}
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
@@ -184,7 +184,7 @@ def parameters_of(parameters: Mapping[str, inference_pb2.InferParameter]) -> Par
 
 
 def datatype_of(array: Array) -> str:
-    """Return the protocol's name of an array's element type."""
+    """Return the protocol's datatype of an array."""
     return _datatype(array.dtype)
 
 
@@ -194,7 +194,7 @@ def _datatype(dtype: np.dtype[Any]) -> str:
 
 
 def _template_of(request: inference_pb2.ModelInferRequest) -> RequestTemplate[TemplatedInfer] | None:
-    if len(request.raw_input_contents) != 1 or request.id:  # ids are seldom the same
+    if len(request.raw_input_contents) != 1 or request.id:  # ids are rarely equal
         return None
     try:
         inference = inference_of(request)

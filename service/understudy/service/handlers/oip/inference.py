@@ -1,4 +1,4 @@
-"""One request to infer and its answer, whichever form of the protocol they came in."""
+"""An inference request, for both forms of the protocol."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 
 MAX_ELEMENTS_AT_ONCE = 8192
-"""As many elements are built on the event loop; more on another thread."""
+"""Up to this many elements are decoded on the event loop; more on another thread."""
 
 _MICROSECONDS = 1e6
 _LARGEST = 2**64 - 1
 
 _UNSUPPORTED: Mapping[str, str] = {
-    "sequence_id": "sequences are not supported; every request stands for itself: leave sequence_id out",
+    "sequence_id": "sequences are not supported; leave sequence_id out",
     "shared_memory_region": "shared memory is not supported; send and take tensors in the message",
-    "classification": "classification is not supported; take the output as it is and sort it",
+    "classification": "classification is not supported; sort the output on the client",
 }
 
 
 class Inference(NamedTuple):
-    """A request to infer.
+    """An inference request.
 
     Attributes:
         model_name: The model's name.
         inputs: Every input by name, ``[examples, ...]``.
         model_version: A step or a label as text; empty for the serving version.
-        id: What the caller calls the request.
-        parameters: Settings of the request, already checked.
-        outputs: The names of the outputs wanted, in order; empty for all.
+        id: The caller's id of the request.
+        parameters: The checked parameters of the request.
+        outputs: The names of the requested outputs, in order; empty for all.
     """
 
     model_name: str
@@ -50,9 +50,9 @@ class Inference(NamedTuple):
     outputs: tuple[str, ...] = ()
 
     def deadline(self, callers: float | None) -> float | None:
-        """Return when the answer is no longer wanted: the caller's deadline, or the request's own if it is earlier.
+        """Return the deadline: the earlier of the caller's and the request's own.
 
-        Both are on `time.monotonic`'s clock, in seconds; None is never.
+        Both are in seconds on the clock of `time.monotonic`; None for no deadline.
         """
         timeout = _whole_number(self.parameters, "timeout", "microseconds") if self.parameters else 0
         if not timeout:
@@ -62,11 +62,11 @@ class Inference(NamedTuple):
 
 
 def check_parameters(parameters: Parameters) -> Parameters:
-    """Return a request's parameters; those that are unknown are passed over.
+    """Check and return a request's parameters; ignore unknown ones.
 
     Raises:
-        UnsupportedError: One asks for what this server does not do.
-        InvalidInputError: The timeout or the priority is no whole number from 0 up.
+        UnsupportedError: One requests an unsupported feature.
+        InvalidInputError: The timeout or the priority is not a whole number of at least 0.
     """
     if not parameters:
         return parameters
@@ -77,24 +77,24 @@ def check_parameters(parameters: Parameters) -> Parameters:
 
 
 def check_tensor_parameters(name: str, parameters: Parameters) -> None:
-    """Raise UnsupportedError if a tensor's parameter asks for what this server does not do."""
+    """Raise UnsupportedError if a tensor's parameter requests an unsupported feature."""
     if parameters:
         _refuse_unsupported(f"tensor {name!r}", parameters)
 
 
 def add_input(inputs: dict[str, Array], name: str, array: Array) -> None:
-    """Add an input; raise InvalidInputError if there is one of its name."""
+    """Add an input; raise InvalidInputError if its name is already present."""
     if name in inputs:
         raise InvalidInputError(f"input {name!r} came twice; send each once")
     inputs[name] = array
 
 
 def add_form(forms: dict[str, ArrayForm], name: str, datatype: str, shape: Sequence[int]) -> None:
-    """Add what an input claims to be.
+    """Add the declared form of an input.
 
     Raises:
-        WireError: The datatype is unknown, or no array can have the shape.
-        InvalidInputError: There is an input of its name.
+        WireError: The datatype is unknown, or the shape is impossible.
+        InvalidInputError: Its name is already present.
     """
     if name in forms:
         raise InvalidInputError(f"input {name!r} came twice; send each once")
@@ -103,7 +103,7 @@ def add_form(forms: dict[str, ArrayForm], name: str, datatype: str, shape: Seque
 
 
 def elements_in(forms: Mapping[str, ArrayForm]) -> int:
-    """Return how many elements inputs have, in all."""
+    """Return the total number of elements of the inputs."""
     return sum(math.prod(form.shape) for form in forms.values())
 
 

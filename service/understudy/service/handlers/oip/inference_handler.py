@@ -1,4 +1,4 @@
-"""What the RPCs of GRPCInferenceService do; the REST form asks here too."""
+"""The RPCs of GRPCInferenceService, which the REST form also calls."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ UNSUPPORTED: Mapping[str, str] = {
     "CudaSharedMemoryStatus": _SHARED_MEMORY,
     "CudaSharedMemoryRegister": _SHARED_MEMORY,
     "CudaSharedMemoryUnregister": _SHARED_MEMORY,
-    "TraceSetting": "there is no tracing to set; the metrics under /metrics tell where time goes",
-    "LogSettings": "logs are set when the server starts, with --log-level and --log-format",
+    "TraceSetting": "tracing is not supported; /metrics shows where time is spent",
+    "LogSettings": "log settings are fixed when the server starts; see --log-level and --log-format",
 }
-"""The protocol's calls that this server does not have, and what to do instead."""
+"""The protocol's calls that this server does not support, and what to do instead."""
 
 
 class InferenceHandler:
-    """Runs and describes the model in the protocol's words. Belongs to the event loop's thread.
+    """Runs and describes the model over the protocol. Belongs to the event loop's thread.
 
     Args:
         model: The model.
-        predictor: Begins predictions by it.
-        settings: How it is run.
-        statistics: What it has computed.
-        readiness: Whether the service can answer.
-        stream_depth: How many requests of one stream may be under way at once.
-        executor: Builds the arrays of large requests, with one thread.
+        predictor: Starts its predictions.
+        settings: The settings of the evaluator.
+        statistics: The statistics of inferences.
+        readiness: The state of the service.
+        stream_depth: The largest number of unanswered requests of one stream.
+        executor: Decodes the arrays of large requests, with one thread.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class InferenceHandler:
     async def server_live(
         self, request: inference_pb2.ServerLiveRequest, call: CallContext
     ) -> inference_pb2.ServerLiveResponse:
-        """Say that the process answers."""
+        """Report that the process responds."""
         del request, call
         return inference_pb2.ServerLiveResponse(live=True)
 
     async def server_ready(
         self, request: inference_pb2.ServerReadyRequest, call: CallContext
     ) -> inference_pb2.ServerReadyResponse:
-        """Say whether a version is serving."""
+        """Report whether a version is serving."""
         del request, call
         return inference_pb2.ServerReadyResponse(ready=self._readiness.state is ReadinessState.READY)
 
     async def model_ready(
         self, request: inference_pb2.ModelReadyRequest, call: CallContext
     ) -> inference_pb2.ModelReadyResponse:
-        """Say whether a version is loaded."""
+        """Report whether a version is loaded."""
         del call
         self._model.check_name(request.name)
         version = version_of(request.version)
@@ -103,7 +103,7 @@ class InferenceHandler:
     async def server_metadata(
         self, request: inference_pb2.ServerMetadataRequest, call: CallContext
     ) -> inference_pb2.ServerMetadataResponse:
-        """Say what server this is."""
+        """Describe the server."""
         del request, call
         return inference_pb2.ServerMetadataResponse(
             name=SERVER_NAME, version=metadata.version(SERVER_NAME), extensions=EXTENSIONS
@@ -112,7 +112,7 @@ class InferenceHandler:
     async def model_metadata(
         self, request: inference_pb2.ModelMetadataRequest, call: CallContext
     ) -> inference_pb2.ModelMetadataResponse:
-        """Say what a version takes and gives."""
+        """Describe the inputs and outputs of a version."""
         del call
         self._model.check_name(request.name)
         described = self._model.describe(version_of(request.version))
@@ -121,7 +121,7 @@ class InferenceHandler:
     async def model_config(
         self, request: inference_pb2.ModelConfigRequest, call: CallContext
     ) -> inference_pb2.ModelConfigResponse:
-        """Say how a version is run."""
+        """Return the configuration of a version."""
         del call
         self._model.check_name(request.name)
         described = self._model.describe(version_of(request.version))
@@ -132,7 +132,7 @@ class InferenceHandler:
     async def model_statistics(
         self, request: inference_pb2.ModelStatisticsRequest, call: CallContext
     ) -> inference_pb2.ModelStatisticsResponse:
-        """Say what was computed so far: by one version, or by each that is loaded."""
+        """Return the statistics of one version, or of each loaded version."""
         del call
         if request.name:
             self._model.check_name(request.name)
@@ -157,13 +157,13 @@ class InferenceHandler:
         )
 
     async def model_infer(self, request: infer_messages.InferRequest, call: CallContext) -> Serializable:
-        """Predict one batch; a caller that goes away takes it back before it reaches a device."""
+        """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
         return infer_messages.response_to(request, await self._begin(request, call))
 
     def model_stream_infer(
         self, requests: AsyncIterator[infer_messages.InferRequest], call: CallContext
     ) -> AsyncGenerator[inference_pb2.ModelStreamInferResponse, None]:
-        """Predict every request of a stream; responses come in order, and a failure ends its own request only."""
+        """Predict every request of a stream; responses are in order, and a failure ends its own request only."""
         protocol = StreamProtocol(
             note=infer_messages.response_spec,
             begin=lambda request: self._begin(request, call),
@@ -173,7 +173,7 @@ class InferenceHandler:
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
     def check_admission(self, call: CallContext) -> None:
-        """Refuse a prediction before it is parsed, where that is certain; see `Predictor.check_admission`."""
+        """Refuse a prediction before it is parsed, if the refusal is certain; see `Predictor.check_admission`."""
         self._predictor.check_admission(call.deadline)
 
     def check_model(self, name: str) -> None:
@@ -181,11 +181,11 @@ class InferenceHandler:
         self._model.check_name(name)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], model_version: str) -> None:
-        """Refuse inputs that do not fit before they are built; raise what `Predictor.check_forms` does. Thread-safe."""
+        """Refuse inputs that do not fit, before decoding; raise as `Predictor.check_forms`. Thread-safe."""
         self._predictor.check_forms(forms, version=version_of(model_version))
 
     def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
-        """Begin a prediction; raise what `Predictor.begin` raises."""
+        """Start a prediction; raise what `Predictor.begin` raises."""
         return self._predictor.begin(
             inference.inputs,
             version=version_of(inference.model_version),

@@ -1,4 +1,4 @@
-"""NumPy arrays as the protocol's raw bytes and as its typed contents."""
+"""Converts NumPy arrays to and from the protocol's raw bytes and typed contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str) -> Array:
-    """Return the array that raw bytes hold: little-endian, and for BYTES four bytes of length before each element.
+    """Return raw bytes as an array: little-endian; each BYTES element follows its length in four bytes.
 
     Raises:
         WireError: The datatype is unknown, the shape is impossible, or the bytes do not fill it.
@@ -37,7 +37,7 @@ def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str
 
 
 def encode_raw(array: Array) -> bytes:
-    """Return what `decode_raw` takes."""
+    """Return an array as raw bytes; the inverse of `decode_raw`."""
     if array.dtype.kind == "O":
         return b"".join(part for element in array.ravel() for part in (_LENGTH.pack(len(element)), element))
     return array.astype(_little_endian(array.dtype), copy=False).tobytes()
@@ -46,7 +46,7 @@ def encode_raw(array: Array) -> bytes:
 def decode_typed(
     contents: inference_pb2.InferTensorContents, datatype: str, shape: Sequence[int], *, name: str
 ) -> Array:
-    """Return the array that typed contents hold.
+    """Return typed contents as an array.
 
     Raises:
         WireError: The datatype is unknown or has no typed contents, elements are in another datatype's field or do not
@@ -66,17 +66,17 @@ def decode_typed(
 
 
 def encode_typed(array: Array, datatype: str) -> inference_pb2.InferTensorContents:
-    """Return what `decode_typed` takes, for a datatype that has typed contents."""
+    """Return an array as typed contents, for a datatype that has them; the inverse of `decode_typed`."""
     return inference_pb2.InferTensorContents(**{CONTENTS_FIELDS[datatype]: array.ravel().tolist()})
 
 
-@functools.lru_cache(maxsize=64)  # NumPy makes a dtype anew each time
+@functools.lru_cache(maxsize=64)  # NumPy creates a new dtype on each call
 def _little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype.newbyteorder("<")
 
 
 def _split(content: bytes, expected: int, name: str) -> list[bytes]:
-    """Cut BYTES elements apart, no further than one beyond those expected."""
+    """Split BYTES elements; stop at one more than expected."""
     elements: list[bytes] = []
     at = 0
     while at < len(content) and len(elements) <= expected:

@@ -1,1 +1,1 @@
-"""TensorFlow Serving's protocol. Its messages come with ``tensorflow-serving-api``, which loads TensorFlow."""
+"""TensorFlow Serving's protocol. Its messages are in ``tensorflow-serving-api``, which imports TensorFlow."""

@@ -1,7 +1,7 @@
-"""NumPy arrays as TensorFlow's TensorProto.
+"""Converts NumPy arrays to and from TensorFlow's TensorProto.
 
-`tensorflow.make_ndarray` trusts its argument: a shape of terabytes with one value is filled before anything is checked.
-So messages from a network are decoded here.
+`tensorflow.make_ndarray` trusts its argument: it would fill a shape of terabytes from one value without a check. So
+this module decodes messages from the network.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _SCALAR_FIELDS = frozenset({*_VALUE_FIELDS.values(), _SMALL_INTEGERS_FIELD})
 
 
 def decode(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) -> Array:
-    """Return the array that a message holds, read-only.
+    """Return a message as a read-only array.
 
-    Elements are in ``tensor_content`` or in the field of their type. There, as in TensorFlow, the last element stands
-    for those that are missing, and zero where there is none.
+    Elements are in ``tensor_content`` or in the field of their type. In that field, as in TensorFlow, the last element
+    fills in for missing ones, or zero if there is none.
 
     Args:
-        tensor: What came over the wire.
-        max_bytes: The largest array to make.
+        tensor: The tensor as received.
+        max_bytes: The largest array to build.
         name: What to call the tensor in errors.
 
     Raises:
-        WireError: The type is unknown, the shape is impossible or too large, elements are in two places or in another
-            type's field, or are more than the shape has, or do not fit their type.
+        WireError: The type is unknown, the shape is impossible or too large, or elements are in two fields, in another
+            type's field, too many for the shape, or out of range.
     """
     dtype = _dtype_of(tensor, name)
     shape = _shape_of(tensor, name)
@@ -89,17 +89,17 @@ def decode(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) -> Arra
 
 
 def form_of(tensor: tensor_pb2.TensorProto, *, name: str) -> ArrayForm:
-    """Return what a message claims to be; raise WireError if the type is unknown or the shape impossible."""
+    """Return the declared form of a message; raise WireError if the type is unknown or the shape impossible."""
     return ArrayForm(_dtype_of(tensor, name), _shape_of(tensor, name))
 
 
 def size_of(form: ArrayForm) -> int:
-    """Return the bytes of the array that `decode` makes, beside what strings hold."""
+    """Return the size in bytes of the array that `decode` builds, without the contents of strings."""
     return math.prod(form.shape) * (_POINTER_BYTES if form.dtype == STRING else fixed_size_dtype(form.dtype).itemsize)
 
 
 def encode(array: Array) -> tensor_pb2.TensorProto:
-    """Return an array as a message: bytes in ``string_val``, all else in ``tensor_content``."""
+    """Return an array as a message: strings in ``string_val``, all else in ``tensor_content``."""
     shape = tensor_shape_pb2.TensorShapeProto(
         dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=length) for length in array.shape]
     )
@@ -110,7 +110,7 @@ def encode(array: Array) -> tensor_pb2.TensorProto:
 
 
 def type_of(spec: TensorSpec) -> int:
-    """Return TensorFlow's number of a signature's dtype."""
+    """Return TensorFlow's DataType of a signature's dtype."""
     return _TYPES[spec.dtype]
 
 
@@ -139,7 +139,7 @@ def _elements(values: Sequence[Any], dtype: str, name: str) -> Array:
         return strings(values)
     try:
         if _VALUE_FIELDS.get(dtype) == "half_val":
-            return numbers(values, _BITS).view(fixed_size_dtype(dtype))  # 16-bit patterns travel as whole numbers
+            return numbers(values, _BITS).view(fixed_size_dtype(dtype))  # 16-bit patterns are encoded as integers
         return numbers(values, dtype)
     except OverflowError as error:
         raise WireError(f"{name}: an element does not fit {_type_name(dtype)}: {error}") from None

@@ -1,4 +1,4 @@
-"""What the RPCs of TensorFlow Serving's PredictionService and ModelService do."""
+"""The RPCs of TensorFlow Serving's PredictionService and ModelService."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ UNSUPPORTED: Mapping[str, str] = {
     "MultiInference": _EXAMPLES,
     "HandleReloadConfigRequest": _LOADING,
 }
-"""The protocol's calls that this server does not have, and what to do instead."""
+"""The protocol's calls that this server does not support, and what to do instead."""
 
 _ANY_LENGTH = -1
 
 
 class TfServingHandler:
-    """Runs and describes the model in TensorFlow Serving's words. Belongs to the event loop's thread.
+    """Runs and describes the model over TensorFlow Serving's protocol. Belongs to the event loop's thread.
 
     Args:
         model: The model.
-        predictor: Begins predictions by it.
-        max_tensor_bytes: The most bytes of arrays to make of a request.
-        executor: Builds the arrays of large requests, with one thread.
+        predictor: Starts its predictions.
+        max_tensor_bytes: The limit of the decoded arrays of a request, in bytes.
+        executor: Decodes the arrays of large requests, with one thread.
     """
 
     def __init__(self, model: ServedModel, predictor: Predictor, *, max_tensor_bytes: int, executor: Executor) -> None:
@@ -60,7 +60,7 @@ class TfServingHandler:
         self._executor = executor
 
     async def predict(self, request: predict_pb2.PredictRequest, call: CallContext) -> predict_pb2.PredictResponse:
-        """Predict one batch; a caller that goes away takes it back before it reaches a device."""
+        """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
         self.check_admission(call)
@@ -73,7 +73,7 @@ class TfServingHandler:
         )
 
     async def _inputs_of(self, request: predict_pb2.PredictRequest, version: Version) -> dict[str, Array]:
-        """Build the inputs, on another thread if they are large, once it is sure that they fit the model."""
+        """Check that the inputs fit the model, then decode them, on another thread if they are large."""
         forms = {name: tensors.form_of(request.inputs[name], name=f"input {name!r}") for name in request.inputs}
         self._predictor.check_forms(forms, version=version)
         size = sum(map(tensors.size_of, forms.values()))
@@ -90,7 +90,7 @@ class TfServingHandler:
         }
 
     def check_admission(self, call: CallContext) -> None:
-        """Refuse a prediction before it is parsed, where that is certain; see `Predictor.check_admission`."""
+        """Refuse a prediction before it is parsed, if the refusal is certain; see `Predictor.check_admission`."""
         self._predictor.check_admission(call.deadline)
 
     async def get_model_metadata(
