@@ -62,7 +62,7 @@ def test_a_lone_array_for_a_model_with_two_inputs_is_refused_with_their_names(cl
 
     with pytest.raises(InvalidArgumentError, match="this model takes left, right: give arrays by name, or a list of 2"):
         client.predict(ROWS)
-    with pytest.raises(InvalidArgumentError, match="a list of 3 came; this model takes left, right"):
+    with pytest.raises(InvalidArgumentError, match="got a list of 3; this model takes left, right"):
         client.predict([ROWS, ROWS, ROWS])
 
 
@@ -361,8 +361,8 @@ def test_what_the_batches_raise_reaches_the_caller(client: Client) -> None:
 @pytest.mark.parametrize(
     ("batch", "complaint"),
     [
-        (ROWS, "a batch is (x, y) or (x, y, sample_weight), but a ndarray came"),
-        ((ROWS,), "a batch is (x, y) or (x, y, sample_weight), but a tuple of 1 came"),
+        (ROWS, "a batch is (x, y) or (x, y, sample_weight), but got a ndarray"),
+        ((ROWS,), "a batch is (x, y) or (x, y, sample_weight), but got a tuple of 1"),
         ((ROWS, ROWS.astype(complex)), "targets: dtype complex128 cannot be sent"),
     ],
 )

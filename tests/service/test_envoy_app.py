@@ -136,7 +136,7 @@ async def test_an_unknown_compression_is_refused_with_those_that_are_known(knock
 async def test_a_call_that_takes_one_message_refuses_none_and_several(knocking: Knocking, bodies: list[Any]) -> None:
     events = await knocking.knock(PREDICT, b"".join(framed(body) for body in bodies))
     came = "more than one message" if bodies else "no message"
-    assert status_of(events) == ("3", f"{came} came; {PREDICT} takes one")
+    assert status_of(events) == ("3", f"got {came}; {PREDICT} takes one")
 
 
 async def test_a_large_answer_comes_whole_or_not_at_all(knocking: Knocking) -> None:

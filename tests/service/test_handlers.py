@@ -274,9 +274,9 @@ async def test_a_full_queue_holds_a_stream_back_and_does_not_end_it(
     ("messages", "words"),
     [
         ([], "without a batch"),
-        ([batch(), options()], "options came after the first message"),
-        ([options(), options()], "options came after the first message"),
-        ([evaluation_pb2.EvaluateRequest()], "an empty message came"),
+        ([batch(), options()], "got options after the first message"),
+        ([options(), options()], "got options after the first message"),
+        ([evaluation_pb2.EvaluateRequest()], "got an empty message"),
         ([evaluation_pb2.EvaluateRequest(batch=evaluation_pb2.EvaluateBatch())], "no inputs"),
     ],
 )

@@ -127,11 +127,11 @@ async def test_a_timeout_in_microseconds_is_a_deadline_and_the_earlier_one_count
 @pytest.mark.parametrize(
     ("request_", "error", "sentence"),
     [
-        (raw_request(model_name="other"), UnknownModelError, "there is no model 'other' here; there is 'model'"),
+        (raw_request(model_name="other"), UnknownModelError, "there is no model 'other'; this server serves 'model'"),
         (raw_request(model_version="newest"), InvalidInputError, "the version is 'newest'"),
         (raw_request(model_version="9" * 19), InvalidInputError, "give a step as a number"),
-        (raw_request(FULL, FULL), InvalidInputError, "2 raw contents came for 1 inputs"),
-        (raw_request(FULL[:7]), WireError, "input 'x': float32 of shape .* needs 8 bytes of content, but 7 came"),
+        (raw_request(FULL, FULL), InvalidInputError, "got 2 raw contents for 1 inputs"),
+        (raw_request(FULL[:7]), WireError, "input 'x': float32 of shape .* needs 8 bytes of content, but got 7"),
         (
             with_parameter(request := raw_request(), request, "timeout", int64_param=-1),
             InvalidInputError,
@@ -169,14 +169,14 @@ async def test_what_is_wrong_is_said_before_anything_is_computed(
 async def test_both_kinds_of_contents_are_refused(handler: InferenceHandler) -> None:
     request = typed_request()
     request.raw_input_contents.append(FULL)
-    with pytest.raises(WireError, match="input 'x': both raw and typed contents came"):
+    with pytest.raises(WireError, match="input 'x': got both raw and typed contents"):
         await handler.model_infer(request, FOREVER)
 
 
 async def test_an_input_that_comes_twice_is_refused(handler: InferenceHandler) -> None:
     request = raw_request(FULL, FULL)
     request.inputs.add().CopyFrom(request.inputs[0])
-    with pytest.raises(InvalidInputError, match="input 'x' came twice"):
+    with pytest.raises(InvalidInputError, match="input 'x' is present twice"):
         await handler.model_infer(request, FOREVER)
 
 

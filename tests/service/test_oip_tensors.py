@@ -61,15 +61,15 @@ def test_bytes_elements_come_apart_as_they_were_put_together(elements: list[byte
     ("content", "datatype", "shape", "sentence"),
     [
         (b"1234", "FP31", [1], "x: datatype 'FP31' is unknown; expected one of BOOL, UINT8"),
-        (b"1234567", "FP32", [2], r"x: float32 of shape \[2\] needs 8 bytes of content, but 7 came"),
+        (b"1234567", "FP32", [2], r"x: float32 of shape \[2\] needs 8 bytes of content, but got 7"),
         (b"12345678", "FP32", [-2, -1], r"x: shape \[-2, -1\] has a negative length"),
-        (b"12345678", "FP32", [2**62, 2**62], "x: float32 of shape .* needs .* bytes of content, but 8 came"),
+        (b"12345678", "FP32", [2**62, 2**62], "x: float32 of shape .* needs .* bytes of content, but got 8"),
         (b"1", "INT8", [1] * 70, "x: a shape of 70 axes is impossible"),
-        (b"\2", "BOOL", [1], "x: a bool is one byte, 0 or 1, but byte 2 came"),
-        (b"\1\0\0", "BYTES", [1], "x: BYTES element 0 is cut short: 3 bytes of its length came, 4 were expected"),
-        (b"\1\0\0\0a\5\0\0\0ab", "BYTES", [2], "x: BYTES element 1 is cut short: 2 bytes came, 5 were expected"),
-        (b"\0\0\0\0" * 3, "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but 3 came"),
-        (b"", "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but at most 0 came"),
+        (b"\2", "BOOL", [1], "x: a bool is one byte, 0 or 1, but got byte 2"),
+        (b"\1\0\0", "BYTES", [1], "x: BYTES element 0 is cut short: expected 4 bytes of its length, got 3"),
+        (b"\1\0\0\0a\5\0\0\0ab", "BYTES", [2], "x: BYTES element 1 is cut short: expected 5 bytes, got 2"),
+        (b"\0\0\0\0" * 3, "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but got 3"),
+        (b"", "BYTES", [2], r"x: shape \[2\] needs 2 BYTES elements, but got at most 0"),
     ],
 )
 def test_malformed_raw_bytes_are_refused_with_a_sentence(
@@ -82,12 +82,12 @@ def test_malformed_raw_bytes_are_refused_with_a_sentence(
 @pytest.mark.parametrize(
     ("contents", "datatype", "shape", "sentence"),
     [
-        (Contents(), "FP32", [2], r"x: shape \[2\] needs 2 elements in fp32_contents, but 0 came"),
-        (Contents(int_contents=[1, 2]), "FP32", [2], "x: FP32 elements belong in fp32_contents, but int_contents came"),
+        (Contents(), "FP32", [2], r"x: shape \[2\] needs 2 elements in fp32_contents, but got 0"),
+        (Contents(int_contents=[1, 2]), "FP32", [2], "x: FP32 elements belong in fp32_contents, but got int_contents"),
         (Contents(int_contents=[128]), "INT8", [1], "x: an element does not fit int8"),
         (Contents(uint_contents=[65536]), "UINT16", [1], "x: an element does not fit uint16"),
-        (Contents(fp32_contents=[1.0]), "FP16", [1], "x: FP16 elements travel as raw contents only"),
-        (Contents(), "BF16", [0], "x: BF16 elements travel as raw contents only"),
+        (Contents(fp32_contents=[1.0]), "FP16", [1], "x: FP16 elements are supported as raw contents only"),
+        (Contents(), "BF16", [0], "x: BF16 elements are supported as raw contents only"),
         (Contents(bool_contents=[True]), "BOOL", [-1], r"x: shape \[-1\] has a negative length"),
     ],
 )

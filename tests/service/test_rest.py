@@ -180,7 +180,7 @@ async def test_a_body_may_be_compressed(
         (body(tensor([1, 2], shape=[1.5])), "input 'x': shape is .*whole numbers"),
         (body(tensor([1, 2], shape=[2**70])), "input 'x': shape is .*whole numbers"),
         (body(tensor([1, 2], shape=[-1, 2])), r"input 'x': shape \[-1, 2\] has a negative length"),
-        (body(tensor([1, 2, 3])), r"input 'x': shape \[1, 2\] needs 2 elements in data, but more came"),
+        (body(tensor([1, 2, 3])), r"input 'x': shape \[1, 2\] needs 2 elements in data, but got more"),
         (body(tensor([1, "2"])), "input 'x': data holds text; numbers was expected"),
         (body(tensor([1, None])), "input 'x': data holds null"),
         (body(tensor([1, 2.0], "INT8")), "input 'x': data holds a number; whole numbers was expected"),
@@ -193,8 +193,8 @@ async def test_a_body_may_be_compressed(
         (body(tensor([1, 2], "FP31")), "input 'x': datatype 'FP31' is unknown"),
         (body(tensor(3)), "input 'x': data is a number; an array"),
         (body({"name": "x", "datatype": "FP32", "shape": [1]}), "input 'x': it has no data"),
-        (body(tensor([1, 2]), tensor([1, 2])), "input 'x' came twice"),
-        (body(tensor([1, 2], parameters={"binary_data_size": 8})), "input 'x': both data and binary_data_size"),
+        (body(tensor([1, 2]), tensor([1, 2])), "input 'x' is present twice"),
+        (body(tensor([1, 2], parameters={"binary_data_size": 8})), "input 'x': got both data and binary_data_size"),
         (body(tensor([1, 2]), parameters={"timeout": 10**400}), "parameter 'timeout' is 1000"),
         (body(tensor([1, 2]), parameters=[]), "parameters are"),
         (body(tensor([1, 2]), id=7), "id is 7; text"),
@@ -216,7 +216,7 @@ async def test_what_is_malformed_is_400_with_a_sentence(
         ("9999", [4], "Inference-Header-Content-Length is 9999"),
         (None, [4], "binary_data_size is 4, but 0 bytes of binary data are left"),
         ("right", [-1], "binary_data_size is -1"),
-        ("right", [3], "needs 4 bytes of content, but 3 came"),
+        ("right", [3], "needs 4 bytes of content, but got 3"),
         ("right", ["4"], "binary_data_size is '4'; a whole number"),
         ("right", [], "4 bytes of binary data belong to no input"),
     ],
@@ -269,7 +269,7 @@ async def test_failures_have_the_status_that_fits(
 async def test_another_model_is_404_whatever_the_body(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v2/models/other/infer", content=b"{")
     assert answer.status_code == 404
-    assert answer.json() == {"error": "there is no model 'other' here; there is 'model'"}
+    assert answer.json() == {"error": "there is no model 'other'; this server serves 'model'"}
 
 
 async def test_text_that_is_none_must_be_asked_for_as_binary_data(ask: Ask) -> None:
@@ -319,7 +319,7 @@ async def test_no_more_elements_are_built_than_the_shape_has(monkeypatch: pytest
             yield element
 
     monkeypatch.setattr(elements, "_flattened", flattened)
-    with pytest.raises(WireError, match="needs 2 elements in data, but more came"):
+    with pytest.raises(WireError, match="needs 2 elements in data, but got more"):
         elements.decode_data([0] * 10_000, "FP32", [1, 2], name="x")
     assert drawn == 3
 

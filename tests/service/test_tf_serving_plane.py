@@ -85,7 +85,7 @@ async def test_one_bound_holds_for_all_inputs_together(handlers: TfServingHandle
 async def test_more_elements_than_the_shape_has_are_refused_before_they_are_built(handlers: TfServingHandler) -> None:
     request = filled(1, elements=1)
     request.inputs["x0"].float_val.extend([1] * 300_000)
-    peak = await peak_bytes_of_refusal(handlers, request, WireError, "needs 1 elements in float_val, but 300001 came")
+    peak = await peak_bytes_of_refusal(handlers, request, WireError, "needs 1 elements in float_val, but got 300001")
     assert peak < 1 << 20
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_travel_is_refused_with_its_name(value: npt.ArrayLike, compl
         ),
         (
             tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[2, 2], content=b"\0" * 12),
-            "float32 of shape [2, 2] needs 16 bytes of content, but 12 came",
+            "float32 of shape [2, 2] needs 16 bytes of content, but got 12",
         ),
         (
             tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[-1, 2]),
@@ -128,19 +128,19 @@ def test_what_cannot_travel_is_refused_with_its_name(value: npt.ArrayLike, compl
         ),
         (
             tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_BOOL, shape=[2], content=b"\1\2"),
-            "a bool is one byte, 0 or 1, but byte 2 came",
+            "a bool is one byte, 0 or 1, but got byte 2",
         ),
         (
             tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT8, shape=[1], content=b"\1", strings=[b"a"]),
-            "int8 values belong in content, but strings came",
+            "int8 values belong in content, but got strings",
         ),
         (
             tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_STRING, shape=[1], content=b"abc"),
-            "a string tensor's values belong in strings, but 3 bytes came",
+            "a string tensor's values belong in strings, but got 3 bytes",
         ),
         (
             tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_STRING, shape=[3], strings=[b"a"]),
-            "shape [3] needs 3 strings, but 1 came",
+            "shape [3] needs 3 strings, but got 1",
         ),
     ],
 )

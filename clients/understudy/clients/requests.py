@@ -115,7 +115,7 @@ def batch_parts(batch: Any) -> tuple[Any, ...]:
     """Return ``(x, y)`` or ``(x, y, sample_weight)``; raise InvalidArgumentError if the batch is something else."""
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         came = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-        raise InvalidArgumentError(f"a batch is (x, y) or (x, y, sample_weight), but {came} came")
+        raise InvalidArgumentError(f"a batch is (x, y) or (x, y, sample_weight), but got {came}")
     return tuple(batch[:2]) if len(batch) == 2 or batch[2] is None else tuple(batch)  # noqa: PLR2004 - (x, y)
 
 
@@ -195,7 +195,7 @@ def _input_tensors(value: Tensors, names: Names) -> dict[str, tensor_pb2.Tensor]
     came = f"a {type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else "a lone array"
     listed = ", ".join(names.inputs)
     raise InvalidArgumentError(
-        f"{came} came; this model takes {listed}: give arrays by name, or a list of {len(names.inputs)} in this order"
+        f"got {came}; this model takes {listed}: give arrays by name, or a list of {len(names.inputs)} in this order"
     )
 
 

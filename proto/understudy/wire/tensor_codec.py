@@ -64,11 +64,11 @@ def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[An
         raise WireError(f"{name}: {error}") from None
     if dtype == STRING:
         if tensor.content:
-            raise WireError(f"{name}: a string tensor's values belong in strings, but {len(tensor.content)} bytes came")
+            raise WireError(f"{name}: a string tensor's values belong in strings, but got {len(tensor.content)} bytes")
         check_count(len(tensor.strings), tensor.shape, noun="strings", name=name)
         return from_elements(strings(tensor.strings), tensor.shape, noun="strings", name=name)
     if tensor.strings:
-        raise WireError(f"{name}: {dtype} values belong in content, but strings came")
+        raise WireError(f"{name}: {dtype} values belong in content, but got strings")
     return from_content(tensor.content, dtype, tensor.shape, name=name)
 
 
@@ -89,11 +89,11 @@ def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str 
     expected = math.prod(axes) * element.itemsize
     if len(content) != expected:
         raise WireError(
-            f"{name}: {dtype} of shape {list(axes)} needs {expected} bytes of content, but {len(content)} came"
+            f"{name}: {dtype} of shape {list(axes)} needs {expected} bytes of content, but got {len(content)}"
         )
     flat = np.frombuffer(content, dtype=element)
     if dtype == "bool" and flat.view(np.uint8).max(initial=0) > 1:
-        raise WireError(f"{name}: a bool is one byte, 0 or 1, but byte {flat.view(np.uint8).max()} came")
+        raise WireError(f"{name}: a bool is one byte, 0 or 1, but got byte {flat.view(np.uint8).max()}")
     return _shaped(flat, axes, name)
 
 
@@ -126,7 +126,7 @@ def check_count(count: int, shape: Sequence[int], *, noun: str = "elements", nam
     axes = check_shape(shape, name=name)
     expected = math.prod(axes)
     if count != expected:
-        raise WireError(f"{name}: shape {list(axes)} needs {expected} {noun}, but {count} came")
+        raise WireError(f"{name}: shape {list(axes)} needs {expected} {noun}, but got {count}")
     return axes
 
 

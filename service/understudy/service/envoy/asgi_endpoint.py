@@ -187,11 +187,11 @@ class Endpoint(ABC):
             if found is None:
                 found = unframer.next()
             if found is not None and unframer.has_more:
-                raise InvalidInputError(f"more than one message came; {self._path} takes one")
+                raise InvalidInputError(f"got more than one message; {self._path} takes one")
             chunk = await call.next_chunk()
         unframer.check_end()
         if found is None:
-            raise InvalidInputError(f"no message came; {self._path} takes one")
+            raise InvalidInputError(f"got no message; {self._path} takes one")
         return found
 
     async def _each_request(self, call: Call, encoding: bytes | None) -> AsyncIterator[Any]:

@@ -78,11 +78,11 @@ class BatchStream(Generic[Request]):
         except TimeoutError:
             if left <= self._idle_seconds:
                 raise StreamIdleError(
-                    f"the stream lasted longer than {self._total_seconds:g} s, and it held a slot; score fewer batches "
-                    "at once, or raise --stream-timeout-seconds"
+                    f"the stream lasted longer than {self._total_seconds:g} s while it held a slot; score fewer "
+                    "batches at once, or raise --stream-timeout-seconds"
                 ) from None
             raise StreamIdleError(
-                f"nothing came on the stream for {self._idle_seconds:g} s, and it held a slot; begin again, and send "
+                f"the stream was idle for {self._idle_seconds:g} s while it held a slot; start again, and send "
                 "batches without such pauses"
             ) from None
 
@@ -90,6 +90,6 @@ class BatchStream(Generic[Request]):
 def _batch_of(message: Request) -> evaluation_pb2.EvaluateBatch:
     kind = message.WhichOneof("message")
     if kind != "batch":
-        came = "options came after the first message" if kind == "options" else "an empty message came"
+        came = "got options after the first message" if kind == "options" else "got an empty message"
         raise InvalidInputError(f"{came}; send options first or not at all, then batches")
     return message.batch

@@ -50,10 +50,10 @@ async def compare_stream(
     incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
     if first is None:
-        raise InvalidInputError("a batch came first; send options first, which say what versions to compare")
+        raise InvalidInputError("the first message is a batch; send options with the versions to compare first")
     options = first.options
     if options.dataset and await incoming.next_batch() is not None:
-        raise InvalidInputError(f"a batch came beside the dataset {options.dataset!r}; send one or the other")
+        raise InvalidInputError(f"got a batch beside the dataset {options.dataset!r}; send one or the other")
     batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools)
     compare = partial(
         evaluator.compare,

@@ -87,7 +87,7 @@ class EvaluationHandler:
     ) -> AsyncGenerator[evaluation_pb2.EvaluateDatasetResponse, None]:
         """Score one version on a dataset of the server; yield the latest progress, and finally the record."""
         if not request.dataset:
-            raise InvalidInputError("the request names no dataset; GetModelMetadata lists those there are")
+            raise InvalidInputError("the request names no dataset; GetModelMetadata lists the datasets")
         progress = _Progress()
         score = partial(
             self._evaluator.score_dataset,

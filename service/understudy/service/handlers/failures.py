@@ -72,7 +72,7 @@ def failure_of(error: Exception) -> Failure:
             return Failure(code=STATUS_CODES[kind], message=_sentence(error), retry_after_seconds=retry_after)
     incident = uuid.uuid4().hex
     _log.error("a call failed on a defect", incident=incident, exc_info=error)
-    return Failure(code=Code.INTERNAL, message=f"internal error {incident}; the server's log says more under this id")
+    return Failure(code=Code.INTERNAL, message=f"internal error {incident}; see the server's log under this id")
 
 
 def _sentence(error: Exception) -> str:

@@ -82,4 +82,4 @@ class ModelHandler:
             return self._evaluator.unpin(deadline=call.deadline)
         if action == "roll_back" and request.roll_back:
             return self._evaluator.roll_back(deadline=call.deadline)
-        raise InvalidInputError("the request asks for nothing; give pin with a version, or unpin or roll_back as true")
+        raise InvalidInputError("the request has no action; set pin to a version, or unpin or roll_back to true")

@@ -35,7 +35,7 @@ class ServedModel:
     def check_name(self, name: str) -> None:
         """Raise UnknownModelError unless this is the model's name."""
         if name != self.name:
-            raise UnknownModelError(f"there is no model {name!r} here; there is {self.name!r}")
+            raise UnknownModelError(f"there is no model {name!r}; this server serves {self.name!r}")
 
     def describe(self, version: Version) -> ModelDescription:
         """Describe one loaded version; raise what `Evaluator.metadata` raises."""

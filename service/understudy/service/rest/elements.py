@@ -30,7 +30,7 @@ def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) ->
     expected = math.prod(check_shape(shape, name=name))
     elements = list(itertools.islice(_flattened(data), expected + 1))
     if len(elements) > expected:
-        raise WireError(f"{name}: shape {list(shape)} needs {expected} elements in data, but more came")
+        raise WireError(f"{name}: shape {list(shape)} needs {expected} elements in data, but got more")
     check_count(len(elements), shape, noun="elements in data", name=name)
     flat = _texts(elements, name) if datatype == BYTES else _numbers(elements, datatype, dtype, name)
     return from_elements(flat, shape, noun="elements in data", name=name)

@@ -201,7 +201,7 @@ def _array(tensor: Mapping[str, Any], settings: Parameters, binary: _BinaryData,
             raise WireError(f"{name}: it has no data; give an array, or {_SIZE} and binary data")
         return decode_data(tensor["data"], datatype, shape, name=name)
     if "data" in tensor:
-        raise WireError(f"{name}: both data and {_SIZE} came; send one of them")
+        raise WireError(f"{name}: got both data and {_SIZE}; send one of them")
     if type(size) is not int:
         raise WireError(f"{name}: {_SIZE} is {size!r}; a whole number was expected")
     return decode_raw(binary.take(size, name), datatype, shape, name=name)

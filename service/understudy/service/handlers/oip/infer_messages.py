@@ -223,7 +223,7 @@ def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInputError(
-            f"{len(raw)} raw contents came for {len(request.inputs)} inputs; send one for each, or none and typed "
+            f"got {len(raw)} raw contents for {len(request.inputs)} inputs; send one for each, or none and typed "
             "contents in each input"
         )
     inputs: dict[str, Array] = {}
@@ -238,7 +238,7 @@ def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
 def _raw_input(tensor: inference_pb2.ModelInferRequest.InferInputTensor, content: bytes) -> Array:
     name = f"input {tensor.name!r}"
     if tensor.HasField("contents") and tensor.contents.ByteSize():
-        raise WireError(f"{name}: both raw and typed contents came; send one of them")
+        raise WireError(f"{name}: got both raw and typed contents; send one of them")
     return decode_raw(content, tensor.datatype, tensor.shape, name=name)
 
 

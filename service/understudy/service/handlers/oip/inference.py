@@ -85,7 +85,7 @@ def check_tensor_parameters(name: str, parameters: Parameters) -> None:
 def add_input(inputs: dict[str, Array], name: str, array: Array) -> None:
     """Add an input; raise InvalidInputError if its name is already present."""
     if name in inputs:
-        raise InvalidInputError(f"input {name!r} came twice; send each once")
+        raise InvalidInputError(f"input {name!r} is present twice; send it once")
     inputs[name] = array
 
 
@@ -97,7 +97,7 @@ def add_form(forms: dict[str, ArrayForm], name: str, datatype: str, shape: Seque
         InvalidInputError: Its name is already present.
     """
     if name in forms:
-        raise InvalidInputError(f"input {name!r} came twice; send each once")
+        raise InvalidInputError(f"input {name!r} is present twice; send it once")
     what = f"input {name!r}"
     forms[name] = ArrayForm(dtype_of(datatype, what), check_shape(shape, name=what))
 

@@ -30,8 +30,8 @@ def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str
     expected = math.prod(check_shape(shape, name=name))
     if expected * _LENGTH.size >= len(content) + _LENGTH.size:
         raise WireError(
-            f"{name}: shape {list(shape)} needs {expected} BYTES elements, but at most {len(content) // _LENGTH.size} "
-            "came"
+            f"{name}: shape {list(shape)} needs {expected} BYTES elements, but got at most "
+            f"{len(content) // _LENGTH.size}"
         )
     return from_elements(strings(_split(content, expected, name)), shape, noun="BYTES elements", name=name)
 
@@ -55,10 +55,12 @@ def decode_typed(
     dtype = dtype_of(datatype, name)
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
-        raise WireError(f"{name}: {datatype} elements travel as raw contents only; send them in raw_input_contents")
+        raise WireError(
+            f"{name}: {datatype} elements are supported as raw contents only; send them in raw_input_contents"
+        )
     unmatched = [other.name for other, _ in contents.ListFields() if other.name != field]
     if unmatched:
-        raise WireError(f"{name}: {datatype} elements belong in {field}, but {', '.join(unmatched)} came")
+        raise WireError(f"{name}: {datatype} elements belong in {field}, but got {', '.join(unmatched)}")
     values = getattr(contents, field)
     check_count(len(values), shape, noun=f"elements in {field}", name=name)
     flat = strings(values) if datatype == BYTES else _numbers(values, dtype, name)
@@ -83,15 +85,15 @@ def _split(content: bytes, expected: int, name: str) -> list[bytes]:
         start = at + _LENGTH.size
         if start > len(content):
             raise WireError(
-                f"{name}: BYTES element {len(elements)} is cut short: {len(content) - at} bytes of its length came, "
-                f"{_LENGTH.size} were expected"
+                f"{name}: BYTES element {len(elements)} is cut short: expected {_LENGTH.size} bytes of its length, "
+                f"got {len(content) - at}"
             )
         (length,) = _LENGTH.unpack_from(content, at)
         at = start + length
         if at > len(content):
             raise WireError(
-                f"{name}: BYTES element {len(elements)} is cut short: {len(content) - start} bytes came, {length} were "
-                "expected"
+                f"{name}: BYTES element {len(elements)} is cut short: expected {length} bytes, got "
+                f"{len(content) - start}"
             )
         elements.append(content[start:at])
     return elements

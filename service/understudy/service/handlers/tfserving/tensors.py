@@ -74,16 +74,16 @@ def decode(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) -> Arra
     came = {other.name for other, _ in tensor.ListFields()} & _SCALAR_FIELDS
     if tensor.tensor_content:
         if came:
-            raise WireError(f"{name}: both tensor_content and {', '.join(sorted(came))} came; send one of them")
+            raise WireError(f"{name}: got both tensor_content and {', '.join(sorted(came))}; send one of them")
         if dtype == STRING:
-            raise WireError(f"{name}: DT_STRING elements belong in {field}, but tensor_content came")
+            raise WireError(f"{name}: DT_STRING elements belong in {field}, but got tensor_content")
         return from_content(tensor.tensor_content, dtype, shape, name=name)
     if came - {field}:
-        raise WireError(f"{name}: {_type_name(dtype)} elements belong in {field}, but {', '.join(sorted(came))} came")
+        raise WireError(f"{name}: {_type_name(dtype)} elements belong in {field}, but got {', '.join(sorted(came))}")
     values = getattr(tensor, field)
     if len(values) > math.prod(shape):
         raise WireError(
-            f"{name}: shape {list(shape)} needs {math.prod(shape)} elements in {field}, but {len(values)} came"
+            f"{name}: shape {list(shape)} needs {math.prod(shape)} elements in {field}, but got {len(values)}"
         )
     return _filled(_elements(values, dtype, name), shape, max_bytes, name=name, field=field)
 
