@@ -1,7 +1,7 @@
-"""What ``import understudy.clients`` costs above importing numpy, grpc and protobuf.
+"""Measures ``import understudy.clients`` beyond the import of numpy, grpc and protobuf.
 
-Fresh interpreters import one and the other by turns; the difference of the medians is the answer. At most 50 ms are
-allowed, on a machine that has nothing else to do; CPU time says what it would be on one that has.
+Fresh interpreters import one and the other alternately; the result is the difference of the medians. The limit is
+50 ms on an idle machine; on a busy one, read the CPU time.
 
     python benchmarks/client_import.py [--runs 21] [--python PATH] [--json]
 """
@@ -24,7 +24,7 @@ _TIMED = (
 
 
 def import_milliseconds(python: str, statement: str) -> tuple[float, float]:
-    """Return how long a statement takes in a fresh interpreter: wall time and CPU time."""
+    """Return the wall time and CPU time of a statement in a fresh interpreter."""
     program = _TIMED.format(statement=statement)
     completed = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True, timeout=60, check=True)
     wall, cpu = map(float, completed.stdout.split())

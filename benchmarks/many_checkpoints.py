@@ -1,10 +1,10 @@
-"""How long a service takes to be ready over a folder of many checkpoints, and what becomes of the backlog.
+"""Measures how soon a service is ready over a folder of many checkpoints, and how it handles the backlog.
 
     python -m benchmarks.many_checkpoints --count 10000 [--format run|keras] [--python PATH/OF/ANOTHER/python]
 
-Makes one small checkpoint, and the others of it: in a run folder by hard links with manifests rewritten for their
-steps, in a folder of Keras files with another number in a weight. Then it starts ``understudy serve`` on it, twice, and
-prints a JSON line each time. On a busy machine compare the CPU seconds from listening to being ready with those of
+Creates one small checkpoint and derives the others from it: in a run folder by hard links with manifests rewritten for
+their steps, in a folder of Keras files by another number in a weight. Then it starts ``understudy serve`` on it, twice,
+and prints a JSON line each time. On a busy machine compare the CPU seconds from listening to ready with those of
 ``--count 1``.
 """
 
@@ -87,7 +87,7 @@ def fill_folder(folder: Path, count: int) -> None:
 
 
 def measure(python: str, arguments: list[str], state: Path) -> dict[str, float]:
-    """Start a service, wait until it is ready, and then until nothing more is held; end it."""
+    """Start a service, wait until it is ready and takes no more leases, then end it."""
     command = [python, "-m", "understudy.cli", "serve", *arguments, f"--state-dir={state}"]
     command += ["--grpc-port=0", "--http-port=0"]
     began = time.monotonic()
@@ -130,11 +130,11 @@ def _held(state: Path, began: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for."""
+    """Run the measurement that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--format", choices=("run", "keras"), default="run")
-    parser.add_argument("--python", default=sys.executable, help="Whose understudy to measure.")
+    parser.add_argument("--python", default=sys.executable, help="The interpreter whose understudy to measure.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoints"

@@ -1,11 +1,11 @@
-"""Where the time of a prediction goes: the CPU time of each part, and of the whole path behind the transport.
+"""Profiles a prediction: the CPU time of each part, and of the whole path behind the transport.
 
     python -m benchmarks.profile_request_path [--rows 1 32] [--seconds 1] [--output FILE.json]
 
-Everything runs in this process, on the MLP that servers are compared with, and nothing goes over a wire: what a front
-end costs is the difference to the CPU seconds a request of ``python -m benchmarks.speed closed_loop``. Each part is
-called over and over, and the fastest of several rounds counts, so parts are as fast as caches make them; the whole path
-is a closed loop of coroutines and includes what the threads cost each other.
+Everything runs in this process, on the MLP of the server comparison, without a wire. The cost of a front end is the
+difference to the CPU seconds per request of ``python -m benchmarks.speed closed_loop``. Each part is called repeatedly,
+and the fastest of several rounds counts, so parts run with warm caches. The whole path is a closed loop of coroutines
+and includes the contention between threads.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Answer = Callable[[bytes], Any]
 
 
 class Stand:
-    """The handlers before an evaluator. Belongs to the event loop that it was made on."""
+    """The handlers before an evaluator. Belongs to the event loop that created it."""
 
     def __init__(self, evaluator: Evaluator, settings: EvaluatorSettings, statistics: InferenceStatistics) -> None:
         self.evaluator = evaluator
@@ -105,7 +105,7 @@ async def _answered(method: Method, data: bytes) -> bytes:
 
 @contextmanager
 def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
-    """Put the serving model; give what makes stands."""
+    """Yield the handlers with the serving model."""
     run = RunDir(folder / "run")
     publisher = CheckpointPublisher(run, keep=1)
     publisher.publish(
@@ -126,7 +126,7 @@ def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
 
 
 def parts(on: Stand, rows: int) -> dict[str, float]:
-    """Return the microseconds of CPU time of each part of a request, by its name."""
+    """Return the microseconds of CPU time of each part of a request, by name."""
     values = MODEL.rows(rows)
     infer_bytes, predict_bytes = requests(rows)
     infer = inference_pb2.ModelInferRequest.FromString(infer_bytes)
@@ -161,13 +161,13 @@ def parts(on: Stand, rows: int) -> dict[str, float]:
 
 
 def requests(rows: int) -> tuple[bytes, bytes]:
-    """Return the same rows as a request of either protocol."""
+    """Return the same examples as a request of either protocol."""
     predict = prediction_pb2.PredictRequest(inputs={INPUT: encode(MODEL.rows(rows))})
     return wire.request(MODEL, rows), predict.SerializeToString()
 
 
 def cost(work: Callable[[], object]) -> float:
-    """Return the microseconds of CPU time that some work takes, in all threads."""
+    """Return the microseconds of CPU time of a function, in all threads."""
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -178,7 +178,7 @@ def cost(work: Callable[[], object]) -> float:
 
 
 async def whole(answer: Answer, data: bytes, *, callers: int, seconds: float) -> dict[str, float]:
-    """Keep so many requests under way for so long; return what each cost, in microseconds of CPU time."""
+    """Keep this many requests in flight for this long; return the microseconds of CPU time per request."""
     answered = 0
     ends = time.perf_counter() + seconds
 
@@ -198,7 +198,7 @@ async def whole(answer: Answer, data: bytes, *, callers: int, seconds: float) ->
 
 
 async def profile(make: Callable[[], Stand], rows: int, seconds: float) -> dict[str, Any]:
-    """Return the parts and the whole for one number of rows."""
+    """Return the parts and the whole for one batch size."""
     on = make()
     infer_bytes, predict_bytes = requests(rows)
     found: dict[str, Any] = {"parts": await asyncio.to_thread(parts, on, rows)}
@@ -208,7 +208,7 @@ async def profile(make: Callable[[], Stand], rows: int, seconds: float) -> dict[
 
 
 def show(rows: int, found: dict[str, Any]) -> None:
-    """Print what was found, as Markdown."""
+    """Print the results, as Markdown."""
     print(f"\n| batch of {rows} | CPU, µs |\n|---|---|")
     for name, microseconds in found["parts"].items():
         print(f"| {name} | {microseconds:.1f} |")

@@ -1,9 +1,9 @@
 """Steps per second of the trainer's loop against Keras' ``fit``: the same model and data, side by side in one process.
 
-``fit`` is measured as it comes, and on one device also with as many steps in a graph call as the loop has (on several,
-Keras fails with that), on the input that its guide recommends: ``cache().shuffle().repeat().batch().prefetch()``. After
-a warm-up of each, rounds of one after the other by turns; the medians are compared. At least 1.2 times ``fit`` as it
-comes is wanted. Beside it is the CPU time of a step, which other work on the machine disturbs less than its duration.
+``fit`` is measured with its defaults, and on one device also with as many steps per graph call as the loop has (on
+several, Keras fails with that), on the input that its guide recommends:
+``cache().shuffle().repeat().batch().prefetch()``. After a warm-up of each, rounds alternate; the medians are compared.
+The goal is 1.2 times default ``fit``. Beside it is the CPU time of a step, which depends less on other load.
 
     python benchmarks/training_speed.py [--rounds 7] [--steps 200] [--output FILE.json]
 """
@@ -34,14 +34,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What one round of a contender took."""
+    """The time of one round of a contender."""
 
     steps_per_second: float
     cpu_ms_per_step: float
 
 
 def measure(strategy: str, *, rounds: int, steps: int, batch: int) -> dict[str, Any]:
-    """Measure one strategy in this process, whose devices it lays out."""
+    """Measure one strategy in this process, whose devices it configures."""
     import tensorflow as tf
 
     from understudy.experiments import load_experiment
@@ -117,7 +117,7 @@ def _median(rounds: list[Round]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure every strategy in a process of its own, and print."""
+    """Measure every strategy in its own process, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=200, help="steps in a round")

@@ -1,10 +1,10 @@
-"""Long trials that a test suite has no time for.
+"""Long trials, beyond the time of a test suite.
 
     python -m benchmarks.soak TOPIC [--count N] [--seed S] [--work DIR]
 
-A topic goes on where it was broken off: it keeps its state in the work folder until it is done. Its result goes to
-``benchmarks/results/soak_TOPIC.json`` after every part of it, so that a trial that was broken off shows how far it
-came. The exit status is 0 if what was tried held, 1 if not.
+An interrupted topic resumes: it keeps its state in the work folder until it is done. Its result is written to
+``benchmarks/results/soak_TOPIC.json`` after every part, so that an interrupted trial shows its progress. The exit
+status is 0 if the trial held, 1 if not.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from benchmarks.soak.trial import Trial
 
 TOPICS = {
     "exactness": "drawn streams of drawn models: each scores as on one device",
-    "damage": "damaged checkpoints: none served, none ends the evaluator, the last good one goes on serving",
+    "damage": "damaged checkpoints: none served, none ends the evaluator, the last good one keeps serving",
     "stock_writers": "stock Keras and TensorFlow saving at full speed: no failed save, no torn read",
     "fuzz": "fuzzed requests over every RPC and path: no crash, no INTERNAL, no hang, no growth in memory",
     "training_kills": "SIGKILLs and SIGTERMs of training tasks: bit-equal to an undisturbed one, all of it scored",
     "swaps": "swap after swap in every format: no more models alive than slots, and flat memory",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }
-"""Each is a module of this package with a ``run(trial)``, and what it tries."""
+"""Each is a module of this package with a ``run(trial)``; the text says what it tries."""
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -39,9 +39,9 @@ def main() -> int:
     )
     parser.add_argument("topic", choices=TOPICS, metavar="TOPIC", nargs="?")
     parser.add_argument("--list", action="store_true", help="only print the names of the topics")
-    parser.add_argument("--count", type=int, help="how much to try; by default as much as the topic says")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is random")
-    parser.add_argument("--work", type=Path, help="where to keep its state; by default a folder under /tmp")
+    parser.add_argument("--count", type=int, help="number of cases; the topic's default if not given")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
+    parser.add_argument("--work", type=Path, help="folder for its state; by default under /tmp")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to write the result")
     arguments = parser.parse_args()
     if arguments.list or arguments.topic is None:

@@ -1,4 +1,4 @@
-"""An evaluator beside a training that is disturbed: whatever becomes of the tasks, it scores all that they publish."""
+"""An evaluator beside a training whose tasks are killed: it scores every published checkpoint."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _POLL_SECONDS = 0.2
 
 
 class EvaluatorBeside:
-    """``understudy serve`` on a run folder, from the moment it is made to the end of the context.
+    """``understudy serve`` on a run folder, from its creation to the end of the context.
 
     Args:
-        run_dir: The run folder; made if it is missing.
+        run_dir: The run folder; created if missing.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -41,7 +41,7 @@ class EvaluatorBeside:
             )
 
     def unscored(self) -> dict[str, Any]:
-        """Wait until every checkpoint in the run folder is settled; return those that have no score.
+        """Wait until every checkpoint in the run folder is settled; return those without a score.
 
         Raises:
             RuntimeError: The evaluator ended.
@@ -54,7 +54,7 @@ class EvaluatorBeside:
         return found
 
     def _compare(self) -> dict[str, Any]:
-        """Read the result files, for the ledger is the evaluator's alone while it runs."""
+        """Read the result files, as the running evaluator owns the ledger."""
         published = self._run.committed_steps()
         files = {step: self._run.evaluator / RESULTS_DIR / f"{step_name(step)}.json" for step in published}
         results = {step: json.loads(file.read_bytes()) for step, file in files.items() if file.exists()}

@@ -1,8 +1,8 @@
-"""Damaged checkpoints: none is served, none ends the evaluator, and the last good one goes on serving.
+"""Damaged checkpoints: none is served, none ends the evaluator, and the last good one keeps serving.
 
 An evaluator follows a run folder into which checkpoints are moved that were truncated, have one bit flipped, lack a
-file, or are deleted while they are being read; every tenth is a good one. All the while a thread asks for predictions:
-each must be exactly the number of a checkpoint that was whole when it was read.
+file, or are deleted while they are read; every tenth is good. Meanwhile a thread sends predictions: each answer
+must be exactly the number of a checkpoint that was intact when it was read.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _LONGEST_LIFE_SECONDS = 0.05
 
 
 def truncate(checkpoint: Path, chance: random.Random) -> None:
-    """Cut off the end of a file."""
+    """Truncate a file."""
     file = chance.choice(sorted(checkpoint.iterdir()))
     content = file.read_bytes()
     file.write_bytes(content[: chance.randrange(len(content))])
 
 
 def flip_a_bit(checkpoint: Path, chance: random.Random) -> None:
-    """Change one bit of a file."""
+    """Flip one bit of a file."""
     file = chance.choice(sorted(checkpoint.iterdir()))
     content = bytearray(file.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
@@ -52,13 +52,13 @@ def flip_a_bit(checkpoint: Path, chance: random.Random) -> None:
 
 
 def remove_the_model(checkpoint: Path, chance: random.Random) -> None:
-    """Delete the model, so that the manifest lists what is not there."""
+    """Delete the model, so that the manifest lists a missing file."""
     del chance
     (checkpoint / "model.keras").unlink()
 
 
 def delete_soon(checkpoint: Path, chance: random.Random) -> None:
-    """Leave it whole; it is deleted after it was moved in."""
+    """Leave it intact; it is deleted after it was moved in."""
     del checkpoint, chance
 
 
@@ -94,7 +94,7 @@ def run(trial: Trial) -> None:
 
 
 class _DamagedRun:
-    """An evaluator, somebody who asks it all the time, and a folder next endpoint to damage checkpoints in."""
+    """An evaluator, a client that sends predictions continuously, and an adjacent folder to damage checkpoints in."""
 
     def __init__(self, work: Path) -> None:
         self.faults: list[str] = []
@@ -123,7 +123,7 @@ class _DamagedRun:
 
     def __enter__(self) -> Self:
         self._evaluator.start()
-        # Not earlier: the evaluator lays out the devices, before anything runs on them.
+        # Not earlier: the evaluator configures the devices, before anything runs on them.
         self._publisher = NumberedCheckpoints(self._beside)
         self._publish_good()
         if not self._evaluator.wait_ready(_WAIT_SECONDS):
@@ -138,7 +138,7 @@ class _DamagedRun:
         self._evaluator.close()
 
     def play(self, damaged: int, chance: random.Random) -> Counter[str]:
-        """Move damaged checkpoints in, then a good one, and wait until each is recorded; return what there was."""
+        """Move damaged checkpoints in, then a good one, and wait until each is recorded; return the damages."""
         before = self._predictions
         kinds = [chance.choice(DAMAGES) for _ in range(damaged)]
         steps = {self._publish_damaged(damage, chance): damage for damage in kinds}

@@ -1,12 +1,13 @@
-"""The exactness guarantee, drawn: streams of batches score here as `model.evaluate` scores them on one device.
+"""Randomized exactness: streams of batches score exactly as `model.evaluate` scores them on one device.
 
-Drawn are the model (of the tests' sample models), 1 to 8 replicas, compiled or named metrics, how many streams run at
-once, the number and sizes of their batches, the rows, the targets and the weights. Cases come in chapters that share a
-model, its replicas and its metrics, since those have to be built and traced.
+Each case draws the model (of the tests' sample models), 1 to 8 replicas, compiled or named metrics, the number of
+concurrent streams, the number and sizes of their batches, the examples, the targets and the weights. Cases are grouped
+into chapters that share a model, its replicas and its metrics, since those have to be built and traced.
 
 Models that pass their inputs through do not round, and must agree to the last digit. Others must agree to 1e-6 of the
-value; what deviates more must have outputs that are one device's but for rounding, and the score that Keras makes of
-these very outputs, which tells rounding in the forward pass (it may push a row over a threshold) from an error.
+value. For a larger deviation the outputs must equal one device's but for rounding, and the score must be what Keras
+computes from these very outputs. This separates rounding in the forward pass (an example may cross a threshold) from
+an error.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ MAX_BATCHES = 5
 MAX_STREAMS = 4
 MAX_ROWS_OF_PASS = 32
 SIZES = (1, 1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 32, 37, 41, 64, 67, 96, 97)
-"""One row, primes, and what divides evenly; the largest go forward in pieces."""
+"""One example, primes, and sizes that divide evenly; the largest run in pieces."""
 
 
 def run(trial: Trial) -> None:
-    """Try as many cases as the trial wants, chapter by chapter, from where it was broken off."""
+    """Try as many cases as requested, chapter by chapter, resuming an interrupted trial."""
     count = trial.count(CASES)
     _lay_out_devices()
     tally = Tally(**trial.load_state())
@@ -60,20 +61,20 @@ def run(trial: Trial) -> None:
 
 @dataclass
 class Tally:
-    """What came of the cases so far. The deviations are relative, and the largest of any metric.
+    """The results of the cases so far. Deviations are relative, and the largest of any metric.
 
     Attributes:
-        cases: How many were tried.
-        chapters: How many chapters they came in.
-        streams: How many streams they had together.
-        passed_through: How many cases had a model that does not round.
+        cases: Number of cases.
+        chapters: Number of chapters.
+        streams: Number of streams.
+        passed_through: Number of cases whose model does not round.
         largest_deviation_passed_through: Must be 0.
         largest_deviation: Of the other models.
-        beyond_rounding: How many cases deviated more than 1e-6, because outputs rounded otherwise in the forward pass.
+        beyond_rounding: Number of cases that deviate more than 1e-6, as outputs round otherwise in the forward pass.
         largest_deviation_beyond_rounding: The largest of these.
-        largest_deviation_of_outputs: Of the outputs of these from one device's, relative to the largest value of each.
+        largest_deviation_of_outputs: Of their outputs from one device's, relative to the largest value of each.
         largest_deviation_of_scoring: Of these from Keras's score of the same outputs.
-        failed: How many streams broke the guarantee.
+        failed: Number of streams that broke the guarantee.
         failures: Descriptions of the first of them.
     """
 
@@ -93,7 +94,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """What the cases of one chapter share."""
+    """The common properties of one chapter's cases."""
 
     name: str
     replicas: int
@@ -136,7 +137,7 @@ def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
 
 
 def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tuple[MetricSpec, ...]:
-    """Draw some of the metrics that fit, or none, which stands for the compiled ones."""
+    """Draw some of the applicable metrics, or none, which selects the compiled ones."""
     if not known or rng.random() < 0.4:
         return ()
     chosen = rng.choice(len(known), size=int(rng.integers(1, 5)), replace=False)
@@ -144,7 +145,7 @@ def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tupl
 
 
 def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -> None:
-    """Score some streams at once, and each of them on one device."""
+    """Score some streams concurrently, and each of them on one device."""
     from evaluator.compute import exactness, more_sample_models
     from evaluator.compute.sample_models import evaluate_on_one_device
 
@@ -173,7 +174,7 @@ def _draw_sizes(rng: np.random.Generator) -> list[int]:
 def _judge(
     chapter: Chapter, batches: Sequence[Rows], result: Mapping[str, float], expected: Mapping[str, float], tally: Tally
 ) -> str:
-    """Return what is wrong with a result; nothing if it is as it should be."""
+    """Return the problem with a result, or nothing if it is correct."""
     from evaluator.compute import exactness, more_sample_models
 
     apart = exactness.deviation(result, expected)

@@ -1,9 +1,9 @@
 """Fuzzed requests over every RPC and every path of the HTTP port: no crash, no INTERNAL, no hang, no growth in memory.
 
-Two real ``understudy serve`` processes, one with a model of every datatype and one with a plain model, are sent
-requests that were right until some of their fields, elements or bits were changed, and requests that never were. The
-memory of the processes is looked at after every part. It has grown if the median of the last fifth of the looks is
-more than a twentieth above that of the third fifth.
+Two real ``understudy serve`` processes, one with a model of every datatype and one with a plain model, receive
+requests with some fields, elements or bits changed, and requests that were never valid. The memory of the processes is
+sampled after every part. It has grown if the median of the last fifth of the samples exceeds that of the third fifth by
+more than a twentieth.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Fuzzer:
 
     Args:
         pair: The servers.
-        seed: Of what is sent: the same number gives the same requests.
+        seed: Seed of the requests: the same number gives the same requests.
     """
 
     def __init__(self, pair: Pair, seed: int) -> None:
@@ -74,11 +74,11 @@ class Fuzzer:
 
     @property
     def endpoint_names(self) -> set[str]:
-        """The endpoints there are."""
+        """All endpoints."""
         return {endpoint.name for endpoint in self._endpoints}
 
     def knock(self, numbers: range) -> None:
-        """Send the requests of these numbers, take note of how they are answered, and look at the memory."""
+        """Send the requests with these numbers, record the answers, and sample the memory."""
         for answer in self._pool.map(self._knock_once, numbers):
             self.answers[f"{answer.endpoint} {answer.status}"] += 1
             if not answer.allowed and len(self.faults) < MAX_SHOWN:
@@ -108,7 +108,7 @@ class Fuzzer:
 
 
 def has_grown(looks: Sequence[float]) -> bool:
-    """Whether memory was larger in the last fifth of the looks than in the third; False if they are too few to tell."""
+    """Whether memory was larger in the last fifth of the samples than in the third; False if there are too few."""
     if len(looks) < _FEWEST_LOOKS:
         return False
     fifth = len(looks) // 5
@@ -117,7 +117,7 @@ def has_grown(looks: Sequence[float]) -> bool:
 
 
 def run(trial: Trial) -> None:
-    """Send the requests, part by part; go on where it was broken off."""
+    """Send the requests, part by part; resume an interrupted trial."""
     from protocols.served import serving_both
 
     count = trial.count(REQUESTS)

@@ -1,4 +1,4 @@
-"""The endpoints of a server, each taking a fuzzed request and telling how it was answered."""
+"""The endpoints of a server: each sends a fuzzed request and reports the answer."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from understudy.v1 import model_pb2 as own_model_pb2
 from understudy.wire import encode_all
 
 PATIENCE_SECONDS: Final = 30.0
-"""A call that takes longer hangs."""
+"""A longer call counts as a hang."""
 GLANCE_SECONDS: Final = 0.05
-"""How long to look at a stream that has no end."""
+"""How long to read a stream that has no end."""
 
 REFUSED: Final = frozenset({*oip.UNSUPPORTED, *tf_plane.UNSUPPORTED})
 ENDLESS: Final = frozenset({"WatchEvaluations", "Watch", "ServerReflectionInfo"})
 SERVICES: Final = (*LIGHT_SERVICES, *tf_serving_services())
 UNTOLD: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE})
-"""Statuses that a fuzzed request must not get: a defect, a crash."""
+"""Statuses that no fuzzed request may get: a defect, a crash."""
 
 HOSTILE_SHARE: Final = 0.03
-"""Of the bodies of REST requests."""
+"""The JSON values for bodies of REST requests."""
 
 _SERVER_ERROR: Final = 500
 _HTTP_ALLOWED: Final = frozenset({501, 503, 504})
@@ -51,7 +51,7 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """How a request was answered: the endpoint, the status, and whether that is a status it may get."""
+    """The answer to a request: the endpoint, the status, and whether that status is allowed."""
 
     endpoint: str
     status: str
@@ -60,11 +60,11 @@ class Answer:
 
 
 class Endpoint(Protocol):
-    """One way into a server.
+    """One endpoint of a server.
 
     Attributes:
-        name: What it is called.
-        weight: How often to knock on it, beside the others.
+        name: Its name.
+        weight: How often to call it, relative to the others.
     """
 
     name: str
@@ -108,7 +108,7 @@ class RpcDoor:
 
 
 class RestEndpoint:
-    """The REST form of the Open Inference Protocol, and what else is on the HTTP port."""
+    """The REST form of the Open Inference Protocol, and the other paths of the HTTP port."""
 
     name = "REST"
     weight = 40
@@ -182,10 +182,10 @@ def endpoints_of(channel: grpc.Channel, http: str, model: str, inputs: Arrays) -
     """Yield every endpoint of a server.
 
     Args:
-        channel: To the gRPC port.
-        http: Its HTTP port, as ``HOST:PORT``.
-        model: The name of its model.
-        inputs: What the model would answer, by input name.
+        channel: A channel to the gRPC port.
+        http: The HTTP port, as ``HOST:PORT``.
+        model: The name of the model.
+        inputs: Valid inputs of the model, by name.
     """
     right = [*right_requests(model, inputs), *hostile_requests(model, inputs)]
     for service in SERVICES:
@@ -195,7 +195,7 @@ def endpoints_of(channel: grpc.Channel, http: str, model: str, inputs: Arrays) -
 
 
 def right_requests(model: str, inputs: Arrays) -> Iterator[Message]:
-    """Yield requests that would be answered."""
+    """Yield valid requests."""
     own = prediction_pb2.PredictRequest(inputs=encode_all(inputs))
     yield own
     yield prediction_pb2.PredictStreamRequest(request=own)
@@ -225,7 +225,7 @@ def _raw_infer(model: str, inputs: Arrays) -> inference_pb2.ModelInferRequest:
 
 
 def _change_a_value(value: Any, chance: random.Random) -> None:
-    """Change one value somewhere within JSON."""
+    """Change one random value within JSON."""
     while True:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:

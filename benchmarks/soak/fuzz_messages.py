@@ -1,4 +1,4 @@
-"""Requests that are nearly right, hardly right, and not right at all."""
+"""Requests that are almost valid, barely valid, and invalid."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def fuzzed(kind: type[Message], right: list[Message], chance: random.Random) -> 
 
     Args:
         kind: The request's message.
-        right: Requests that would be answered.
-        chance: Decides.
+        right: Valid requests.
+        chance: The random numbers.
     """
     draw = chance.random()
     if draw < 0.05:
@@ -54,14 +54,14 @@ def fuzzed(kind: type[Message], right: list[Message], chance: random.Random) -> 
 
 
 def fill(message: Any, chance: random.Random, depth: int = 0) -> None:
-    """Set some of the fields of a message to anything."""
+    """Set some fields of a message to random values."""
     for field in message.DESCRIPTOR.fields:
         if chance.random() < 0.6:
             _set(message, field, chance, depth)
 
 
 def change_a_field(message: Any, chance: random.Random) -> None:
-    """Change one field of a message, or of one within it."""
+    """Change one field of a message, or of a nested one."""
     within = chance.choice(list(_messages(message)))
     if not within.DESCRIPTOR.fields:
         return
@@ -72,7 +72,7 @@ def change_a_field(message: Any, chance: random.Random) -> None:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """Yield a message and those within it."""
+    """Yield a message and its nested messages."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -140,7 +140,7 @@ def _scalar(field: Any, chance: random.Random) -> Any:
 
 
 def _damaged(content: bytes, chance: random.Random) -> bytes:
-    """Flip a bit, or cut the end off."""
+    """Flip a bit, or truncate."""
     if not content:
         return content
     damaged = bytearray(content)

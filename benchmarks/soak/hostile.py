@@ -1,4 +1,4 @@
-"""Requests that were seen to write, falsify, exhaust or stop, in sizes that a defended server refuses at once."""
+"""Requests known to write files, falsify answers, exhaust memory or block, in sizes that the server refuses at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hostile_requests(model: str, inputs: Mapping[str, Any]) -> Iterator[Message]
 
     Args:
         model: The name of the model.
-        inputs: What the model would answer, by input name.
+        inputs: Valid inputs of the model, by name.
     """
     for name, config in _CONFIGURATIONS:
         spec = evaluation_pb2.MetricSpec(name=name, config_json=json.dumps(config))
@@ -71,7 +71,7 @@ def hostile_body(inputs: Mapping[str, Any], chance: random.Random) -> tuple[byte
 
 
 def _filled(model: str, names: Any) -> predict_pb2.PredictRequest:
-    """Return a request whose one value stands for all elements of each input."""
+    """Return a request in which one value stands for all elements of each input."""
     request = predict_pb2.PredictRequest(model_spec={"name": model})
     for name in names:
         tensor = request.inputs[name]

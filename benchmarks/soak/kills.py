@@ -1,8 +1,8 @@
-"""SIGKILLs of the evaluator, at random moments, during a run: every checkpoint exactly once per dataset in the ledger.
+"""SIGKILLs of the evaluator, at random moments of a run: every checkpoint is exactly once per dataset in the ledger.
 
-``understudy serve`` is started again after each kill, while checkpoints go on being published. Half of the kills come
+``understudy serve`` restarts after each kill, while checkpoints are published. Half of the kills come
 at any time from the start of the process on, half within half a second after it is ready, when it loads and scores. A
-last evaluator is then left to finish, and the ledger and the results are compared with what was published.
+last evaluator then finishes, and the ledger and the results are compared with the published checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FINISH_SECONDS = 600.0
 
 
 def run(trial: Trial) -> None:
-    """Kill as often as the trial says, then check the ledger."""
+    """Kill as often as requested, then check the ledger."""
     kills = trial.count(KILLS)
     checkpoints = min(CHECKPOINTS, max(2, kills // 4))
     run_dir = RunDir(trial.work / "run")
@@ -61,7 +61,7 @@ def run(trial: Trial) -> None:
 
 
 def _datasets(folder: Path) -> list[str]:
-    """Write the datasets; return the options that name them."""
+    """Write the datasets; return their options."""
     options = []
     for name, rows in DATASETS.items():
         file = folder / f"{name}.npz"
@@ -84,7 +84,7 @@ def _start(run_dir: RunDir, *options: str) -> subprocess.Popen[str]:
 
 
 def _kill_once(run_dir: RunDir, data: list[str], chance: random.Random, seconds_to_ready: float) -> float | None:
-    """Start an evaluator and kill it; return how long it took to be ready, if that was waited for."""
+    """Start an evaluator and kill it; return the time until it was ready, if that was awaited."""
     began = time.monotonic()
     process = _start(run_dir, *data)
     ready = None
@@ -116,7 +116,7 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> None:
 
 
 def _finish(run_dir: RunDir, data: list[str], *, step: int) -> None:
-    """Say that training is over, and let an evaluator do what is left."""
+    """Record that training is over, and let an evaluator finish."""
     with TrainingJournal(run_dir) as journal:
         journal.record_step(step)
     process = _start(run_dir, *data, "--exit-when-finished")
@@ -130,7 +130,7 @@ def _finish(run_dir: RunDir, data: list[str], *, step: int) -> None:
 
 
 def _compare(run_dir: RunDir, steps: range) -> dict[str, Any]:
-    """Return what the ledger and the results lack or have too much of."""
+    """Return the missing and the duplicate entries of the ledger and the results."""
     file = run_dir.evaluator / "ledger.sqlite"
     if not file.exists():
         return {"duplicates": []}

@@ -1,4 +1,4 @@
-"""Checkpoints that answer with their own number, so that whatever answers can be told from every other."""
+"""Checkpoints that answer with their own number, so that the answering checkpoint can be identified."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float32]
 
 
 def ones(rows: int) -> Array:
-    """Return rows ``[rows, 16]`` that a checkpoint of step N answers with N in each of its 32 outputs."""
+    """Return examples ``[rows, 16]`` that the checkpoint of step N answers with N in each of its 32 outputs."""
     return np.ones((rows, FEATURES), np.float32)
 
 
@@ -51,5 +51,5 @@ class NumberedCheckpoints:
 
 
 def save_dataset(file: Path, *, rows: int) -> None:
-    """Write rows of ones with targets of zero, on which step N has a mean squared error of N * N."""
+    """Write examples of ones with targets of zero, on which step N has a mean squared error of N * N."""
     np.savez(file, allow_pickle=False, x=ones(rows), y=np.zeros((rows, OUTPUTS), np.float32))

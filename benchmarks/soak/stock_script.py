@@ -1,10 +1,10 @@
-"""A script of somebody else's: stock Keras and TensorFlow, saving one step after another, and no word of Understudy.
+"""A third-party script: stock Keras and TensorFlow, saving one step after another, without Understudy.
 
     python stock_script.py
 
-For every line ``FORMAT FOLDER SECONDS`` on its input it saves that long, as fast as it can, then prints as JSON how
-often it saved, how often that failed, and the last step. All weights of step N are `weight_of(N)`, so that a mixture of
-two steps cannot look like one.
+For every line ``FORMAT FOLDER SECONDS`` on stdin it saves for that long, as fast as possible, then prints as JSON the
+number of saves, of failed saves, and the last step. All weights of step N are `weight_of(N)`, so that a mixture of two
+steps cannot look like one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Save = Callable[[Any, int], None]
 
 
 def weight_of(step: int) -> float:
-    """Return a number that differs much from one step to the next."""
+    """Return a number that differs strongly between steps."""
     return (step * 7919 % 1000 + 1) / 1000
 
 
@@ -42,7 +42,7 @@ def build_model() -> Any:
 
 
 def model_checkpoint(name: str, **options: Any) -> Callable[[Any, Path], Save]:
-    """Save with the callback that everybody uses, over and over to one path."""
+    """Save with `ModelCheckpoint`, repeatedly to one path."""
 
     def make(model: Any, folder: Path) -> Save:
         callback = keras.callbacks.ModelCheckpoint(str(folder / name), **options)
@@ -72,7 +72,7 @@ def numbered_saved_models(_: Any, folder: Path) -> Save:
 
 
 def one_saved_model(_: Any, folder: Path) -> Save:
-    """Save over one and the same SavedModel."""
+    """Overwrite one SavedModel repeatedly."""
     return lambda model, _: tf.saved_model.save(model, str(folder / "ckpt-1"))
 
 
@@ -87,7 +87,7 @@ WRITERS: Mapping[str, Callable[[Any, Path], Save]] = {
 
 
 def write(name: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Save one step after another in one format; return what came of it."""
+    """Save one step after another in one format; return the counts."""
     model = build_model()
     model.optimizer.build(model.trainable_variables)
     save = WRITERS[name](model, folder)
@@ -100,13 +100,13 @@ def write(name: str, folder: Path, seconds: float) -> dict[str, Any]:
         model.set_weights([np.full(weight.shape, weight_of(step), np.float32) for weight in model.weights])
         try:
             save(model, step)
-        except Exception as error:  # noqa: BLE001 - whatever keeps a save from succeeding is what is looked for
+        except Exception as error:  # noqa: BLE001 - any failure of a save is a result
             failures.append(repr(error))
     return {"saves": step, "failures": failures, "last_step": step}
 
 
 def main() -> None:
-    """Do what the input says, line by line."""
+    """Process the input line by line."""
     for line in sys.stdin:
         name, folder, seconds = line.split()
         print(json.dumps(write(name, Path(folder), float(seconds))), flush=True)

@@ -1,8 +1,8 @@
-"""Stock writers at full speed, and an evaluator that reads beside them: no failed save, no torn read.
+"""Stock writers at full speed with a concurrent evaluator: no failed save, no torn read.
 
 A subprocess (`benchmarks.soak.stock_script`) saves after every training step, in one format after another, overwriting
-or deleting what it saved before. The evaluator follows its folder. A thread asks for predictions all the while: each
-must be exactly what the weights of the step that it names give. ``--count`` is the seconds that each format is written.
+or deleting earlier saves. The evaluator follows its folder. Meanwhile a thread sends predictions: each answer must be
+exactly what the weights of its step give. ``--count`` is the seconds that each format is written.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ SECONDS = 60
 _WAIT_SECONDS = 60.0
 _ASK_SECONDS = 0.002
 _GONE = ("overwritten or deleted before", "was deleted before", "there is no checkpoint of step")
-"""How the evaluator says that a writer was faster."""
+"""The evaluator's messages for a writer that was faster."""
 
 
 @dataclass
 class Tally:
-    """What came of one format.
+    """The results of one format.
 
     Attributes:
-        saves: How often the writer saved.
-        failed_saves: The errors that it met.
-        loaded: How many different steps were serving when somebody asked for a prediction.
-        predictions: How many predictions were checked.
-        wrong: Those that were not what their step's weights give.
-        gone: How many checkpoints were overwritten or deleted before they could be fetched.
-        torn: Why others could not be fetched or loaded.
+        saves: Number of saves.
+        failed_saves: Errors of the writer.
+        loaded: Number of different steps that answered predictions.
+        predictions: Number of checked predictions.
+        wrong: Answers that differ from what their step's weights give.
+        gone: Number of checkpoints that were overwritten or deleted before they could be fetched.
+        torn: Reasons why others could not be fetched or loaded.
         last_served: Whether the last save started serving in the end.
     """
 
@@ -64,12 +64,12 @@ class Tally:
 
     @property
     def held(self) -> bool:
-        """Whether nobody was disturbed, nothing torn, and something read."""
+        """Whether no save failed, no read was torn, and something was read."""
         return self.last_served and self.loaded > 0 and not (self.failed_saves or self.wrong or self.torn)
 
 
 def run(trial: Trial) -> None:
-    """Try every format that was not tried yet."""
+    """Try every format that is not done yet."""
     seconds = trial.count(SECONDS)
     done: dict[str, Any] = trial.load_state()
     with _writer() as writer:
@@ -101,7 +101,7 @@ def _writer() -> Iterator[subprocess.Popen[str]]:
 
 
 def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -> Tally:
-    """Have one format written and read at the same time."""
+    """Write and read one format at the same time."""
     folder = work / "theirs"
     folder.mkdir(parents=True, exist_ok=True)
     tally, steps = Tally(), set[int]()
@@ -112,7 +112,7 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
         writer.stdin.flush()
         os.set_blocking(writer.stdout.fileno(), False)
         line = ""
-        while not line.endswith("\n"):  # what can be read at once may be less than a line, or the rest of the last one
+        while not line.endswith("\n"):  # one read may return less than a line, or the rest of the last one
             assert writer.poll() is None, "the writer ended"
             _ask(evaluator, tally, steps)
             line = (line + writer.stdout.readline()).lstrip()
@@ -129,7 +129,7 @@ def _try(name: str, writer: subprocess.Popen[str], seconds: float, work: Path) -
 
 
 class _Failures(logging.Handler):
-    """Collects why checkpoints could not be fetched or loaded, as the log says it. A context manager."""
+    """Collects from the log why checkpoints could not be fetched or loaded. A context manager."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def _evaluator(folder: Path, state: Path) -> Evaluator:
 
 
 def _ask(evaluator: Evaluator, tally: Tally, steps: set[int]) -> None:
-    """Ask for a prediction and hold it against the step that it names."""
+    """Send a prediction and compare the answer with the weights of its step."""
     time.sleep(_ASK_SECONDS)
     try:
         names = [spec.name for spec in evaluator.metadata().signature.inputs]

@@ -1,8 +1,8 @@
-"""Swap after swap in every format: what is loaded takes the place of what was, and memory stays flat.
+"""Swap after swap in every format: each load replaces an earlier model, and memory stays flat.
 
-Each format has a process of its own, with an evaluator on a folder into which one checkpoint after another is copied.
-It must hold no more models than it has slots, and its resident memory must not have drifted between a settling period
-and the end.
+Each format runs in its own process, with an evaluator on a folder into which one checkpoint after another is copied.
+It must hold no more models than it has slots, and its resident memory must not drift between a settling period and
+the end.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ NAMES = {
     "checkpoint": "at-{step}",
     "saved_model": "{step}",
 }
-"""The formats, and what a checkpoint of each is called."""
+"""The formats, and the name of a checkpoint in each."""
 
 
 def run(trial: Trial) -> None:
-    """Try every format that was not tried before the trial was broken off."""
+    """Try every format that is not done yet."""
     count = trial.count(SWAPS)
     found: dict[str, Any] = trial.load_state()
     for form in [form for form in NAMES if form not in found]:
@@ -62,7 +62,7 @@ def _held(figures: dict[str, Any]) -> bool:
 
 
 def swap(form: str, count: int, folder: Path) -> dict[str, Any]:
-    """Swap as often as this in this process; return what became of memory."""
+    """Swap this often in this process; return the memory samples."""
     made = _make(form, folder / "made")
     alive, resident = [], []
     for _ in _swaps(form, count, made, folder):
@@ -128,7 +128,7 @@ def _make(form: str, folder: Path) -> list[Path]:
 
 
 def _publish(made: Path, path: Path) -> None:
-    """Copy a checkpoint, which may be a folder or several files of one prefix, to a place of its own."""
+    """Copy a checkpoint, which may be a folder or several files of one prefix, to its own path."""
     if made.is_dir():
         shutil.copytree(made, path.with_name(f".{path.name}"))
         path.with_name(f".{path.name}").rename(path)
@@ -146,7 +146,7 @@ def _wait_until(happened: Callable[[], bool]) -> None:
 
 
 def _models_alive() -> int:
-    """Count the models that were loaded, those included that nothing needs any more."""
+    """Count the loaded models, including unreachable ones."""
     import keras
 
     return sum(isinstance(thing, keras.Model) for thing in gc.get_objects())

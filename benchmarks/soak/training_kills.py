@@ -1,10 +1,10 @@
-"""SIGKILLs and SIGTERMs of training tasks at random moments: equal to the undisturbed training, and all of it scored.
+"""SIGKILLs and SIGTERMs of training tasks at random moments: equal to an undisturbed training, and all of it scored.
 
-The bundled digits, with BatchNorm and Dropout, are learnt in turn by two workers and by two mirrored replicas. One
-task is signalled, now and then before the first step; all tasks have to end by themselves, with a status that says to
-start them again, and are started again until the training is done. Then every array of the last step's state is
-compared with that of an undisturbed training. One evaluator runs beside each disturbed training, from its first start
-to its end, and has to score every checkpoint that was published.
+Two workers and two mirrored replicas alternately train the bundled digits, with BatchNorm and Dropout. One task is
+signalled, sometimes before the first step. All tasks must exit by themselves, with a status that asks for a restart,
+and are restarted until the training is done. Then every array of the last step's state is compared with that of an
+undisturbed training. One evaluator runs beside each disturbed training, from its first start to its end, and must
+score every published checkpoint.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _SHARES = 5 * [signal.SIGKILL] + 2 * [signal.SIGTERM]
 
 STEPS = 600
 SAMPLE = 10
-"""For fewer signals than this the trainings are shorter."""
+"""Below this number of signals the trainings are shorter."""
 SAMPLE_STEPS = 200
 KINDS = ("multi_worker", "mirrored")
 
 _OPTIONS = (
     *("--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "1000"),
-    # As long as a task waits for one that was killed before it was seen; one that does not join is waited for as long.
+    # As long as a task waits for one that was killed before it was seen; a task that does not join is awaited as long.
     *("--cluster-timeout-seconds", "30"),
 )
 _LONGEST_START_SECONDS = 15.0
@@ -50,14 +50,14 @@ _EXIT_SECONDS = 120.0
 _FINISH_SECONDS = 600.0
 _VICTIMS_ENDS: dict[signal.Signals, tuple[int, ...]] = {
     signal.SIGKILL: (-signal.SIGKILL,),
-    # The second is that of a task that had not got as far as to handle the signal.
+    # The second is the status of a task that did not yet handle the signal.
     signal.SIGTERM: (PreemptedError.exit_code, -signal.SIGTERM),
 }
 _OTHERS_ENDS = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
 
 
 def run(trial: Trial) -> None:
-    """Send as many signals as the trial says, and compare each training that came to its end."""
+    """Send the requested number of signals, and compare each training that finished."""
     wanted = trial.count(SIGNALS)
     commit = _commit()
     state: dict[str, Any] = {
@@ -85,7 +85,7 @@ def run(trial: Trial) -> None:
 
 
 def _train_to_the_end(trial: Trial, state: dict[str, Any], *, wanted: int, steps: int) -> None:
-    """Disturb one training until it is done, with an evaluator beside it, and look at what came of both."""
+    """Disturb one training until it is done, with an evaluator beside it, and check both."""
     kind = KINDS[state["trainings"] % len(KINDS)]
     run_dir, undisturbed = (trial.work / f"{name}-{kind}" for name in ("disturbed", "undisturbed"))
     with EvaluatorBeside(run_dir) as evaluator:
@@ -127,7 +127,7 @@ def _is_done(run_dir: Path, steps: int) -> bool:
 
 
 def _is_unfinished(work: Path) -> bool:
-    """Whether a training was disturbed that has not come to its end yet."""
+    """Whether a disturbed training is unfinished."""
     return any((work / f"disturbed-{kind}").exists() for kind in KINDS)
 
 
@@ -165,7 +165,7 @@ def _start_task(run_dir: Path, index: int, options: tuple[str, ...], environ: di
 
 
 def _disturb(tasks: Tasks, number: signal.Signals, chance: random.Random, state: dict[str, Any]) -> None:
-    """Signal one of the tasks at some moment, and wait until all have ended, as they are to do by themselves."""
+    """Signal one of the tasks at some moment, and wait until all have exited, as they must by themselves."""
     victim, log = chance.choice(tasks)
     if chance.random() < 0.25:
         time.sleep(chance.uniform(0, _LONGEST_START_SECONDS))
@@ -187,7 +187,7 @@ def _disturb(tasks: Tasks, number: signal.Signals, chance: random.Random, state:
 
 
 def _check_ends(tasks: Tasks, victim: subprocess.Popen[bytes], number: signal.Signals, *, had_trained: bool) -> None:
-    """Raise RuntimeError unless each task ended as a supervisor needs it to."""
+    """Raise RuntimeError unless each task exited as a supervisor needs it to."""
     for process, log in tasks:
         expected = _VICTIMS_ENDS[number] if process is victim else _OTHERS_ENDS
         done = process.returncode == 0 and had_trained
@@ -216,7 +216,7 @@ def _finish(tasks: Tasks) -> None:
 
 
 def _end(tasks: Tasks, seconds: float) -> None:
-    """Wait for the ends of all tasks; leave none behind."""
+    """Wait for all tasks to end; leave none behind."""
     deadline = time.monotonic() + seconds
     try:
         for process, _ in tasks:
@@ -235,7 +235,7 @@ def _is_equal(one: Path, other: Path, step: int) -> bool:
 
 
 def _commit() -> str:
-    """Return which state of the code this is, as far as Git knows."""
+    """Return the state of the code, from Git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return told.stdout.strip() or "unknown"

@@ -1,4 +1,4 @@
-"""What every soak trial is given: how much to try, where to work, and where its result goes."""
+"""The parameters of a soak trial: how much to try, the work folder, and the result file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 
 
 class Trial:
-    """One run of a topic, which may be the continuation of one that was broken off.
+    """One run of a topic, which may continue an interrupted one.
 
     Args:
         topic: Its name.
-        count: How much to try, or None for as much as the topic says.
-        seed: Of everything that is random.
+        count: Number of cases, or None for the topic's default.
+        seed: Seed of all random numbers.
         work: The folder for its state, or None for one under the system's temporary folder.
-        results: The folder its result is written to.
+        results: The folder of its result.
 
     Attributes:
-        result: What was written last.
-        work: The folder for its state; there until `finish`.
+        result: The last result written.
+        work: The folder for its state; exists until `finish`.
     """
 
     def __init__(self, *, topic: str, count: int | None, seed: int, work: Path | None, results: Path) -> None:
@@ -41,28 +41,28 @@ class Trial:
         self.result: dict[str, Any] = {"topic": topic, "held": False, "seed": seed}
 
     def count(self, default: int) -> int:
-        """Return how much to try."""
+        """Return the number of cases."""
         return default if self._count is None else self._count
 
     def chance(self, part: int) -> random.Random:
-        """Return the random numbers of one part of the trial, the same ones each time."""
+        """Return the random numbers of one part of the trial, the same each time."""
         return random.Random(f"{self.seed}-{part}")  # noqa: S311 - no secrets here
 
     def load_state(self) -> dict[str, Any]:
-        """Return what `save_state` was given last, perhaps by a process that was ended; empty the first time."""
+        """Return the last state from `save_state`, also of an earlier process; empty the first time."""
         return json.loads(self._state_file.read_bytes()) if self._state_file.exists() else {}
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Remember how far it is."""
+        """Store the progress."""
         temporary = self._state_file.with_suffix(".tmp")
         temporary.write_text(json.dumps(state))
         temporary.replace(self._state_file)
 
     def report(self, *, held: bool, **figures: Any) -> None:
-        """Write the result as it is now.
+        """Write the current result.
 
         Args:
-            held: Whether everything that was tried so far came out as it should.
+            held: Whether everything tried so far held.
             figures: Counts and measurements by name.
         """
         self.result = {
@@ -77,12 +77,12 @@ class Trial:
         self._write()
 
     def broke_off(self, error: Exception) -> None:
-        """Write that it did not hold, and what ended it, beside what was written last."""
+        """Write that it did not hold, and the error that ended it, beside the last result."""
         self.result |= {"held": False, "ended_by": f"{type(error).__name__}: {error}"}
         self._write()
 
     def finish(self) -> None:
-        """Delete the work folder: there is nothing left to go on with."""
+        """Delete the work folder, as nothing is left to resume."""
         shutil.rmtree(self.work)
 
     def _write(self) -> None:

@@ -1,1 +1,1 @@
-"""Measurements of the service, side by side with the floor it stands on and with other servers."""
+"""Measurements of the service, beside its floor and other servers."""

@@ -1,10 +1,10 @@
-"""How fast the service is, side by side with what it stands on and with other servers.
+"""Measures the speed of the service, beside its floor and other servers.
 
     python -m benchmarks.speed [TOPIC...] [--peers] [--rounds N] [--seconds S] [--only NAME,...] [--quick]
 
-Each topic starts what it needs on 127.0.0.1, checks one answer of every batch size, measures by turns, and ends it all.
-Its result goes to RESULTS/TOPIC.json (RESULTS/peers_TOPIC.json with --peers); then the tables, the plot and the goals
-are written anew from whatever results there are. Leave the machine alone meanwhile: its load before is kept with the
+Each topic starts its servers on 127.0.0.1, checks one answer of every batch size, measures in interleaved rounds, and
+stops all. Its result goes to RESULTS/TOPIC.json (RESULTS/peers_TOPIC.json with --peers); then the tables, the plot
+and the goals are regenerated from all results. Leave the machine idle meanwhile: its load before is stored with the
 result.
 """
 
@@ -36,10 +36,10 @@ TOPICS = {
     "swapping": "the tail while 200 MB of weights are swapped every second",
     "overload": "five times the load it can bear: what it still answers, how fast it refuses",
 }
-"""Each is a module of this package with a ``run(measuring)``, and what it measures."""
+"""Each is a module of this package with a ``run(measuring)``; the text says what it measures."""
 
 PEER_TOPICS = ("closed_loop", "open_loop")
-"""The topics that other servers take part in."""
+"""The topics that include other servers."""
 
 QUICK = {"rounds": 1, "seconds": 0.5}
 ROUNDS = 3
@@ -47,7 +47,7 @@ SECONDS, SECONDS_BESIDE_PEERS = 0.6, 1.0
 
 
 def main() -> int:
-    """Measure; return 1 if something could not be."""
+    """Measure; return 1 if a measurement failed."""
     arguments = _parser().parse_args()
     full = {"rounds": ROUNDS, "seconds": SECONDS_BESIDE_PEERS if arguments.peers else SECONDS}
     defaults = QUICK if arguments.quick else full
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _on_sigterm(_: int, __: FrameType | None) -> None:
-    """Leave by way of every context, which ends what was started."""
+    """Exit through every context, which stops all processes."""
     raise SystemExit(128 + signal.SIGTERM)
 
 

@@ -1,7 +1,7 @@
-"""What a measurement can fail with."""
+"""The exceptions of measurements."""
 
 from __future__ import annotations
 
 
 class BenchmarkError(Exception):
-    """It cannot be measured, or what came out cannot be trusted; the text says why and what to do."""
+    """The measurement failed, or its result cannot be trusted. The text gives the reason and the remedy."""

@@ -1,7 +1,7 @@
-"""Closed loop: so many requests under way all the time, for every model, batch size and number of connections.
+"""Closed loop: a constant number of requests in flight, for every model, batch size and number of connections.
 
-All servers of a model run side by side; in each round every one is measured in every cell, the cells in a new order
-and the servers by turns, so that what else the machine does meets all alike.
+All servers of a model run side by side. Each round measures every server in every cell, with the cells in a new order
+and the servers rotated, so that other load on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from benchmarks.speed.running import prepare
 COMPARED = ("mlp", "conv")
 CONNECTIONS = (1, 8, 32, 64)
 RESTLESS_SHARE = 0.02
-"""A process that takes more of a core than this while nobody asks it anything is stopped while others are measured."""
+"""A process that uses more of a core than this while idle is stopped while others are measured."""
 
 _MANY_ROWS = 8192
 _REASON_CHARACTERS = 300
-"""How much of the end of a reason is kept; a traceback says last what went wrong."""
+"""How many characters of the end of a reason are kept; a traceback ends with the error."""
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
-    """Measure every cell; return the figures of each, a list with one value a round."""
+    """Measure every cell; return the figures of each, a list with one value per round."""
     table = Table(measuring)
     models = [MODELS[name] for name in COMPARED]
     for model in models:
@@ -49,7 +49,7 @@ def run(measuring: Measuring) -> dict[str, Any]:
 
 
 def order(cells: Sequence[Cell], taking_part: Sequence[Participant], turn: int) -> Iterator[tuple[Cell, Participant]]:
-    """Yield who is measured in which cell in one round, in the order of that round."""
+    """Yield the entrants and cells of one round, in order."""
     shuffled = list(cells)
     random.Random(turn).shuffle(shuffled)  # noqa: S311 - no secrets here
     for place, cell in enumerate(shuffled):
@@ -60,19 +60,19 @@ def order(cells: Sequence[Cell], taking_part: Sequence[Participant], turn: int) 
 
 
 def length_of(cell: Cell) -> int:
-    """Return how many times as long a cell is measured: where thousands of rows wait, an answer takes a second."""
+    """Return how many times as long a cell is measured: with thousands of queued examples, an answer takes a second."""
     return 1 + cell.rows * cell.connections // _MANY_ROWS
 
 
 class Table:
-    """What was measured so far.
+    """The measurements so far.
 
     Args:
         measuring: How to measure.
 
     Attributes:
-        failures: What could not be measured, and why.
-        at_rest: The share of a core that each process took while nobody asked it anything.
+        failures: The failed measurements, with reasons.
+        at_rest: The share of a core that each process uses while idle.
     """
 
     def __init__(self, measuring: Measuring) -> None:
@@ -82,7 +82,7 @@ class Table:
         self.at_rest: dict[str, float] = {}
 
     def fill(self, model: str, taking_part: Sequence[Participant]) -> None:
-        """Measure everybody in every cell of one model."""
+        """Measure all entrants in every cell of one model."""
         cells = [
             Cell(model=model, rows=rows, connections=count) for rows, count in itertools.product(BATCHES, CONNECTIONS)
         ]
@@ -95,7 +95,7 @@ class Table:
                     self._measure(cell, participant)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of every cell and entrant, as results keep them."""
+        """Return the figures of every cell and entrant, in the format of results."""
         return [_row(cell, participant, figures) for (cell, participant), figures in sorted(self._figures.items())]
 
     def _measure(self, cell: Cell, participant: Participant) -> None:
@@ -130,7 +130,7 @@ def _paused(trees: Sequence[ProcessTree]) -> Iterator[None]:
 
 @contextmanager
 def _awake(tree: ProcessTree | None) -> Iterator[None]:
-    """Let a tree run that is stopped while others are measured; None stands for one that is not."""
+    """Resume a tree that is stopped while others are measured; None stands for one that is not."""
     if tree is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Who is measured in a closed loop: a server under h2load, one over streams, or the model without any wire."""
+"""The entrants of a closed loop: a server under h2load, one over streams, or the model without a wire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.speed.workers import Worker
 
 STREAMS = 8
 STREAM_SUFFIX = ", 8 streams"
-"""What is added to the name of a server that is asked over PredictStream."""
+"""The suffix of a server's name when it is measured over PredictStream."""
 
 FUNCTION = "in process: function"
 EVALUATOR = "in process: evaluator"
@@ -26,7 +26,7 @@ _REPLY_TOLERANCE = 0.02
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Cell:
-    """What is asked in one measurement: a model, the rows of a request, and how many requests are under way."""
+    """One cell: a model, the batch size of a request, and the number of requests in flight."""
 
     model: str
     rows: int
@@ -41,22 +41,22 @@ class Participant(Protocol):
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """The name in results."""
 
     @property
     def tree(self) -> ProcessTree:
         """The processes whose CPU time and memory count."""
 
     def takes(self, cell: Cell) -> bool:
-        """Return whether a cell means something for it."""
+        """Return whether a cell applies to it."""
 
     def measure(self, cell: Cell, seconds: float) -> Figures:
-        """Measure for so long, after a warm-up."""
+        """Measure for this long, after a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A server under h2load, one request under way on each connection."""
+    """A server under h2load, one request in flight on each connection."""
 
     running: RunningServer
     bodies: Bodies
@@ -72,11 +72,11 @@ class Served:
         return self.running.tree
 
     def takes(self, cell: Cell) -> bool:
-        """Return whether it is asked that; to an echo, only the size of a request makes a difference."""
+        """Return whether the cell applies; for an echo, only the size of a request matters."""
         return not self.running.server.echoes or (cell.model == "mlp" and cell.rows in (1, 32))
 
     def measure(self, cell: Cell, seconds: float) -> Figures:
-        """Measure; raise BenchmarkError where answers were of another size than the one that was checked."""
+        """Measure; raise BenchmarkError if answers differ in size from the checked one."""
         before = self.tree.usage()
         body = self.bodies.path(cell.rows)
         load = h2load.run(self.running.port, body, connections=cell.connections, seconds=seconds)
@@ -101,7 +101,7 @@ class Streamed:
     """A server under h2load, with one PredictStream at a time on each connection.
 
     Attributes:
-        served: The server, as it is asked without streams.
+        served: The server, without streams.
         reply_bytes: The size of its framed answers to one stream.
     """
 
@@ -110,13 +110,13 @@ class Streamed:
 
     @classmethod
     def checked(cls, served: Served) -> Self:
-        """Return a server once it has answered a stream as the process does; raise BenchmarkError if it does not."""
+        """Return a server after it has answered a stream correctly; else raise BenchmarkError."""
         bodies, target = served.bodies, served.running.target
         return cls(served=served, reply_bytes=streams.checked_reply_bytes(target, bodies.model, bodies.expected(1)))
 
     @property
     def name(self) -> str:
-        """The server's, and that it is asked over streams."""
+        """The server's, with the suffix for streams."""
         return f"{self.served.name}{STREAM_SUFFIX}"
 
     @property
@@ -125,14 +125,14 @@ class Streamed:
         return self.served.tree
 
     def takes(self, cell: Cell) -> bool:
-        """Return whether it is asked that: a stream keeps many requests under way, so few connections do."""
+        """Return whether the cell applies: a stream keeps many requests in flight, so few connections do."""
         return cell.rows == 1 and cell.connections == STREAMS
 
     def measure(self, cell: Cell, seconds: float) -> Figures:
-        """Measure: the rate and the CPU time are those of messages, latencies those of whole streams.
+        """Measure: rate and CPU time are per message, latencies per stream.
 
         Raises:
-            BenchmarkError: Answers were of another size than those that were checked.
+            BenchmarkError: Answers differ in size from the checked ones.
         """
         before = self.tree.usage()
         port, body = self.served.running.port, self.served.bodies.stream()
@@ -156,13 +156,13 @@ class Streamed:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a worker measures when asked.
+    """A measurement by a worker.
 
     Attributes:
-        name: What results call it.
-        worker: The one that is asked.
-        tree: Whose CPU time and memory count.
-        fits: Tells the cells that mean something for it.
+        name: The name in results.
+        worker: The worker.
+        tree: The processes whose CPU time and memory count.
+        fits: Selects the cells that apply to it.
         question: What to ask, seconds aside.
     """
 
@@ -173,7 +173,7 @@ class Asked:
     question: Callable[[Cell], dict[str, Any]]
 
     def takes(self, cell: Cell) -> bool:
-        """Return whether it is asked that."""
+        """Return whether the cell applies."""
         return self.fits(cell)
 
     def measure(self, cell: Cell, seconds: float) -> Figures:
@@ -203,7 +203,7 @@ def function(worker: Worker) -> Asked:
 
 
 def evaluator(worker: Worker) -> Asked:
-    """Return the evaluator, asked by one thread that keeps as many requests under way as there are connections."""
+    """Return the evaluator, called by one thread that keeps as many requests in flight as there are connections."""
     return Asked(
         name=EVALUATOR,
         worker=worker,

@@ -1,4 +1,4 @@
-"""Evaluate over gRPC against ``model.evaluate`` in process: the same batches, by turns, the losses compared."""
+"""Evaluate over gRPC against ``model.evaluate`` in process: the same batches, interleaved, with equal losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.speed.running import prepare, running
 from benchmarks.speed.workers import Worker
 
 CASES = (("mlp", 32, 400), ("mlp", 256, 150), ("conv", 32, 150), ("conv", 256, 40))
-"""Model, rows of a batch, and how many batches are scored at once."""
+"""Model, batch size, and number of batches scored at once."""
 
 KERAS = "model.evaluate"
 

@@ -1,4 +1,4 @@
-"""What one measurement of one participant came to, and how several of them are told as one."""
+"""The figures of one measurement, and the summary of several."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Figures:
     """One measurement.
 
     Attributes:
-        requests_per_second: Answered.
-        p50_ms: The median of how long a request took.
-        p99_ms: What 99 in a hundred did not take longer than.
-        cpu_seconds_per_1000: Of the server's processes, per thousand requests.
+        requests_per_second: Answered requests.
+        p50_ms: Median latency.
+        p99_ms: 99th percentile of the latency.
+        cpu_seconds_per_1000: CPU time of the server's processes per thousand requests.
         rss_mib: Resident memory of the server's processes at the end.
     """
 
@@ -38,8 +38,8 @@ class Figures:
         Args:
             latencies_ms: Of the requests that count.
             seconds: The time in which those were answered.
-            answered: Requests that the CPU time was used for, with those of the warm-up.
-            cpu_seconds: That time.
+            answered: Requests that used the CPU time, including the warm-up.
+            cpu_seconds: That CPU time.
             rss_mib: Resident memory.
         """
         latencies = np.asarray(latencies_ms, np.float64)
@@ -55,7 +55,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The median of several measurements, with the least and the most of them."""
+    """The median of several measurements, with the minimum and maximum."""
 
     median: float
     low: float
@@ -67,11 +67,11 @@ class Spread:
         return cls(median=statistics.median(values), low=min(values), high=max(values))
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as results keep it."""
+        """Return it in the format of results."""
         return {"median": round(self.median, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
 
 
 def spread_of_ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
-    """Return the ratio of two medians, with the least and the most of the ratios within one round."""
+    """Return the ratio of two medians, with the minimum and maximum of the ratios within one round."""
     ratios = [one / other for one, other in zip(above, below, strict=False)]
     return Spread(median=statistics.median(above) / statistics.median(below), low=min(ratios), high=max(ratios))

@@ -1,4 +1,4 @@
-"""The goals, each a ratio within one run, and what was reached of them."""
+"""The goals, each a ratio within one run, and the ratios reached."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Goal:
 
     Attributes:
         text: What is compared.
-        wanted: The ratio that is wanted.
-        at_most: Whether that is the most there may be, not the least.
-        result: The name of the result it is read from.
+        wanted: The goal for the ratio.
+        at_most: Whether the goal is an upper bound.
+        result: The name of the result that holds it.
         reached: Returns the ratio from the rows of that result; None if they do not hold it.
     """
 

@@ -1,6 +1,6 @@
-"""Runs h2load, nghttp2's load generator, and reads what it says.
+"""Runs h2load, nghttp2's load generator, and parses its output.
 
-It does not look at grpc-status: compare the size of the answers.
+It ignores grpc-status: compare the size of the answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.wire import METHOD
 
 WARM_UP_SECONDS = 0.3
-"""How much of the beginning of a run does not count."""
+"""How much of the beginning of a run is not counted."""
 
 _FETCHED = Path(__file__).parents[2] / ".tools" / "nghttp2" / "usr"
 _GRACE_SECONDS = 30.0
@@ -33,12 +33,12 @@ _DATA = re.compile(r"^traffic: .*\((\d+)\) data", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one run of h2load saw.
+    """The result of one run of h2load.
 
     Attributes:
         done: Requests answered, warm-up included.
-        data_bytes: Bytes of message frames that came back, warm-up included.
-        seconds: How long was measured, without the warm-up.
+        data_bytes: Bytes of message frames received, warm-up included.
+        seconds: Duration of the measurement, without the warm-up.
         latencies_ms: Of each request that was answered in that time.
     """
 
@@ -54,7 +54,7 @@ class Load:
 
     @property
     def reply_bytes(self) -> float:
-        """The mean size of an answer, frames included; 0 for one that was only an error in the trailers."""
+        """The mean size of an answer, frames included; 0 for an error in the trailers alone."""
         return self.data_bytes / self.done
 
 
@@ -65,14 +65,14 @@ def find() -> Path | None:
 
 
 def run(port: int, body: Path, *, connections: int, seconds: float, method: str = METHOD) -> Load:
-    """Load a server on this machine in a closed loop: each connection has one request under way all the time.
+    """Load a server on this machine in a closed loop: one request in flight on each connection.
 
     Args:
-        port: Of the server.
-        body: A file with what a request sends, framed; sent again and again.
-        connections: How many.
+        port: The server's port.
+        body: A file with the framed request, which is sent repeatedly.
+        connections: Number of connections.
         seconds: How long to measure, after the warm-up.
-        method: What is called.
+        method: The method to call.
 
     Raises:
         BenchmarkError: There is no h2load, it failed, or requests failed.
@@ -89,15 +89,15 @@ def run(port: int, body: Path, *, connections: int, seconds: float, method: str 
 
 
 def read(output: str, log: str, *, seconds: float) -> Load:
-    """Return what h2load's output and its log of requests say.
+    """Parse h2load's output and its log of requests.
 
     Args:
-        output: What it printed.
+        output: h2load's output.
         log: A line for each request: microseconds since the epoch, HTTP status, microseconds it took.
-        seconds: How long is measured.
+        seconds: Duration of the measurement.
 
     Raises:
-        BenchmarkError: It says something else, nothing was answered, or a request failed.
+        BenchmarkError: The output is malformed, nothing was answered, or a request failed.
     """
     done, data = _DONE.search(output), _DATA.search(output)
     if done is None or data is None:

@@ -1,4 +1,4 @@
-"""What a result was measured on, which is kept beside it."""
+"""The machine and versions of a result, which are stored with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def described() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the commit that is checked out, with a plus sign where files differ from it; empty without git."""
+    """Return the current commit, with a plus sign if files differ from it; empty without git."""
     command = ("git", "-C", str(_ROOT), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*")
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

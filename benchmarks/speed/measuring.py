@@ -1,4 +1,4 @@
-"""What every topic is given: how long and how often to measure, where to work, and whom to tell."""
+"""The parameters of every topic: durations, rounds, the work folder, and progress."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from benchmarks.speed.servers import LONG_QUEUE_ROWS, Server, floor, own, peers
 
 
 class Progress:
-    """Tells people how far it is, a line at a time."""
+    """Prints progress, a line at a time."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._steps = self._done = 0
 
     def expect(self, steps: int) -> None:
-        """Say how many steps follow."""
+        """Set how many steps follow."""
         self._began = time.monotonic()
         self._steps, self._done = steps, 0
 
     def step(self, text: str) -> None:
-        """Say that one step is done."""
+        """Report that one step is done."""
         self._done += 1
         left = (time.monotonic() - self._began) / self._done * (self._steps - self._done)
         print(f"[{self._done}/{self._steps}, {left:.0f} s left] {text}", flush=True)
 
     def say(self, text: str) -> None:
-        """Say something else."""
+        """Print another message."""
         print(text, flush=True)
 
 
@@ -39,12 +39,12 @@ class Measuring:
     """How to measure.
 
     Attributes:
-        rounds: How often each cell is measured, by turns with all others.
-        seconds: How long one measurement lasts, without its warm-up.
-        only: Words of which the name of an entrant must hold one; everybody if there are none.
-        with_peers: Whether the servers of others take part, in place of the floor.
-        work: An empty folder for whatever is needed on the way.
-        progress: Told how far it is.
+        rounds: How often each cell is measured, interleaved with all others.
+        seconds: Duration of one measurement, without its warm-up.
+        only: Words, one of which the name of an entrant must contain; all entrants if empty.
+        with_peers: Whether other projects' servers take part, instead of the floor.
+        work: An empty folder for temporary files.
+        progress: Receives progress.
     """
 
     rounds: int
@@ -55,14 +55,14 @@ class Measuring:
     progress: Progress = field(default_factory=Progress)
 
     def wants(self, name: str) -> bool:
-        """Return whether somebody of that name takes part."""
+        """Return whether an entrant of that name takes part."""
         return not self.only or any(word in name for word in self.only)
 
     def servers(self) -> list[Server]:
-        """Return the servers that take part; this project's with a queue that is long enough for all connections.
+        """Return the servers that take part; this project's with a queue that holds all connections' requests.
 
         Raises:
-            BenchmarkError: None does, or one that should is not installed.
+            BenchmarkError: None does, or a required one is not installed.
         """
         chosen = [
             server
@@ -77,5 +77,5 @@ class Measuring:
         return chosen
 
     def own_servers(self) -> list[Server]:
-        """Return this project's front ends, as far as they take part, with the settings they have by default."""
+        """Return this project's participating front ends, with their default settings."""
         return [server for server in own() if self.wants(server.name)]

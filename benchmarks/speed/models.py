@@ -1,4 +1,4 @@
-"""What every server serves, and the rows it is asked with. Building a model needs Keras, nothing else here does."""
+"""The benchmark models and their inputs. Only building a model needs Keras."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BenchmarkModel:
     """A model by its name.
 
     Attributes:
-        name: What requests call it.
-        text: What it is, for people.
-        row_shape: The shape of one row of its one input; the output is ``[rows, 10]``.
-        layers: Returns its layers, input and output aside.
-        serve_options: What ``understudy serve`` serves it best with on two cores; see docs/decisions/benchmarks.md.
+        name: The name in requests.
+        text: A description.
+        row_shape: The shape of one example of its single input; the output is ``[rows, 10]``.
+        layers: Returns its layers, without input and output.
+        serve_options: The best options of ``understudy serve`` on two cores; see docs/decisions/benchmarks.md.
     """
 
     name: str
@@ -37,7 +37,7 @@ class BenchmarkModel:
     serve_options: tuple[str, ...] = ()
 
     def build(self, seed: int = 0) -> Any:
-        """Return the Keras model, compiled, with weights of its own for each seed."""
+        """Return the compiled Keras model, with different weights for each seed."""
         import keras
 
         keras.utils.set_random_seed(seed)
@@ -50,7 +50,7 @@ class BenchmarkModel:
         return model
 
     def rows(self, count: int) -> Floats:
-        """Return the same ``[count, ...]`` rows every time."""
+        """Return the same ``[count, ...]`` examples every time."""
         chance = np.random.default_rng(count)
         return chance.random((count, *self.row_shape), dtype=np.float32)
 
@@ -87,7 +87,7 @@ def _deep_conv() -> list[Any]:
 
 
 def dense_of(mebibytes: int) -> BenchmarkModel:
-    """Return an MLP of two equal hidden layers whose weights fill so much, every one of them used by every row."""
+    """Return an MLP of two equal hidden layers with this many MiB of weights, all used by every example."""
     weights = mebibytes * 2**20 / 4
     features = 784
     width = int((math.sqrt(features**2 + 4 * weights) - features) / 2)
@@ -115,7 +115,7 @@ MODELS = {
         ),
     )
 }
-"""What servers are checked with; ``deep`` is heavy enough that the wire counts for little."""
+"""The models that servers are checked with; ``deep`` is heavy enough that the wire counts for little."""
 
 
 def model_named(name: str) -> BenchmarkModel:
@@ -126,5 +126,5 @@ def model_named(name: str) -> BenchmarkModel:
 
 
 def model_file(folder: Path, name: str, seed: int = 0) -> Path:
-    """Return where ``programs/prepare.py`` saves a model."""
+    """Return the path where ``programs/prepare.py`` saves a model."""
     return folder / f"{name}_{seed}.keras"

@@ -1,7 +1,7 @@
-"""Open loop: how long answers take when requests arrive at random, at the same rates for every server.
+"""Open loop: latencies of requests that arrive at random, at the same rates for every server.
 
-Latency counts from the moment a request should have been sent. The load comes from one Python process, whose own share
-is the same for all; how late it was itself is kept beside the figures.
+Latency counts from the moment a request should have been sent. One Python process generates the load, and its own share
+is the same for all; its own lateness is stored beside the figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANSWER_SECONDS = 60.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
-    """Measure every server at every rate that is below its peak; return the figures."""
+    """Measure every server at every rate below its peak; return the figures."""
     bodies = prepare(measuring.work, MODELS["mlp"])
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:

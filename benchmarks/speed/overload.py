@@ -1,10 +1,10 @@
-"""Overload: several times the load that a server can bear. What it still answers, and how fast it refuses the rest.
+"""Overload: several times a server's peak load. Measures the goodput, and how fast the rest is refused.
 
-The peak is a closed loop's. Then requests arrive at random at `TIMES` that rate; a second process asks now and then
-and tells how long refusals take, since the one that makes the load is itself busy.
+The peak is a closed loop's. Then requests arrive at random at `TIMES` that rate. A second process sends occasional
+requests and measures refusals, since the load generator is itself busy.
 
-The servers have one half of the cores and the load the other, as if it came from another machine: five times the
-requests cost their sender five times the CPU, which would else count as the server's loss.
+The servers have one half of the cores and the load generator the other, as if it ran on another machine: five times the
+requests cost their sender five times the CPU, which would otherwise count as the server's loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 90.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
-    """Measure this project's front ends; return what became of the requests in each round."""
+    """Measure this project's front ends; return the outcomes of the requests in each round."""
     bodies = prepare(measuring.work, MODELS[MODEL])
     rows: list[dict[str, Any]] = []
     servers = measuring.own_servers()
@@ -64,13 +64,13 @@ def run(measuring: Measuring) -> dict[str, Any]:
 
 
 def _halves(cores: list[int]) -> tuple[list[int], list[int]]:
-    """Return the cores of the servers and those of the load; where there is one, they share it."""
+    """Return the cores of the servers and those of the load generator; a single core is shared."""
     return (cores, cores) if len(cores) == 1 else (cores[: len(cores) // 2], cores[len(cores) // 2 :])
 
 
 @contextmanager
 def _only_on(cores: Collection[int]) -> Iterator[None]:
-    """Keep what is started meanwhile to some cores."""
+    """Pin processes started meanwhile to some cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -102,5 +102,5 @@ def _measure(one: RunningServer, bodies: Bodies, load: Worker, probe: Worker, tu
 
 
 def _p99(milliseconds: list[float]) -> float:
-    """Return what 99 in a hundred are not above; not a number where there are none."""
+    """Return the 99th percentile; NaN for no values."""
     return round(float(np.percentile(milliseconds, 99)), 3) if milliseconds else float("nan")

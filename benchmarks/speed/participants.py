@@ -1,4 +1,4 @@
-"""Starts everybody who takes part in a closed loop with one model."""
+"""Starts all entrants of a closed loop with one model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.speed.servers import LONG_QUEUE_ROWS
 from benchmarks.speed.workers import Worker
 
 STREAMED = "understudy grpcio"
-"""The server that is asked over PredictStream too."""
+"""The server that is also measured over PredictStream."""
 
 
 @contextmanager
 def participants(measuring: Measuring, bodies: Bodies) -> Iterator[list[Participant]]:
-    """Give everybody who takes part, ready to be measured; they end with the context.
+    """Yield all entrants, ready to be measured; they end with the context.
 
-    Beside other servers the evaluator in process is left out: it says where this project's own time goes.
+    Beside other servers the in-process evaluator is left out: it shows where this project's own time goes.
     """
     with ExitStack() as stack:
         started = stack.enter_context(running(measuring.servers(), bodies, measuring.work / "closed_loop"))

@@ -11,7 +11,7 @@ _MARKERS = "osD^vP*X<>h"
 
 
 def closed_loop(result: dict[str, Any], file: Path) -> None:
-    """Write a plot of the result of one closed loop, as SVG, with bars from the least to the most of the rounds."""
+    """Write a plot of one closed loop's result, as SVG, with bars from the minimum to the maximum of the rounds."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -27,7 +27,7 @@ def closed_loop(result: dict[str, Any], file: Path) -> None:
             _draw(panel, result, model, batch, styles)
     handles = [Line2D([], [], color=color, marker=marker, label=name) for name, (color, marker) in styles.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize="small")
-    # The same file for the same figures, with text that stays text.
+    # Reproducible output for the same figures, with text as text.
     with mpl.rc_context({"svg.hashsalt": "understudy", "svg.fonttype": "none"}):
         figure.savefig(file, metadata={"Date": None})
 

@@ -1,4 +1,4 @@
-"""A server as a tree of processes: started, watched, stopped for a while, and ended for good."""
+"""A server as a tree of processes: start, usage, pause, and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END_SECONDS = 10.0
 """How long a server may take to end before it is killed."""
 
 LIFETIME_SECONDS = 3600
-"""How long a server lives at most, should nobody be left to end it."""
+"""The longest life of a server, in case no process is left to end it."""
 
 _MIB = 2**20
 
@@ -34,7 +34,7 @@ class Launch:
 
     Attributes:
         command: The program and its arguments.
-        environ: What to add to the environment.
+        environ: Additions to the environment.
     """
 
     command: Sequence[str]
@@ -43,10 +43,10 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a tree of processes has used.
+    """The resources that a tree of processes has used.
 
     Attributes:
-        cpu_seconds: Of user and system time since they began.
+        cpu_seconds: User and system time since the start.
         rss_mib: Resident memory now.
     """
 
@@ -55,13 +55,13 @@ class Usage:
 
 
 class ProcessTree:
-    """A process and its descendants, which end with this context. What it prints goes to a file.
+    """A process and its descendants, which end with this context. Its output goes to a file.
 
     Args:
-        name: What to call it.
+        name: Its name in messages.
         launch: How to start it.
-        log: The file it prints to.
-        stdin: Whether to keep a pipe to it, and one from it in place of the file.
+        log: The file for its output.
+        stdin: Whether to keep a pipe to it, and a pipe from it instead of the file.
     """
 
     def __init__(self, name: str, launch: Launch, *, log: Path, stdin: bool = False) -> None:
@@ -80,7 +80,7 @@ class ProcessTree:
             )
 
     def usage(self) -> Usage:
-        """Return what the tree has used."""
+        """Return the tree's usage."""
         cpu = rss = 0.0
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -90,17 +90,17 @@ class ProcessTree:
         return Usage(cpu_seconds=cpu, rss_mib=rss)
 
     def check_alive(self) -> None:
-        """Raise BenchmarkError, with the end of what it printed, if it has ended."""
+        """Raise BenchmarkError, with the end of its output, if it has ended."""
         if self.popen.poll() is not None:
             last = self._log.read_text(errors="replace")[-1500:]
             raise BenchmarkError(f"{self.name} ended with {self.popen.returncode}; it printed: {last}")
 
     def pause(self) -> None:
-        """Keep the tree from running until `resume`."""
+        """Pause the tree until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run on."""
+        """Continue the tree."""
         self._signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class ProcessTree:
         self.end()
 
     def end(self) -> None:
-        """Ask the tree to end, and kill what is left of it after `END_SECONDS`."""
+        """Terminate the tree, and kill what is left of it after `END_SECONDS`."""
         tree = self._tree()
         self.resume()
         if self.popen.poll() is None:
@@ -141,7 +141,7 @@ class ProcessTree:
 
 
 def _timeout() -> str:
-    """Return the program that ends another one in time."""
+    """Return the program that limits another one's time."""
     found = shutil.which("timeout")
     if found is None:
         raise BenchmarkError("there is no timeout on PATH; it is one of the GNU core utilities")
@@ -149,7 +149,7 @@ def _timeout() -> str:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens on this machine."""
+    """Return a free port on this machine."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]
@@ -157,7 +157,7 @@ def free_port() -> int:
 
 
 def at_rest_cpu(processes: Sequence[ProcessTree], *, seconds: float = 1.0) -> dict[str, float]:
-    """Return the share of one core that each tree uses while nobody asks it anything."""
+    """Return the share of one core that each tree uses while idle."""
     before = [process.usage().cpu_seconds for process in processes]
     time.sleep(seconds)
     return {

@@ -1,4 +1,4 @@
-"""Committed to served: from the rename that commits a checkpoint to the first answer by it, polling included."""
+"""Committed to served: from the rename that commits a checkpoint to its first answer, polling included."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from benchmarks.speed.staging import NEW_SLOTS, StagedCheckpoints
 from understudy.clients import Client
 
 COMMITS = {10: 6, 200: 5, 1024: 2}
-"""How many checkpoints of so many MiB of weights are committed once all slots are there."""
+"""Number of checkpoints to commit, by MiB of weights, once all slots exist."""
 
 _PHASE_SECONDS = 0.13
-"""Commits come at moments that do not keep step with the polling."""
+"""Pauses between commits, not in step with the polling."""
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
-    """Measure every size; return the seconds of each commit, apart from those that made another slot."""
+    """Measure every size; return the seconds of each commit, separately for those that created a slot."""
     rows: list[dict[str, Any]] = []
     measuring.progress.expect(len(COMMITS))
     for mebibytes, commits in COMMITS.items():

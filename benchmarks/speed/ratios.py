@@ -1,4 +1,4 @@
-"""Reads ratios out of the rows of results. Every function returns None where the rows do not hold what it needs."""
+"""Computes ratios from the rows of results. Every function returns None if the rows do not hold its input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _cell(rows: Rows, model: str, batch: int, connections: int) -> dict[str, dic
 
 
 def _best(cell: Mapping[str, dict[str, Any]], names: Sequence[str], column: str, *, least: bool) -> list[float] | None:
-    """Return the values of the one of several entrants with the best median."""
+    """Return the values of the entrant with the best median."""
     found = [cell[name][column] for name in names if name in cell]
     choose = min if least else max
     return choose(found, key=lambda values: Spread.of(values).median) if found else None
@@ -37,7 +37,7 @@ def _best(cell: Mapping[str, dict[str, Any]], names: Sequence[str], column: str,
 def against(
     name: str, others: Sequence[str], batch: int, connections: int, column: str = "requests_per_second"
 ) -> Ratio:
-    """Compare one with the best of others in one cell of the MLP: by rate, or by a column of which less is better."""
+    """Compare one with the best of others in one cell of the MLP: by rate, or by a column where less is better."""
 
     def reached(rows: Rows) -> Spread | None:
         cell = _cell(rows, "mlp", batch, connections)
@@ -48,7 +48,7 @@ def against(
 
 
 def stream_against_unary(rows: Rows) -> Spread | None:
-    """Return what streams give at best over what Triton gives at best, batch 1, whatever the connections."""
+    """Return the best rate of streams over Triton's best, batch 1, any number of connections."""
     of_streams, of_triton = (
         [row["requests_per_second"] for row in rows if _is(row, names, batch=1)] for names in ((STREAM,), TRITON)
     )
@@ -67,7 +67,7 @@ def _ratio_of_best(above: Sequence[list[float]], below: Sequence[list[float]]) -
 
 
 def served_against_function(model: str, batch: int) -> Ratio:
-    """Return the ratio of what is served over the connections that give most to what one caller gets in process."""
+    """Return the best served rate, over connections, relative to one in-process caller."""
 
     def reached(rows: Rows) -> Spread | None:
         served, in_process = (
@@ -80,7 +80,7 @@ def served_against_function(model: str, batch: int) -> Ratio:
 
 
 def evaluated(model: str, batch: int) -> Ratio:
-    """Compare examples scored over gRPC with those that Keras scores in process."""
+    """Compare the rate of examples scored over gRPC with Keras in process."""
 
     def reached(rows: Rows) -> Spread | None:
         rates = {
@@ -103,7 +103,7 @@ def scaled(model: str, batch: int) -> Ratio:
 
 
 def swapped(server: str) -> Ratio:
-    """Compare the tail while weights are swapped with that at rest; infinite if a request failed."""
+    """Compare the tail while weights are swapped with the tail at rest; infinite if a request failed."""
 
     def reached(rows: Rows) -> Spread | None:
         own = [row for row in rows if row["server"] == server]

@@ -1,7 +1,7 @@
 """Scaling over replicas: two logical CPUs against one, each operation on one thread.
 
-Measured in this process's evaluator, which is all that the goal is about: over the wire the load generator would need a
-core of its own.
+Measured in this process's evaluator, which suffices for the goal: over the wire the load generator would need its own
+core.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from benchmarks.speed.running import Bodies, prepare
 from benchmarks.speed.workers import Worker
 
 COMPARED = ("conv", "deep")
-"""``conv`` takes 1 ms for 32 rows, of which a call's own work is a part; ``deep`` takes 17 ms."""
+"""``conv`` takes 1 ms for 32 examples, of which a call's own work is a part; ``deep`` takes 17 ms."""
 
 REPLICAS = (1, 2)
 ROWS = (32, 256)
 CALLERS = 2
-"""One request is computed while the next one waits."""
+"""One request computes while the next one waits."""
 
 _ANSWER_SECONDS = 60.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
-    """Measure every number of replicas by turns, one model after the other; return examples per second."""
+    """Measure every number of replicas in interleaved rounds, one model after the other; return examples per second."""
     rows = [row for name in COMPARED for row in _measure(measuring, MODELS[name])]
     return {"models": {name: MODELS[name].text for name in COMPARED}, "rows": rows}
 

@@ -1,4 +1,4 @@
-"""Writes what was measured as Markdown and a plot, anew from the results that there are."""
+"""Writes the results as Markdown and a plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ README, GOALS = "README.md", "goals.md"
 
 _HEAD = """# What was measured
 
-Medians of the rounds, in brackets the least and the most. [goals.md](goals.md) holds them against the goals.
+Medians of the rounds, in brackets the least and the most. [goals.md](goals.md) compares them with the goals.
 Written by `python -m benchmarks.speed --render` from the JSON files beside it.
 """
 

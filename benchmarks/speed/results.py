@@ -1,4 +1,4 @@
-"""Where results are kept: one JSON file a topic, read and written in one place."""
+"""Stores results: one JSON file per topic."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "results" / "speed"
 TRIALS = Path(__file__).parents[2] / "build" / "speed"
-"""For results of a part, or of next to no time, which are not to be kept; git ignores it."""
+"""For partial or quick results, which are not kept; git ignores it."""
 
 
 def name_of(topic: str, *, with_peers: bool) -> str:
-    """Return what the result of a topic is called."""
+    """Return the name of a topic's result."""
     return f"peers_{topic}" if with_peers else topic
 
 
 def save(folder: Path, name: str, result: dict[str, Any]) -> None:
-    """Write a result; its rows one a line, so that a change can be read."""
+    """Write a result, with one row per line for readable diffs."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n".join(f"    {json.dumps(_plain(row))}" for row in result["rows"])
     rest = {key: _plain(value) for key, value in result.items() if key != "rows"}
@@ -27,12 +27,12 @@ def save(folder: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return every result by its name."""
+    """Return every result by name."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, which knows no NaN."""
+    """Return a value as JSON types; NaN becomes null."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Servers that run side by side with one model, each checked against the process before it is measured."""
+"""Servers that run side by side with one model, each checked against the in-process model before it is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.speed.processes import Launch, ProcessTree, free_port
 from benchmarks.speed.servers import Server, Site
 
 START_SECONDS = 120.0
-"""How long a server may take until it answers."""
+"""How long a server may take to answer."""
 
 PREPARE_SECONDS = 300.0
 """How long a process may take to save a model."""
@@ -33,9 +33,9 @@ class Bodies:
     """The requests of one model, as files that h2load sends.
 
     Attributes:
-        model: What they ask.
+        model: Their model.
         file: The ``.keras`` file.
-        folder: Where the requests lie.
+        folder: The folder of the requests.
     """
 
     model: BenchmarkModel
@@ -43,21 +43,21 @@ class Bodies:
     folder: Path
 
     def path(self, rows: int) -> Path:
-        """Return the file with the framed request of so many rows, written when first asked for."""
+        """Return the file with the framed request of this batch size, written on first use."""
         path = self.folder / f"{self.model.name}_{rows}.request"
         if not path.exists():
             path.write_bytes(wire.framed(wire.request(self.model, rows)))
         return path
 
     def stream(self) -> Path:
-        """Return the file with a whole stream of requests of one row, written when first asked for."""
+        """Return the file with a whole stream of requests of one example, written on first use."""
         path = self.folder / f"{self.model.name}.stream"
         if not path.exists():
             path.write_bytes(streams.body(self.model))
         return path
 
     def expected(self, rows: int) -> Floats:
-        """Return what the process answers."""
+        """Return the in-process answer."""
         with np.load(self.file.with_suffix(".npz")) as answers:
             found: Floats = answers[str(rows)]
         return found
@@ -65,12 +65,12 @@ class Bodies:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningServer:
-    """A server that answers.
+    """A server that answers requests.
 
     Attributes:
-        server: Which one.
+        server: The server's registry entry.
         tree: Its processes.
-        port: Where it listens.
+        port: Its port.
         reply_bytes: The size of its framed answer to each batch size.
     """
 
@@ -86,7 +86,7 @@ class RunningServer:
 
 
 def prepare(folder: Path, model: BenchmarkModel, seeds: Sequence[int] = (0,)) -> Bodies:
-    """Save a model, under each seed, in a process that ends; return the requests of it."""
+    """Save a model, under each seed, in a separate process; return its requests."""
     command = (sys.executable, "-m", "benchmarks.speed.programs.prepare", str(folder), model.name, *map(str, seeds))
     try:
         subprocess.run(command, check=True, timeout=PREPARE_SECONDS, capture_output=True)
@@ -97,7 +97,7 @@ def prepare(folder: Path, model: BenchmarkModel, seeds: Sequence[int] = (0,)) ->
 
 @contextmanager
 def running(servers: Sequence[Server], bodies: Bodies, folder: Path) -> Iterator[list[RunningServer]]:
-    """Start servers together, and give them once each has answered every batch size as the process does."""
+    """Start servers together, and yield them once each has answered every batch size like the in-process model."""
     with ExitStack() as stack:
         started = []
         for server in servers:
@@ -109,17 +109,17 @@ def running(servers: Sequence[Server], bodies: Bodies, folder: Path) -> Iterator
 
 @contextmanager
 def running_one(launch: Launch, *, name: str, port: int, log: Path, bodies: Bodies) -> Iterator[RunningServer]:
-    """Start one server of this project's by its command, and give it once it answers; its values are not checked."""
+    """Start one of this project's servers by its command, and yield it once it answers; its values are not checked."""
     with ProcessTree(name, launch, log=log) as tree:
         _wait(tree, port, wire.request(bodies.model, 1))
         yield RunningServer(server=Server(name=name, launch=lambda _: launch), tree=tree, port=port, reply_bytes={})
 
 
 def checked(server: Server, tree: ProcessTree, port: int, bodies: Bodies) -> RunningServer:
-    """Wait until a server answers, and check what it answers.
+    """Wait until a server answers, and check its answers.
 
     Raises:
-        BenchmarkError: It ended, did not answer in time, or answered otherwise than the process.
+        BenchmarkError: It ended, did not answer in time, or answered unlike the in-process model.
     """
     target = f"127.0.0.1:{port}"
     _wait(tree, port, wire.request(bodies.model, 1))

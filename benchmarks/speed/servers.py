@@ -1,4 +1,4 @@
-"""The registry of servers: how each is started with one model on one port. Another server is one more entry here."""
+"""The registry of servers: how to start each with one model on one port. Add an entry for another server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.speed.processes import Launch, free_port
 from understudy.service.settings import ServeSettings
 
 LONG_QUEUE_ROWS = 64 * max(BATCHES)
-"""What 64 connections ask at once is not refused by a queue so long; the other servers' queues have no bound."""
+"""Long enough that the requests of 64 connections are not refused; the other servers' queues are unbounded."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,13 +28,13 @@ _LARGEST_BATCH = max(BATCHES)
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where a server runs.
+    """The parameters of a server's start.
 
     Attributes:
-        model: What it serves.
-        model_file: The ``.keras`` file of that.
-        port: For gRPC, on 127.0.0.1.
-        folder: An empty folder for whatever it needs.
+        model: The model.
+        model_file: The model's ``.keras`` file.
+        port: The gRPC port, on 127.0.0.1.
+        folder: An empty folder for its files.
     """
 
     model: BenchmarkModel
@@ -48,9 +48,9 @@ class Server:
     """A server to be measured.
 
     Attributes:
-        name: What results call it.
+        name: The name in results.
         launch: How to start it.
-        echoes: Whether it only answers with nothing, so that there are no values to check, and no model matters.
+        echoes: Whether it only returns empty messages, so that neither values nor the model matter.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Server:
 
 
 def serve_command(site: Site, *options: str) -> Sequence[str]:
-    """Return the command of ``understudy serve``, to be completed with what it serves."""
+    """Return the command of ``understudy serve``, without the model."""
     ports = ("--host", "127.0.0.1", "--grpc-port", str(site.port), "--http-port", "0")
     places = ("--state-dir", str(site.folder / "state"), "--model-name", site.model.name, "--log-level", "warning")
     return (sys.executable, "-m", "understudy.cli", "serve", *ports, *places, *options)
@@ -78,19 +78,19 @@ def own(*options: str) -> list[Server]:
 
 
 def peer_versions() -> dict[str, str]:
-    """Return the versions of the servers of others, as far as they are installed."""
+    """Return the versions of the other servers that are installed."""
     lines = [line for held in _PEERS.glob("*/.holds") for line in held.read_text().splitlines()]
     pins = dict(line.split("==") for line in lines if "==" in line)
     return {name: pins[name] for name in ("nvidia-pytriton", "kserve", "mlserver") if name in pins}
 
 
 def frontend_options(name: str) -> Sequence[str]:
-    """Return what tells ``understudy serve`` to be the front end that is called so."""
+    """Return the options of ``understudy serve`` for the front end of this name."""
     return ("--frontend", name.split()[1]) if has_envoy() else ()
 
 
 def floor() -> list[Server]:
-    """Return what only carries messages, one for each front end."""
+    """Return the servers that only carry messages, one for each front end."""
     servers = [Server(name="echo grpc.aio", launch=_echo, echoes=True)]
     if has_envoy():
         servers.append(Server(name="echo envoy", launch=_echo_in_envoy, echoes=True))
@@ -98,7 +98,7 @@ def floor() -> list[Server]:
 
 
 def peers() -> list[Server]:
-    """Return the servers of others.
+    """Return the other projects' servers.
 
     Raises:
         BenchmarkError: One of them is not installed.
@@ -167,13 +167,13 @@ def _triton(instances: int) -> Callable[[Site], Launch]:
 
 
 def _lay_out_backend(home: Path, target: Path) -> None:
-    """Put the Python backend where its stub for the system's Python 3.11 lies beside it."""
+    """Copy the Python backend beside its stub for the system's Python 3.11."""
     shutil.copytree(home / "backends" / "python", target)
     shutil.copy(home / "python_backend_stubs" / "3.11" / "triton_python_backend_stub", target)
 
 
 def _lay_out_model(site: Site, target: Path, instances: int, packages: Path) -> None:
-    """Write the model's folder. The backend's interpreter heeds no PYTHONPATH: the model says where its modules are."""
+    """Write the model's folder. The backend's interpreter ignores PYTHONPATH, so the model adds its module paths."""
     version = target / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(f"""import site

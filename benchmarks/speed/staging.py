@@ -1,4 +1,4 @@
-"""Checkpoints made ready beside a run folder, so that committing one is a rename and nothing else."""
+"""Checkpoints prepared beside a run folder, so that a commit is one rename."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.clients import Client
 
 SERVE_SECONDS = 90.0
-"""How long a checkpoint may take until it is served."""
+"""How long a checkpoint may take to be served."""
 
 NEW_SLOTS = 2
-"""The first checkpoints after the serving version are each loaded into a new slot: the model is built and traced."""
+"""The first checkpoints after the serving version each load into a new slot: the model is built and traced."""
 
 _POLL_SECONDS = 0.005
 
 
 class StagedCheckpoints:
-    """Checkpoints of one model, which take turns with the contents of a few files.
+    """Checkpoints of one model, which alternate between the contents of a few files.
 
-    They are published into a folder nobody watches, and moved into the run folder, which a service follows, one by one.
+    They are published into a separate folder, and moved one by one into the run folder, which a service follows.
 
     Args:
-        folder: Where both folders are made, on one file system.
-        files: The ``.keras`` files whose contents take turns.
-        count: How many.
+        folder: The parent of both folders, on one file system.
+        files: The ``.keras`` files whose contents alternate.
+        count: Number of checkpoints.
     """
 
     def __init__(self, folder: Path, files: Sequence[Path], *, count: int) -> None:
@@ -48,7 +48,7 @@ class StagedCheckpoints:
             publisher.publish(step, link, epoch=None, final=False, metrics={}, signature=None)
 
     def commit(self) -> tuple[int, float]:
-        """Commit the next one; return its step and the moment, in seconds since the epoch, at which it was there."""
+        """Commit the next one; return its step and the time of the commit, in seconds since the epoch."""
         step = self._next
         self._next += 1
         self._staged.checkpoint(step).rename(self.run.checkpoint(step))
@@ -63,12 +63,12 @@ class StagedCheckpoints:
         return time.time() - committed
 
     def settle(self, client: Client) -> None:
-        """Wait until the last one that was committed is serving."""
+        """Wait until the last committed one is serving."""
         wait_for(client, self._next - 1)
 
 
 def wait_for(client: Client, step: int) -> None:
-    """Wait until a step is serving; raise BenchmarkError if it is not after `SERVE_SECONDS`."""
+    """Wait until a step is serving; raise BenchmarkError after `SERVE_SECONDS`."""
     ends = time.monotonic() + SERVE_SECONDS
     while client.status().serving_step != step:
         if time.monotonic() > ends:

@@ -1,4 +1,4 @@
-"""PredictStreams as h2load sends them: each of its requests is a stream of so many messages of one row."""
+"""PredictStreams for h2load: each of its requests is a stream of several messages of one example."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from understudy.wire import decode, encode
 
 METHOD = "/understudy.v1.PredictionService/PredictStream"
 MESSAGES = 100
-"""How many messages a stream has: so many that its own beginning and end count for little."""
+"""Messages per stream: enough that its own beginning and end count for little."""
 
 _ANSWER_SECONDS = 30.0
 
 
 def request(model: BenchmarkModel) -> bytes:
-    """Return the serialised message."""
+    """Return the serialized message."""
     inputs = {INPUT: encode(model.rows(1))}
     message = prediction_pb2.PredictStreamRequest(request=prediction_pb2.PredictRequest(inputs=inputs))
     return message.SerializeToString()
 
 
 def body(model: BenchmarkModel) -> bytes:
-    """Return a whole stream as gRPC puts it on the wire."""
+    """Return a whole stream in gRPC's framing."""
     return framed(request(model)) * MESSAGES
 
 
 def checked_reply_bytes(target: str, model: BenchmarkModel, expected: Floats) -> int:
-    """Return the size of the framed answers to a whole stream, once each is seen to be what the process gives.
+    """Return the size of the framed answers to a whole stream, after comparing each with the in-process answer.
 
     Raises:
-        BenchmarkError: The stream failed, or an answer is an error, or other values came.
+        BenchmarkError: The stream failed, an answer is an error, or a value differs.
     """
     with grpc.insecure_channel(target, options=MESSAGE_OPTIONS) as channel:
         call = channel.stream_stream(METHOD, None, None)

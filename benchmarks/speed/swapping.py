@@ -1,7 +1,7 @@
 """Swapping under load: the tail while 200 MB of weights are swapped every second, against the tail at rest.
 
-The same Poisson load runs in both; phases of rest and of swapping take turns. A checkpoint is committed by a rename, so
-that writing it costs nothing meanwhile; what is measured is that it is checked, loaded, warmed up and promoted.
+The same Poisson load runs in both, in alternating phases of rest and of swapping. A checkpoint is committed by a
+rename, so writing it costs nothing meanwhile; the measurement covers verifying, loading, warm-up and promotion.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ANSWER_SECONDS = 60.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
-    """Measure this project's front ends; return what became of the requests in each phase."""
+    """Measure this project's front ends; return the outcomes of the requests in each phase."""
     bodies = prepare(measuring.work, dense_of(MEBIBYTES), seeds=(0, 1))
     rows: list[dict[str, Any]] = []
     servers = measuring.own_servers()

@@ -14,7 +14,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three digits that mean something; a dash for None."""
+    """Return a number with three significant digits; a dash for None."""
     if value is None:
         return "-"
     if abs(value) >= 100:
@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
 
 
 def spread(value: Spread) -> str:
-    """Return a median with what the rounds spread over."""
+    """Return a median with the range over the rounds."""
     if value.low == value.high:
         return number(value.median)
     return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"

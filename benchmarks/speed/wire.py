@@ -1,4 +1,4 @@
-"""Open Inference Protocol messages: the one request of each batch size, and what came back for it."""
+"""Open Inference Protocol messages: the request of each batch size, and the check of its answer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from understudy.oip import inference_pb2
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 FRAME_BYTES = 5
-"""What gRPC puts before each message on the wire."""
+"""gRPC's prefix of each message: a flag and a length."""
 
 MESSAGE_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
-"""How far values may differ: sums are added up in another order for another batch."""
+"""The tolerance for values: the order of sums depends on the batch size."""
 
 
 def request(model: BenchmarkModel, rows: int) -> bytes:
-    """Return a serialised ModelInferRequest with so many rows."""
+    """Return a serialized ModelInferRequest with this many examples."""
     values = model.rows(rows)
     message = inference_pb2.ModelInferRequest(model_name=model.name, raw_input_contents=[values.tobytes()])
     message.inputs.add(name=INPUT, datatype="FP32", shape=values.shape)
@@ -30,7 +30,7 @@ def request(model: BenchmarkModel, rows: int) -> bytes:
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message as gRPC puts it on the wire."""
+    """Return a message in gRPC's framing."""
     return struct.pack("!?I", False, len(message)) + message
 
 
@@ -46,27 +46,27 @@ def values(reply: bytes) -> Floats:
 
 
 def version(reply: bytes) -> str:
-    """Return the version that answered; with this project's server, a step."""
+    """Return the version that answered; for this project's server, a step."""
     return inference_pb2.ModelInferResponse.FromString(reply).model_version
 
 
 def call(target: str, message: bytes, *, timeout_seconds: float) -> bytes:
-    """Return the answer to one serialised request, waiting for the server if need be; raise `grpc.RpcError`."""
+    """Return the answer to one serialized request, waiting for the server if necessary; raise `grpc.RpcError`."""
     with grpc.insecure_channel(target, options=MESSAGE_OPTIONS) as channel:
         reply: bytes = channel.unary_unary(METHOD, None, None)(message, timeout=timeout_seconds, wait_for_ready=True)
     return reply
 
 
 def is_close(answered: Floats, expected: Floats) -> bool:
-    """Return whether values are those the process gives."""
+    """Return whether values equal the in-process ones."""
     return answered.shape == expected.shape and np.allclose(answered, expected, _RELATIVE, _ABSOLUTE)
 
 
 def checked_reply(target: str, model: BenchmarkModel, rows: int, expected: Floats) -> bytes:
-    """Return a server's answer to one batch, once it is seen to be what the process gives.
+    """Return a server's answer to one batch, after comparing it with the in-process answer.
 
     Raises:
-        BenchmarkError: Another status than OK came, or other values.
+        BenchmarkError: The status is not OK, or values differ.
     """
     try:
         reply = call(target, request(model, rows), timeout_seconds=30)

@@ -1,4 +1,4 @@
-"""A program that measures something when it is asked: one line of JSON in, one line of JSON out."""
+"""A program that measures on request: one line of JSON in, one line of JSON out."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Worker(ProcessTree):
 
     Args:
         program: The name of its module.
-        arguments: What to start it with.
-        log: The file that its stderr goes to.
-        name: What to call it, by default the program's name.
+        arguments: Its arguments.
+        log: The file for its stderr.
+        name: Its name in messages, by default the program's name.
     """
 
     def __init__(self, program: str, *arguments: str, log: Path, name: str = "") -> None:
@@ -44,7 +44,7 @@ class Worker(ProcessTree):
         return self.answer(timeout_seconds=timeout_seconds)
 
     def tell(self, question: dict[str, Any]) -> None:
-        """Put a question without waiting."""
+        """Send a question without waiting."""
         self.check_alive()
         stdin = _pipe(self.popen.stdin)
         try:
@@ -56,7 +56,7 @@ class Worker(ProcessTree):
             raise BenchmarkError(f"{self.name} takes no questions") from error
 
     def answer(self, *, timeout_seconds: float) -> Any:
-        """Return the answer to the question put before; raise as `ask` does."""
+        """Return the answer to the last question; raise as `ask` does."""
         with selectors.DefaultSelector() as waiting:
             waiting.register(_pipe(self.popen.stdout), selectors.EVENT_READ)
             answered = waiting.select(timeout_seconds)
@@ -70,7 +70,7 @@ class Worker(ProcessTree):
 
 
 def answer_questions(answer: Callable[[dict[str, Any]], Any]) -> None:
-    """Be a worker: answer the questions that come on stdin until it ends."""
+    """Run as a worker: answer the questions on stdin until it ends."""
     for line in sys.stdin:
         question = json.loads(line)
         print(json.dumps(answer(question) if question else None), flush=True)

@@ -13,7 +13,7 @@ class Forward:
         model_file: The ``.keras`` file.
 
     Attributes:
-        row_shape: The shape of one row of the input.
+        row_shape: The shape of one example of the input.
     """
 
     def __init__(self, model_file: str | Path) -> None:
@@ -27,5 +27,5 @@ class Forward:
         self._function = tf.function(lambda x: model(x, training=False), input_signature=[spec]).get_concrete_function()
 
     def __call__(self, rows: Any) -> Any:
-        """Return the answers to rows, as arrays of NumPy's."""
+        """Return the outputs as NumPy arrays."""
         return self._function(self._tensor(rows)).numpy()

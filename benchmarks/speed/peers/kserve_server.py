@@ -21,7 +21,7 @@ THREADS = 4
 
 
 class Net(Model):
-    """What KServe asks for predictions."""
+    """KServe's model interface."""
 
     def __init__(self, name: str, forward: Forward) -> None:
         super().__init__(name)
@@ -37,7 +37,7 @@ class Net(Model):
 
 
 def listen_here_only() -> None:
-    """Have gRPC servers of this process listen on the loopback address where they would listen on all."""
+    """Make gRPC servers of this process listen on the loopback address instead of on all addresses."""
     add_port = grpc.aio.Server.add_insecure_port
 
     def add_local_port(server: grpc.aio.Server, address: str) -> int:

@@ -1,4 +1,4 @@
-"""The model under MLServer, which looks for `Net`."""
+"""The model under MLServer, which loads `Net`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlserver.types import InferenceRequest, InferenceResponse
 
 
 class Net(MLModel):
-    """What MLServer asks for predictions."""
+    """MLServer's model interface."""
 
     async def load(self) -> bool:
         """Load the model that the settings name."""
@@ -17,6 +17,6 @@ class Net(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Answer one request, or several that adaptive batching put together."""
+        """Answer one request, or several that adaptive batching merged."""
         answers = self._forward(NumpyCodec.decode_input(payload.inputs[0]))
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", answers)])

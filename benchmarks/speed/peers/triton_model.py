@@ -1,4 +1,4 @@
-"""The model in Triton's Python backend: one call for all requests that Triton's dynamic batching puts together."""
+"""The model in Triton's Python backend: one call for all requests that Triton's dynamic batching merges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forward import Forward
 
 
 class TritonPythonModel:
-    """What the backend looks for."""
+    """The backend's model interface."""
 
     def initialize(self, arguments: dict[str, str]) -> None:
         """Load the model that the configuration names."""

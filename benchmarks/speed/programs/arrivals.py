@@ -1,10 +1,10 @@
-"""Open loop: requests that arrive when they will, as a Poisson process, whether or not earlier ones were answered.
+"""Open loop: requests that arrive as a Poisson process, whether or not earlier ones were answered.
 
     python -m benchmarks.speed.programs.arrivals MODEL
 
-A worker on grpc.aio with raw bytes: given ``target``, ``rows``, ``rate``, ``seconds`` and ``seed``, it sends for so
-long. How long an answer took counts from the moment the request should have been sent, so that a server, or this
-process, that falls behind is not forgiven. Refusals count from the moment they were sent.
+A worker on grpc.aio with raw bytes: given ``target``, ``rows``, ``rate``, ``seconds`` and ``seed``, it sends for that
+long. Latency counts from the moment a request should have been sent, so a server, or this process, that falls behind
+is not forgiven. Refusals count from the moment they were sent.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class Run:
     """One measurement.
 
     Args:
-        message: The serialised request to send again and again.
+        message: The serialized request, which is sent repeatedly.
         offsets: When to send, in seconds from the beginning, ascending.
-        seconds: How long is counted, after a warm-up.
+        seconds: Duration of the measurement, after a warm-up.
     """
 
     def __init__(self, message: bytes, offsets: list[float], seconds: float) -> None:
         self._message = message
         self._offsets = offsets
         self._seconds = seconds
-        self.answers: list[tuple[float, float]] = []  # when it was to be sent, and when the answer came
+        self.answers: list[tuple[float, float]] = []  # when it was due, and when the answer arrived
         self.refusals: list[float] = []
         self.late: list[float] = []
         self.codes: Counter[str] = Counter()
         self.versions: Counter[str] = Counter()
 
     async def send_all(self, target: str) -> None:
-        """Send, and wait for what is under way."""
+        """Send, and wait for requests in flight."""
         channels = [grpc.aio.insecure_channel(target, options=_OPTIONS) for _ in range(CHANNELS)]
         calls = [channel.unary_unary(wire.METHOD, None, None) for channel in channels]
         await asyncio.gather(*(channel.channel_ready() for channel in channels))
@@ -79,7 +79,7 @@ class Run:
         self.answers.append((offset, came))
 
     def result(self) -> dict[str, Any]:
-        """Return what came of it: latencies in milliseconds, requests by status code and by version."""
+        """Return the results: latencies in milliseconds, requests by status code and by version."""
         last = WARM_UP_SECONDS + self._seconds
         answered = sum(WARM_UP_SECONDS <= came < last for _, came in self.answers)
         latencies = [came - offset for offset, came in self.answers if offset >= WARM_UP_SECONDS]
@@ -94,7 +94,7 @@ class Run:
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
-    """Return the moments of a Poisson process, in seconds from its beginning."""
+    """Return the times of a Poisson process, in seconds from its beginning."""
     chance = np.random.default_rng(seed)
     count = int(rate * seconds * 1.5) + 50
     moments = np.cumsum(chance.exponential(1 / rate, count))

@@ -1,4 +1,4 @@
-"""Answers every ModelInfer with nothing, on grpc.aio with raw bytes: what the transport alone costs.
+"""Answers every ModelInfer with an empty message, on grpc.aio with raw bytes: the cost of the transport alone.
 
 python -m benchmarks.speed.programs.echo PORT
 """

@@ -1,4 +1,4 @@
-"""Answers every gRPC call with an empty message, as an ASGI application under pyvoy: what Envoy alone costs.
+"""Answers every gRPC call with an empty message, as an ASGI application under pyvoy: the cost of Envoy alone.
 
 pyvoy benchmarks.speed.programs.echo_asgi:app --port PORT
 """

@@ -1,8 +1,8 @@
-"""The model in this process, without any wire: its concrete function called directly, or the evaluator.
+"""The model in this process, without a wire: its concrete function called directly, or the evaluator.
 
     python -m benchmarks.speed.programs.in_process function|evaluator MODEL MODEL_FILE FOLDER [SETTING=VALUE...]
 
-A worker: given ``rows``, ``callers`` and ``seconds``, it keeps so many requests under way for so long.
+A worker: given ``rows``, ``callers`` and ``seconds``, it keeps this many requests in flight for this long.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def started_evaluator(model_file: Path, folder: Path, settings: dict[str, Any], 
 
 
 def measure(submit: Submit, rows: Floats, *, callers: int, seconds: float) -> dict[str, Any]:
-    """Keep ``callers`` requests under way; return how long each took that was answered after the warm-up."""
+    """Keep ``callers`` requests in flight; return the latency of each that was answered after the warm-up."""
     began = time.perf_counter()
     counts_from, ends = began + WARM_UP_SECONDS, began + WARM_UP_SECONDS + seconds
     under_way: deque[tuple[float, Future[Any]]] = deque()

@@ -1,4 +1,4 @@
-"""Saves a model and, if servers are checked against it, what it answers in this process.
+"""Saves a model and, if servers are checked against it, its in-process answers.
 
 python -m benchmarks.speed.programs.prepare FOLDER MODEL [SEED...]
 """
@@ -15,7 +15,7 @@ from benchmarks.speed.models import BATCHES, MODELS, model_file, model_named
 
 
 def prepare(folder: Path, name: str, seed: int) -> None:
-    """Save a model under one seed; one that servers are compared with, with its answers beside it."""
+    """Save a model under one seed, with its answers if servers are compared with it."""
     model = model_named(name)
     built = model.build(seed)
     file = model_file(folder, name, seed)

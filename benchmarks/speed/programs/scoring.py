@@ -1,9 +1,9 @@
-"""Scores the same batches again and again: with ``model.evaluate`` in this process, or over gRPC.
+"""Scores the same batches repeatedly: with ``model.evaluate`` in this process, or over gRPC.
 
     python -m benchmarks.speed.programs.scoring keras MODEL MODEL_FILE
     python -m benchmarks.speed.programs.scoring understudy MODEL HOST:PORT
 
-A worker: given ``rows`` and ``batches``, it scores so many batches of so many rows once.
+A worker: given ``rows`` and ``batches``, it scores this many batches of this many examples once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from understudy.clients import Client
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 Score = Callable[[Floats, Labels, int], float]
-"""Given inputs, targets and the rows of a batch, returns the loss."""
+"""Maps inputs, targets and a batch size to the loss."""
 
 
 def with_keras(model_file: str) -> Score:
-    """Return how Keras scores."""
+    """Return a function that scores with Keras."""
     import keras
 
     model = keras.models.load_model(model_file)
@@ -37,7 +37,7 @@ def with_keras(model_file: str) -> Score:
 
 
 def with_client(target: str) -> Score:
-    """Return how the service is asked to score."""
+    """Return a function that scores over gRPC."""
     client = Client(target)
 
     def score(x: Floats, y: Labels, rows: int) -> float:
@@ -48,7 +48,7 @@ def with_client(target: str) -> Score:
 
 
 def data(model: BenchmarkModel, count: int) -> tuple[Floats, Labels]:
-    """Return examples with targets drawn at random, the same ones every time."""
+    """Return examples with random targets, the same every time."""
     return model.rows(count), np.random.default_rng(count).integers(0, CLASSES, count)
 
 
