@@ -1,4 +1,4 @@
-"""What every layer's tests share."""
+"""Shared by the tests of every layer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ hypothesis.settings.register_profile("suite", derandomize=True)
 hypothesis.settings.load_profile("suite")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if "UNDERSTUDY_TEST_GPUS" not in os.environ:  # which `make test-gpu` sets
+if "UNDERSTUDY_TEST_GPUS" not in os.environ:  # set by `make test-gpu`
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-# A job in the background of a shell starts with SIGINT ignored, and so would every command that a test interrupts.
+# A background job of a shell starts with SIGINT ignored, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
@@ -55,21 +55,21 @@ TAKE_LONGEST = (
     "trainer/test_callbacks.py",
     "trainer/test_full_disk.py",
 )
-"""Files of tests that run first, so that towards the end no process waits long for the other.
+"""Test files that run first, so that both processes end at about the same time.
 
-By itself ``--dist loadfile`` would begin with the files of most tests; ``make test`` tells it not to.
+By default ``--dist loadfile`` begins with the files that have most tests; ``make test`` disables that.
 """
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest before the others, which stay in their order."""
+    """Put the slowest files first; the others keep their order."""
     places = {TESTS / name: place for place, name in enumerate(TAKE_LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what was imported, which stays."""
+    """Exclude imported objects from garbage collection, as they stay."""
     gc.freeze()
 
 

@@ -1,6 +1,6 @@
-"""A small gRPC server that speaks the protocol over NumPy functions, to see what clients do with every answer.
+"""A small gRPC server that implements the protocol with NumPy functions, to test clients with every kind of answer.
 
-Its one model takes ``image``, float32 ``[rows, width]``, and gives ``doubled``. Tests tell it how to behave.
+Its one model maps ``image``, float32 ``[rows, width]``, to ``doubled``. Tests configure its behaviour.
 """
 
 # ruff: noqa: N802 - the protocol names its methods
@@ -43,7 +43,7 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a call is to end."""
+    """How a call should end."""
 
     code: grpc.StatusCode
     message: str = "told to fail"
@@ -52,7 +52,7 @@ class Failure:
 
 @dataclass
 class Script:
-    """What tests tell the peer, and what it saw."""
+    """The tests' instructions for the peer, and its observations."""
 
     failures: deque[Failure] = field(default_factory=deque)
     gate: threading.Event = field(default_factory=threading.Event)
@@ -84,7 +84,7 @@ class Peer(
     model_pb2_grpc.ModelServiceServicer,
     metrics_pb2_grpc.MetricsServiceServicer,
 ):
-    """The server; a context manager. Port 0 takes a free one."""
+    """The server; a context manager. Port 0 selects a free one."""
 
     def __init__(self, script: Script | None = None, *, port: int = 0) -> None:
         self.script = script or Script()
@@ -103,7 +103,7 @@ class Peer(
         self.target = f"127.0.0.1:{self.port}"
 
     def stop_serving(self) -> None:
-        """Say NOT_SERVING to health checks from now on."""
+        """Answer NOT_SERVING to health checks from now on."""
         self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def __enter__(self) -> Self:
@@ -137,7 +137,7 @@ class Peer(
                 yield prediction_pb2.PredictStreamResponse(error=error)
 
     def Evaluate(self, request_iterator: Any, context: Any) -> evaluation_pb2.EvaluateResponse:
-        """Give the weighted mean squared error of what doubling makes of the inputs."""
+        """Return the weighted mean squared error of the doubled inputs."""
         self._enter("Evaluate", None, context)
         loss = weight = 0.0
         examples = batches = 0
@@ -161,7 +161,7 @@ class Peer(
         )
 
     def Compare(self, request_iterator: Any, context: Any) -> evaluation_pb2.CompareResponse:
-        """Refuse: comparisons are tried on the real server."""
+        """Refuse: comparisons are tested on the real server."""
         self._enter("Compare", next(request_iterator), context)
         _abort(context, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no comparing here"))
 
@@ -178,7 +178,7 @@ class Peer(
     def ListEvaluations(
         self, request: evaluation_pb2.ListEvaluationsRequest, context: Any
     ) -> evaluation_pb2.ListEvaluationsResponse:
-        """Give pages of two."""
+        """Return pages of two."""
         self._enter("ListEvaluations", request, context)
         start = int(request.page_token or 0)
         page = self.script.ledger[start : start + 2]
@@ -188,7 +188,7 @@ class Peer(
     def WatchEvaluations(
         self, request: evaluation_pb2.WatchEvaluationsRequest, context: Any
     ) -> Iterator[evaluation_pb2.WatchEvaluationsResponse]:
-        """Give entries until told to break off."""
+        """Yield entries until the test breaks the stream off."""
         self._enter("WatchEvaluations", request, context)
         script = self.script
         context.add_callback(self._wake)
@@ -277,7 +277,7 @@ class Peer(
             _abort(context, self.script.failures.popleft())
 
     def _wait_at_gate(self, context: Any) -> None:
-        """Wait until the test opens the gate or the caller goes away."""
+        """Wait until the test opens the gate or the caller disconnects."""
         context.add_callback(self.script.gate.set)
         self.script.gate.wait(PATIENCE_SECONDS)
 

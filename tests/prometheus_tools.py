@@ -1,4 +1,4 @@
-"""Finds the real Prometheus, which tools/fetch_prometheus.sh puts where it is looked for."""
+"""Finds the real Prometheus, on PATH or where tools/fetch_prometheus.sh installs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FETCHED = Path(__file__).parents[1] / ".tools" / "prometheus" / "usr" / "bin"
 
 
 def tool(name: str) -> Path:
-    """Return a program of Prometheus'; skip the test if there is none."""
+    """Return one of Prometheus' programs; skip the test if it is missing."""
     found = shutil.which(name) or shutil.which(name, path=str(FETCHED))
     if found is None:
         pytest.skip(f"{name} is neither on PATH nor in {FETCHED}; tools/fetch_prometheus.sh fetches it")

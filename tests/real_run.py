@@ -1,4 +1,4 @@
-"""A run folder with real Keras models in it, and an evaluator over it."""
+"""A run folder with real Keras models, and an evaluator over it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord
 
 WAIT_SECONDS = 30.0
-"""How long a test waits for what must happen; never reached unless it fails."""
+"""How long a test waits for an expected event; reached only if it fails."""
 
 FEATURES = 3
 GOAL = 4.0
-"""Step 4 hits the targets of the datasets; the farther a step is from that, the larger its loss."""
+"""Step 4 matches the targets of the datasets; the loss grows with a step's distance from it."""
 
 
 def step_model(step: float, *, features: int = FEATURES, outputs: int = FEATURES, deeper: bool = False) -> Any:
-    """Return a compiled model whose every output is ``step * (1 + sum(x))``, if need be with one layer more."""
+    """Return a compiled model whose every output is ``step * (1 + sum(x))``, optionally with one more layer."""
     x = keras.Input((features,), name="x")
     hidden = keras.layers.Rescaling(1.0)(x) if deeper else x
     y = keras.layers.Dense(outputs, name="y", kernel_initializer="zeros")(hidden)
@@ -47,7 +47,7 @@ def dataset(name: str = "test", *, rows: int = 10, goal: float = GOAL) -> ArrayD
 
 
 class Told(SilentObserver):
-    """Remembers what it was told."""
+    """Records its notifications."""
 
     def __init__(self) -> None:
         self.loads: list[LoadOutcome] = []
@@ -99,7 +99,7 @@ class RealRun:
 
     @contextlib.contextmanager
     def running(self, **settings: Any) -> Iterator[Evaluator]:
-        """Give an evaluator with something serving."""
+        """Yield an evaluator with a serving version."""
         with self.evaluator(**settings) as evaluator:
             assert evaluator.wait_ready(WAIT_SECONDS)
             yield evaluator
@@ -111,7 +111,7 @@ def rows(count: int = 1, value: float = 0.0) -> dict[str, Array]:
 
 
 def wait_for_records(evaluator: Evaluator, count: int) -> list[EvaluationRecord]:
-    """Return the first so many entries of the ledger as soon as they are there."""
+    """Return the first ``count`` entries of the ledger as soon as they exist."""
     while len(records := evaluator.ledger.page()) < count:
         last = records[-1].sequence if records else 0
         assert evaluator.ledger.wait_beyond(last, WAIT_SECONDS), f"only {len(records)} of {count} entries came"
@@ -119,7 +119,7 @@ def wait_for_records(evaluator: Evaluator, count: int) -> list[EvaluationRecord]
 
 
 def until_served(evaluator: Evaluator, step: int) -> None:
-    """Ask until a step is served."""
+    """Poll until a step is served."""
     ends = time.monotonic() + WAIT_SECONDS
     while evaluator.serving_step != step:
         assert time.monotonic() < ends, f"step {evaluator.serving_step} is served, not {step}"

@@ -1,4 +1,4 @@
-"""Checkpoints that are a line of text, and slots that read them, so that tests decide when something happens.
+"""Checkpoints that are a line of text, and slots that read them, so that tests control the timing of events.
 
 The publisher, the source, the checkpoint store and the manager are the real ones.
 """
@@ -24,7 +24,7 @@ from understudy.evaluator.observer import LoadOutcome, SilentObserver
 from understudy.evaluator.types import Array, Arrays, MetricSpec, VersionStatus
 
 WAIT_SECONDS = 20.0
-"""How long a test waits for what must happen; never reached unless it fails."""
+"""How long a test waits for an expected event; reached only if it fails."""
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", dtype="float32", shape=(None, 1)),),
@@ -33,7 +33,7 @@ SIGNATURE = Signature(
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -43,7 +43,7 @@ class Clock:
 
 
 class TextSlot:
-    """Answers with the number that the text holds: ``ARCHITECTURE NUMBER``."""
+    """Answers with the number in the text: ``ARCHITECTURE NUMBER``."""
 
     def __init__(self, lifecycle: TextLifecycle, model_file: Path) -> None:
         self._lifecycle = lifecycle
@@ -93,7 +93,7 @@ def read(model_file: Path) -> tuple[str, int]:
 
 
 class LoadLog(SilentObserver):
-    """Remembers how loads ended."""
+    """Records the outcomes of loads."""
 
     def __init__(self) -> None:
         self.outcomes: list[LoadOutcome] = []
@@ -104,7 +104,7 @@ class LoadLog(SilentObserver):
 
 
 class TextLifecycle:
-    """A run folder with a checkpoint store and a manager over it. Also the manager's maker of slots."""
+    """A run folder with a checkpoint store and a manager. Also the manager's slot factory."""
 
     def __init__(self, folder: Path, *, slots: int = 3, memory: int = 100) -> None:
         self.run = RunDir(folder / "run")
@@ -145,7 +145,7 @@ class TextLifecycle:
         return read(checkpoint.model_file)[0]
 
     def complain(self) -> None:
-        """Raise what a load is to fail with."""
+        """Raise the scripted failure of a load."""
         if self.load_fails_with is not None:
             raise self.load_fails_with
         if len(self.manager._pool.servables) > self.out_of_memory_while_slots_exceed:
@@ -156,7 +156,7 @@ class TextLifecycle:
         return False
 
     def publish(self, *steps: int, text: str | None = None) -> None:
-        """Publish checkpoints, and put them on the checkpoint store."""
+        """Publish checkpoints, and refresh the checkpoint store."""
         for step in steps:
             self.write(step, text)
         self.store.refresh()

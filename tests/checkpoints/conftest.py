@@ -47,7 +47,7 @@ def publish(run: RunDir) -> Publish:
 
 @pytest.fixture
 def write_keras() -> WriteKeras:
-    """Write a file as Keras 3 does: stored zip members in its order, weights all equal, the optimizer's count."""
+    """Write a file as Keras 3 does: stored zip members in its order, all weights equal, the optimizer's count."""
     import h5py
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A peer for the commands to talk to, and a way to run them."""
+"""A peer server for the commands, and a way to run them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def script(peer: Peer) -> Script:
 
 @pytest.fixture
 def run(peer: Peer) -> Run:
-    """Run ``understudy`` with arguments, the peer being the server to ask."""
+    """Run ``understudy`` with arguments against the peer server."""
 
     def invoke(*arguments: str) -> Result:
         return CliRunner().invoke(main, arguments, env={"UNDERSTUDY_TARGET": peer.target})

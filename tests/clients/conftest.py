@@ -1,4 +1,4 @@
-"""A peer, and clients of it."""
+"""A peer server, and clients of it."""
 
 from __future__ import annotations
 

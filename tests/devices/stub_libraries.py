@@ -1,4 +1,4 @@
-"""Libraries in the layout of NVIDIA's wheels, made by the C compiler, for machines without them."""
+"""Stub libraries in the layout of NVIDIA's wheels, built by the C compiler, for machines without the wheels."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def build(source: str, soname: str, folder: Path) -> Path:
 
 
 def build_wheels(site: Path, libraries: Iterable[CudaLibrary] = LIBRARIES) -> None:
-    """Make ``nvidia/<folder>/lib/<soname>`` for every library in a folder that stands for site-packages."""
+    """Create ``nvidia/<folder>/lib/<soname>`` for every library in a folder that stands for site-packages."""
     for library in libraries:
         build("int stub(void) { return 0; }", library.soname, site / "nvidia" / library.folder / "lib")

@@ -3,7 +3,7 @@
 A page is one session in one folder:
 
 - ``python`` and ``toml`` blocks with a ``title`` are files of that name;
-- other ``python`` blocks are programs of their own;
+- other ``python`` blocks are separate programs;
 - ``sh`` blocks are run by bash, which stops at the first command that fails;
 - an ``sh`` block titled ``In the background`` keeps running until the page ends; ``understudy serve`` in it has printed
   READY before the next block runs;
@@ -56,7 +56,7 @@ class Example:
 
     @property
     def needs(self) -> str:
-        """What a test machine lacks to run it, or nothing."""
+        """The missing requirement of the test machine, or an empty string."""
         return self.title.removeprefix("Needs ") if self.language == "sh" and self.title.startswith("Needs ") else ""
 
     @property
@@ -99,7 +99,7 @@ class Session:
         self._background.close()
 
     def run(self, example: Example) -> None:
-        """Run one example, write it if it is a file, or parse it if the machine lacks what it needs.
+        """Run one example, write it if it is a file, or parse it if the machine lacks a requirement.
 
         Raises:
             AssertionError: It failed or took too long. The text holds the example and its output.
@@ -129,7 +129,7 @@ class Session:
 
     @contextmanager
     def _started(self, *command: str) -> Iterator[_Program]:
-        """Start a program in a process group of its own; end the group on the way out."""
+        """Start a program in its own process group; end the group on exit."""
         process = subprocess.Popen(
             command,
             cwd=self._folder,
@@ -164,7 +164,7 @@ class _Program:
             return "".join(self._lines)
 
     def await_line(self, beginning: str) -> None:
-        """Wait until it has printed a line that begins so."""
+        """Wait until it has printed a line with this beginning."""
 
         def seen() -> bool:
             return any(line.startswith(beginning) for line in self._lines)
@@ -174,14 +174,14 @@ class _Program:
             assert seen(), f"no line began with {beginning}:\n{''.join(self._lines)}"
 
     def wait(self) -> int | None:
-        """Return its exit status, or None if it is still running after the patience of a test."""
+        """Return its exit status, or None if it still runs when the time is up."""
         try:
             return self._process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self) -> None:
-        """End it and what it started."""
+        """End it and its children."""
         for each in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, each)

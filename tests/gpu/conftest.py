@@ -1,4 +1,4 @@
-"""Devices to run on: the GPUs of this machine under ``make test-gpu``, else logical CPUs that stand for them."""
+"""Devices of these tests: the machine's GPUs under ``make test-gpu``, else logical CPUs in their place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TWO = 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only a GPU can show where there is none."""
+    """Skip GPU-only tests if there is no GPU."""
     if ON_GPUS:
         return
     for item in items:
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def devices(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
-    """Every GPU; or two logical CPUs."""
+    """Every GPU, or two logical CPUs."""
     if not ON_GPUS:
         return logical_cpus[:_TWO]
     try:
@@ -40,7 +40,7 @@ def devices(logical_cpus: tuple[str, ...]) -> tuple[str, ...]:
 
 @pytest.fixture
 def several(devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Every device, if there are several."""
+    """Every device; skips the test if there is only one."""
     if len(devices) < _TWO:
         pytest.skip("needs two GPUs, and there is one")
     return devices
@@ -48,5 +48,5 @@ def several(devices: tuple[str, ...]) -> tuple[str, ...]:
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """The environment of processes that see the devices as this one does."""
+    """The environment of subprocesses with the same devices."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ["PYTHONPATH"]])}

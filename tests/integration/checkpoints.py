@@ -1,4 +1,4 @@
-"""Real checkpoints whose predictions tell which step computed them."""
+"""Real checkpoints whose predictions identify the step that computed them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OUTPUTS = 8
 
 
 def step_model(step: int, *, width: int = WIDTH, deeper: bool = False) -> Any:
-    """Return a compiled model that answers an example of ones, in each of its outputs, with the step.
+    """Return a compiled model that answers an example of ones with the step, in each of its outputs.
 
-    Input ``x`` float32 ``[batch, width]``, output ``y`` float32 ``[batch, 8]``; if need be with one layer more.
+    Input ``x`` float32 ``[batch, width]``, output ``y`` float32 ``[batch, 8]``; optionally with one more layer.
     """
     x = keras.Input((width,), name="x")
     hidden = keras.layers.Rescaling(1.0)(x) if deeper else x
@@ -33,7 +33,7 @@ def step_model(step: int, *, width: int = WIDTH, deeper: bool = False) -> Any:
 
 
 def ones(rows: int) -> npt.NDArray[np.float32]:
-    """Return examples that make a model tell its step."""
+    """Return examples for which a model answers with its step."""
     return np.ones((rows, WIDTH), np.float32)
 
 
@@ -68,7 +68,7 @@ class Chief:
 
 
 def write_dataset(file: Path, *, best_step: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Write 50 random examples as ``.npz``, with targets that one step comes closest to; return them."""
+    """Write 50 random examples as ``.npz``, with targets to which one step is closest; return them."""
     random = np.random.default_rng(7)
     x = random.normal(size=(50, WIDTH)).astype(np.float32)
     noise = random.normal(size=(50, OUTPUTS)).astype(np.float32)

@@ -22,7 +22,7 @@ Run = Callable[..., RunningService]
 
 @pytest.fixture(autouse=True)
 def laid_out_devices(logical_cpus: tuple[str, ...]) -> None:
-    """Lay out the devices before a test builds a model, for they cannot be changed later."""
+    """Configure the devices before a test builds a model, as they cannot be changed later."""
     del logical_cpus
 
 
@@ -39,7 +39,7 @@ def front_end() -> str:
 
 @pytest.fixture
 def run_service(replicas: tuple[str, ...], tmp_path: Path, front_end: str) -> Iterator[Run]:
-    """Return what runs a service with given settings until the test ends."""
+    """Return a function that runs a service with given settings until the test ends."""
     with ExitStack() as stack:
 
         def run(settings: dict[str, Any] | None = None, evaluator: dict[str, Any] | None = None) -> RunningService:
@@ -74,7 +74,7 @@ def service(
     tmp_path_factory: pytest.TempPathFactory,
     dataset_file: Path,
 ) -> Iterator[RunningService]:
-    """A service with three checkpoints, the serving newest, that takes messages of at most 1 MiB."""
+    """A service with three checkpoints, the newest serving, that accepts messages of at most 1 MiB."""
     run = tmp_path_factory.mktemp("run")
     chief = Chief(run)
     for step in STEPS:

@@ -1,4 +1,4 @@
-"""Hosts with addresses of their own, as network namespaces of this machine that one switch connects."""
+"""Hosts with their own addresses: network namespaces of this machine, connected by a switch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Host:
 
     Attributes:
         address: Its IP address, which the other hosts reach.
-        inside: What to begin a command line with to run it there.
+        inside: The beginning of a command line that runs on it.
     """
 
     address: str
@@ -31,7 +31,7 @@ class Host:
 
 @contextlib.contextmanager
 def connected_hosts(count: int) -> Iterator[list[Host]]:
-    """Make some hosts; nothing of them is left after the block. Skip the test where the system does not allow it."""
+    """Create some hosts and remove them after the block. Skip the test if the system does not allow it."""
     if _IP is None:
         pytest.skip("there is no `ip` here to make network namespaces with; it is in the package iproute2")
     switch = f"understudy-{os.getpid()}"

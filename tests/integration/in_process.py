@@ -1,4 +1,4 @@
-"""Whole services: in this process, on a thread with an event loop of its own, or as a process of their own."""
+"""Whole services: in this process, on a thread with its own event loop, or as a separate process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from understudy.service.settings import ServeSettings
 
 START_SECONDS = 90.0
 WAIT_SECONDS = 60.0
-"""How long to wait for what must happen; never reached unless a test fails."""
+"""How long to wait for an expected event; reached only if a test fails."""
 
 ASK_SECONDS = 0.02
-"""How often to ask the other side of a wire for what cannot be awaited."""
+"""How often to poll the other side of a wire."""
 
 _ADDRESSES = re.compile(r"(LISTENING|READY) grpc=(\S+) http=(\S+)(?: step=(\d+))?")
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Ask over and over until it is so."""
+    """Poll until the condition holds."""
     ends = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < ends, "it did not come about"
@@ -46,16 +46,16 @@ def until(condition: Callable[[], bool]) -> None:
 
 @dataclass
 class RunningService:
-    """A service that listens.
+    """A running service.
 
     Attributes:
-        grpc: Where it listens for gRPC.
-        http: And for HTTP.
-        lines: What it announces after that it listens.
+        grpc: The gRPC address.
+        http: The HTTP address.
+        lines: The lines that it prints after LISTENING.
         start_stopping: Does what SIGTERM does.
         join: Waits until it has ended.
         in_process: Whether it runs in this process.
-        clients: Are closed with it.
+        clients: Clients that are closed with it.
     """
 
     grpc: str
@@ -102,7 +102,7 @@ def running_service(
 ) -> Iterator[RunningService]:
     """Run a service on free ports, with one replica on each of these devices; end it afterwards.
 
-    With grpcio it runs in this process; envoy needs one of its own, which it makes Envoy of.
+    With grpcio it runs in this process; envoy needs a separate one, which becomes Envoy.
     """
     chosen = {"grpc_port": 0, "http_port": 0, "state_dir": state_dir, **settings}
     evaluator = {"poll_interval_seconds": 0.05, **evaluator}

@@ -1,4 +1,4 @@
-"""A service with more checkpoints than it has slots, and whether anybody holds one."""
+"""A service with more checkpoints than slots, and the handles in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATASET_FILE = "test.npz"
 
 @contextmanager
 def service_short_of_slots(run: Path, replicas: tuple[str, ...], front_end: str) -> Iterator[RunningService]:
-    """Run a service with five checkpoints, all scored on ``test``, and room for three, the newest being serving."""
+    """Run a service with five checkpoints, all scored on ``test``, and three slots; the newest is serving."""
     chief = Chief(run)
     for step in STEPS:
         chief.publish(step)
@@ -52,12 +52,12 @@ def until_taken(service: RunningService, client: Client, step: int) -> None:
 
 
 def until_given_back(service: RunningService) -> None:
-    """Wait until no stream holds a version, where that can be seen."""
+    """Wait until no stream holds a version, if that can be observed."""
     if service.in_process:
         until(lambda: handles_out() == 0)
 
 
 def handles_out() -> int:
-    """Return the handles that are out, of all servables in this process."""
+    """Return the unreleased handles of all servables in this process."""
     servables = [thing for thing in gc.get_objects() if type(thing) is Servable]
     return sum(servable.handles for servable in servables)

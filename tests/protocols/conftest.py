@@ -1,4 +1,4 @@
-"""Every front end as a process of its own, and the clients of other servers in environments of their own."""
+"""Every front end as a separate process, and the clients of other servers in their own environments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Report = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Return what starts the servers of a front end, once for all, however pytest orders the tests."""
+    """Return a function that starts the servers of a front end, once per session, whatever the order of tests."""
     started: dict[str, Pair] = {}
     with ExitStack() as stack:
 
@@ -56,7 +56,7 @@ def native_plain(served: Pair) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def native_answer(served: Pair) -> dict[str, list[str]]:
-    """What the native client gets for `values` of every dtype, by dtype."""
+    """The native client's result for `values` of every dtype, by dtype."""
     with Client(served.every.grpc) as client:
         outputs = client.predict({f"in_{dtype}": values(dtype) for dtype in DTYPES}).outputs
     return {dtype: packed(outputs[f"out_{dtype}"]) for dtype in DTYPES}
@@ -64,7 +64,7 @@ def native_answer(served: Pair) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def fetch() -> Fetch:
-    """Return what puts a client into an environment of its own, once for all, and says where."""
+    """Return a function that installs a client into its own environment, once per session, and returns the path."""
 
     def fetch(kind: str) -> Path:
         command = [str(ROOT / "tools" / "fetch_clients.sh"), kind]
@@ -97,7 +97,7 @@ def report_of(program: Path | str, *arguments: str | Path) -> Report:
 
 @functools.cache
 def triton_report(way: str, served: Pair, fetch: Fetch) -> Report:
-    """Return what tritonclient says of the servers, asked over gRPC or HTTP."""
+    """Return tritonclient's outcomes for the servers, over gRPC or HTTP."""
     addresses = [getattr(server, way) for server in (served.every, served.plain)]
     return report_of(fetch("triton") / "bin" / "python", "triton.py", way, *addresses)
 

@@ -29,7 +29,7 @@ END_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Served:
-    """Where a server listens, and its process."""
+    """A server's addresses and its process."""
 
     grpc: str
     http: str
@@ -38,7 +38,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Pair:
-    """The servers of the two models that `protocols.values` speaks of."""
+    """The servers of the two models of `protocols.values`."""
 
     every: Served
     plain: Served
@@ -71,7 +71,7 @@ def plain_model(step: int) -> Any:
 
 @contextmanager
 def serving_both(folder: Path, *flags: str) -> Iterator[Pair]:
-    """Serve both models, each in a process of its own, until the block ends."""
+    """Serve both models, each in its own process, until the block ends."""
     publish(folder / EVERY, {EVERY_STEP: every_model()})
     publish(folder / PLAIN, {step: plain_model(step) for step in PLAIN_STEPS})
     with serving(folder / EVERY, EVERY, *flags) as every, serving(folder / PLAIN, PLAIN, *flags) as plain:
@@ -119,5 +119,5 @@ def _ready(process: subprocess.Popen[str]) -> Served:
 
 
 def _identity(dtype: str) -> Any:
-    """Return a layer that changes nothing; one of another float dtype than its input's would cast it."""
+    """Return an identity layer; with another float dtype than its input's it would cast it."""
     return keras.layers.Identity(name=f"out_{dtype}", **({"dtype": dtype} if "float" in dtype else {}))

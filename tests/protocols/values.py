@@ -1,4 +1,4 @@
-"""Examples of every datatype, the same in every environment that makes them. Needs NumPy and ml_dtypes."""
+"""Examples of every datatype, the same in every environment. Needs NumPy and ml_dtypes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {
 """The Open Inference Protocol's name by NumPy's."""
 
 HALVES = ("float16", "bfloat16")
-"""What has no typed contents, and no JSON in tritonclient."""
+"""Datatypes without typed contents, and without JSON in tritonclient."""
 
 WIDTH = 3
 
@@ -59,7 +59,7 @@ def values(dtype: str, *, rows: int = 5, seed: int = 0) -> Any:
 
 
 def packed(array: Any) -> list[str]:
-    """Return the bits of an array's elements as text, to be compared with other environments'."""
+    """Return the bits of an array's elements as text, for comparison with other environments."""
     flat = np.asarray(array).ravel()
     if flat.dtype.kind in "OS":
         return [bytes(element).hex() for element in flat]

@@ -1,4 +1,4 @@
-"""Plays Envoy's and pyvoy's part in this process, on grpc's own server: hands calls to an ASGI application.
+"""Stands in for Envoy and pyvoy in this process, on grpc's own server: passes calls to an ASGI application.
 
 The application is the real one. Tests that need the real Envoy start ``understudy serve --frontend envoy``.
 """
@@ -25,8 +25,8 @@ class AsgiHandler(_GenericHandler):  # type: ignore[misc]  # see above
     """Answers every method.
 
     Args:
-        application: What answers.
-        ended: Is given each method's path when the application is done with a call.
+        application: The application.
+        ended: Called with each method's path when the application has finished the call.
     """
 
     def __init__(self, application: Application, ended: asyncio.Queue[str]) -> None:

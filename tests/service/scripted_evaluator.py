@@ -1,4 +1,4 @@
-"""An evaluator that does nothing by itself: tests settle its futures when they like."""
+"""A scripted evaluator: tests resolve its futures explicitly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ScriptedStream:
 
 
 class ScriptedEvaluator:
-    """The evaluator's surface, as far as the tests need it."""
+    """The part of the evaluator's interface that the tests need."""
 
     def __init__(self) -> None:
         self.predictions: asyncio.Queue[asyncio.Future[Prediction]] = asyncio.Queue()

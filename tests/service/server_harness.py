@@ -1,4 +1,4 @@
-"""A small real server around a set of handlers that does what a test tells it to."""
+"""A small real server around handlers that tests script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ServerInterceptor: Any = grpc.aio.ServerInterceptor  # generic in the stubs onl
 
 
 class ScriptedHandlers:
-    """Answers each message with what a test's function makes of it."""
+    """Answers each message with the result of a test's function."""
 
     def __init__(self) -> None:
         self.behave: Behavior = self._echo_step
@@ -57,7 +57,7 @@ class ScriptedHandlers:
             yield prediction_pb2.PredictStreamResponse(response=response)
 
     def services(self, readiness: Readiness) -> list[Service]:
-        """Return the service that is answered so, and health."""
+        """Return this service, and health."""
         health = HealthHandler(readiness, [PREDICTION_SERVICE])
         return [
             service(
@@ -73,7 +73,7 @@ class ScriptedHandlers:
 
 
 class EndedInterceptor(_ServerInterceptor):  # type: ignore[misc]  # see above
-    """Notes that a call has ended for the server, which is after its caller knows."""
+    """Records that a call has ended on the server, which is after its caller knows."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
@@ -98,7 +98,7 @@ class EndedInterceptor(_ServerInterceptor):  # type: ignore[misc]  # see above
 
 @dataclass
 class ServerHarness:
-    """A running server, a channel to it, and what a test looks into."""
+    """A running server, a channel to it, and state that tests inspect."""
 
     channel: grpc.aio.Channel
     registry: CollectorRegistry

@@ -1,8 +1,8 @@
-"""Runs first in every Python that a test starts, and has it import TensorFlow in little more than half the time.
+"""Runs first in every Python that a test starts, and nearly halves the time to import TensorFlow.
 
 This folder is on their PYTHONPATH (see tests/conftest.py). Keras imports scikit-learn and matplotlib if it finds them.
-They are here for the bundled digits and the plots of benchmarks; where only the server is installed, Keras does without
-them, and so it does here. Whoever else imports them gets them. And while TensorFlow is imported there is no garbage.
+They are installed for the bundled digits and the benchmarks' plots. A server-only installation has neither, so they are
+hidden from Keras here; other imports find them. While TensorFlow is imported, garbage collection is off.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class _Uncollected(SourceFileLoader):
 
 
 class _QuickStart:
-    """A finder that comes before the others."""
+    """A finder that runs before the others."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: ModuleType | None = None, /) -> ModuleSpec | None:
-        """Find TensorFlow; raise ModuleNotFoundError if it is Keras that looks for what it can do without."""
+        """Find TensorFlow; raise ModuleNotFoundError for Keras' optional imports."""
         if name in _OPTIONAL_TO_KERAS and _importing_module().startswith("keras."):
             raise ModuleNotFoundError(f"{name} is hidden from Keras in tests", name=name)
         spec = PathFinder.find_spec(name, path) if name == "tensorflow" else None

@@ -1,4 +1,4 @@
-"""What the trainer's tests share."""
+"""Shared by the trainer's tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def split_cpu(logical_cpus: tuple[str, ...]) -> None:
-    """Split the CPU before any test of this room uses TensorFlow."""
+    """Split the CPU before any trainer test uses TensorFlow."""
     del logical_cpus
 
 
 @pytest.fixture(scope="session")
 def one_device(tmp_path_factory: pytest.TempPathFactory, split_cpu: None) -> tuple[Path, list[Any]]:
-    """A finished training of the dense model on one device, and the events it told."""
+    """A finished training of the dense model on one device, and its events."""
     del split_cpu
     from trainer.training_harness import Dense, run
 

@@ -1,4 +1,4 @@
-"""Experiments that train from files; the folder is in the environment, for subprocesses."""
+"""Experiments that train from files. An environment variable names the folder, for subprocesses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEATURES = {"x": tf.io.FixedLenFeature((8,), tf.float32), "y": tf.io.FixedLenFe
 
 
 def write_files(folder: Path) -> None:
-    """Write the training data of `Noisy` as arrays and as TFRecord files, each cut into parts of unequal sizes."""
+    """Write the training data of `Noisy` as arrays and as TFRecord files, each split into parts of unequal sizes."""
     examples = list(Noisy().training_data().as_numpy_iterator())
     x, y = (np.stack(column) for column in zip(*examples, strict=True))
     for index, rows in enumerate((slice(0, 37), slice(37, 60), slice(60, None))):
@@ -65,7 +65,7 @@ class NoisyRecords(Noisy):
 
 
 class PlainArrays(Dense):
-    """The same, of the kind of which several replicas give the weights of one device."""
+    """The same, for a model that several replicas train to the weights of one device."""
 
     def build_model(self) -> Any:
         return one_output(super().build_model())

@@ -30,7 +30,7 @@ from understudy.evaluator.compute.model_file import architecture_of
 from understudy.trainer import TrainResult, TrainSettings, train
 
 EXAMPLES = 100
-BATCH = 24  # shared evenly by 1, 2 and 3 replicas; leaves 4 of the 100 examples
+BATCH = 24  # divides evenly by 1, 2 and 3 replicas; leaves 4 of the 100 examples
 STEPS_PER_EPOCH = EXAMPLES // BATCH
 TIMEOUT_SECONDS = 110.0
 STEPS = 10
@@ -70,7 +70,7 @@ class Dense:
 
 
 class Noisy(Dense):
-    """BatchNorm and Dropout: every replica has state of its own."""
+    """BatchNorm and Dropout: every replica has its own state."""
 
     name = "noisy"
 
@@ -87,7 +87,7 @@ class Noisy(Dense):
 
 
 class Scored(Noisy):
-    """As noisy, and with something for an evaluator to do."""
+    """Like Noisy, with datasets for an evaluator."""
 
     name = "scored"
 
@@ -96,7 +96,7 @@ class Scored(Noisy):
 
 
 class Slow(Noisy):
-    """As noisy, and slow enough to be interrupted; to be trained without the cache."""
+    """Like Noisy, and slow enough to be interrupted; train it without the cache."""
 
     name = "slow"
 
@@ -124,7 +124,7 @@ class Exploding(Noisy):
 
 
 def run(experiment: Dense, run_dir: Path, *, progress: Any = None, **values: Any) -> TrainResult:
-    """Train in this process: 10 steps in calls of 3, a checkpoint every 5, unless told otherwise."""
+    """Train in this process: by default 10 steps in calls of 3, a checkpoint every 5."""
     defaults = {"steps": STEPS, "checkpoint_every": 5, "steps_per_call": 3, "tensorboard": False}
     settings = TrainSettings(run_dir=run_dir, **{**defaults, **values})
     return train(experiment, settings, progress=progress, environ={})
@@ -149,7 +149,7 @@ def assert_bit_equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> No
 
 
 def assert_one_architecture(run: Path) -> None:
-    """Check that the evaluator takes every checkpoint of a run for the same model, whatever process wrote it."""
+    """Check that the evaluator sees one architecture in every checkpoint of a run, whatever process wrote it."""
     run_dir = RunDir(run)
     files = [run_dir.checkpoint(step) / MODEL_FILE for step in run_dir.committed_steps()]
     configs = set()
@@ -167,7 +167,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def kill_family(pid: int) -> None:
-    """Kill a process and those that it started."""
+    """Kill a process and its children."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for member in (process, *process.children(recursive=True)):
@@ -191,7 +191,7 @@ def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> st
 
 @dataclass
 class Task:
-    """One task of a cluster, as a process; ``output`` is what it printed, once it has ended."""
+    """One task of a cluster, as a process; ``output`` is its output, once it has ended."""
 
     process: subprocess.Popen[str]
     again: Callable[[], Task] | None = None
@@ -199,7 +199,7 @@ class Task:
     errors: str = ""
 
     def wait_for(self, text: str) -> None:
-        """Read what it prints until a line holds the text."""
+        """Read its output until a line holds the text."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
@@ -214,14 +214,14 @@ class Task:
         return self.process.returncode
 
     def restart(self) -> None:
-        """Kill it, and start it again in the same place of its cluster."""
+        """Kill it, and restart it in the same place of its cluster."""
         assert self.again is not None
         self.kill()
         self.end()
         self.process = self.again().process
 
     def kill(self) -> float:
-        """Send SIGKILL; return when."""
+        """Send SIGKILL; return the time."""
         self.process.send_signal(signal.SIGKILL)
         return time.monotonic()
 
@@ -261,7 +261,7 @@ def cluster(
 ) -> Iterator[list[Task]]:
     """Run a cluster of training tasks on this machine, each with its own additions to the environment.
 
-    None outlives the block.
+    All of them end with the block.
     """
     ports = free_ports(len(roles) + 1)
     spec: dict[str, list[str]] = {}

@@ -16,7 +16,7 @@ MakeSlot = Callable[..., Slot]
 
 @pytest.fixture(scope="session")
 def strategy(logical_cpus: tuple[str, ...]) -> Callable[[int], Any]:
-    """Return the strategy with so many replicas."""
+    """Return the strategy with this many replicas."""
     import tensorflow as tf
 
     @functools.cache

@@ -1,6 +1,6 @@
-"""The exactness guarantee, as the suite and the soak try it: score streams here and on one device, and compare.
+"""The exactness guarantee, for the suite and the soak: score streams here and on one device, and compare.
 
-What is drawn depends on a seed alone, so that a case that failed can be drawn again.
+The random draws depend on a seed alone, so that a failed case can be repeated.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.types import Batch, MetricSpec
 
 ROUNDING = 1e-6
-"""What the guarantee allows floats to differ by, relative to the expected value."""
+"""The allowed difference of floats, relative to the expected value."""
 
 ROUNDING_OF_OUTPUTS = 1e-5
-"""What the forward pass may differ by from one device's, relative to the largest value of an output."""
+"""The allowed difference of the forward pass from one device's, relative to an output's largest value."""
 
 SMALLEST = 0.1
-"""Values below this are held to the absolute deviation that this one is held to."""
+"""Smaller values may deviate by the absolute amount allowed for this one."""
 
 Rows = tuple[Any, ...]
 """``(inputs, targets)`` or ``(inputs, targets, weights)`` in the model's own structures."""
@@ -40,7 +40,7 @@ def draw(kind: sample_models.Kind, seed: int, sizes: Sequence[int], *, weighted:
 
 
 def as_batch(slot: Slot, inputs: Any, targets: Any, weights: Any = None) -> Batch:
-    """Name the parts of a batch as the slot's signature does."""
+    """Name the parts of a batch as in the slot's signature."""
     names = [spec.name for spec in slot.signature.outputs]
     lone_weight = isinstance(weights, np.ndarray)
     return Batch(
@@ -53,7 +53,7 @@ def as_batch(slot: Slot, inputs: Any, targets: Any, weights: Any = None) -> Batc
 def score_interleaved(
     slot: Slot, streams: Sequence[Sequence[Rows]], metrics: Sequence[MetricSpec] = ()
 ) -> list[Mapping[str, float]]:
-    """Score several streams at once, a batch of each in turn."""
+    """Score several streams concurrently, a batch of each in turn."""
     scorer = slot.scorer(metrics)
     states = [scorer.start() for _ in streams]
     for turn in range(max(len(batches) for batches in streams)):
@@ -64,14 +64,14 @@ def score_interleaved(
 
 
 def deviation(result: Mapping[str, float], expected: Mapping[str, float]) -> float:
-    """Return the largest deviation of any metric, relative to what was expected; infinite if the names differ."""
+    """Return the largest relative deviation of any metric; infinite if the names differ."""
     if result.keys() != expected.keys():
         return math.inf
     return max((_deviation(result[name], value) for name, value in expected.items()), default=0.0)
 
 
 def score_outputs(model: Any, slot: Slot, batches: Sequence[Rows]) -> dict[str, float]:
-    """Return what Keras makes of the outputs as the slot computes them, which tells rounding in the forward pass apart.
+    """Return Keras' score of the slot's own outputs, which isolates rounding in the forward pass.
 
     Runs the model's own loss and metrics, on one device, on the gathered outputs.
     """
@@ -98,7 +98,7 @@ def score_outputs(model: Any, slot: Slot, batches: Sequence[Rows]) -> dict[str, 
 
 
 def output_deviation(model: Any, slot: Slot, batches: Sequence[Rows]) -> float:
-    """Return how far the slot's outputs are from those of the model on one device, relative to their largest value."""
+    """Return the deviation of the slot's outputs from one device's, relative to their largest value."""
     return max(_apart(model, slot, rows) for rows in batches)
 
 

@@ -1,4 +1,4 @@
-"""More models: structures within structures, functions of the user's own, and what else the guarantee must hold for."""
+"""More models: nested structures, custom functions, and other cases of the guarantee."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = np.array([b"red", b"green", b"blue", b"unheard of"], dtype=object)
 
 @keras.saving.register_keras_serializable(PACKAGE)  # type: ignore[untyped-decorator]
 def own_loss_function(y_true: Any, y_pred: Any) -> Any:
-    """Give each example the mean of a power that no loss of Keras's has."""
+    """Return the mean of a power for each example, which no loss of Keras's does."""
     return ops.mean(ops.power(ops.abs(y_true - y_pred), 1.5), axis=-1)
 
 
@@ -28,7 +28,7 @@ def own_metric_function(y_true: Any, y_pred: Any) -> Any:
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class OwnMetrics(keras.Model):  # type: ignore[misc]
-    """Computes something beside the compiled metrics."""
+    """Computes a metric beside the compiled ones."""
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         results: dict[str, Any] = super().compute_metrics(x, y, y_pred, sample_weight)
@@ -37,7 +37,7 @@ class OwnMetrics(keras.Model):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class DelegatingTestStep(keras.Model):  # type: ignore[misc]
-    """Has a ``test_step`` that prepares the data and leaves the rest to Keras."""
+    """Has a ``test_step`` that prepares the data and delegates to Keras."""
 
     def test_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -130,7 +130,7 @@ def delegating_test_step() -> Any:
 
 
 def within_one_another() -> Any:
-    """Is a model in a model, both with normalization."""
+    """Nests a model in a model, both with normalization."""
     inner = keras.Sequential([keras.Input((5,)), layers.Dense(4, kernel_regularizer="l1"), layers.BatchNormalization()])
     statistics = layers.Normalization()
     statistics.adapt(np.random.default_rng(0).normal(1.0, 3.0, (50, 5)))
@@ -286,7 +286,7 @@ NAMED: dict[str, tuple[MetricSpec, ...]] = {
 
 
 def compile_with(model: Any, specs: tuple[MetricSpec, ...]) -> None:
-    """Compile a model anew with metrics that a caller names, as a user of Keras would."""
+    """Compile a model again with metrics that a caller names, as a user of Keras would."""
     model.compile("sgd", model.loss, metrics=[_as_user_gives(spec) for spec in specs])
 
 

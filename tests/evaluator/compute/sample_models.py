@@ -1,4 +1,4 @@
-"""Models of every kind, compiled, with data that fits them."""
+"""Models of every kind, compiled, with matching data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PACKAGE = "understudy_tests_sample_models"
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A model and its data: ``data`` draws inputs, targets and weights of as many examples as it is told."""
+    """A model and its data: ``data`` draws inputs, targets and weights for a number of examples."""
 
     build: Callable[[], Any]
     data: Callable[[np.random.Generator, int], tuple[Any, Any, Any]]
     whole: str | None = None
-    """What the slot's note says if the model must see whole batches."""
+    """The reason in the slot's note if the model must see whole batches."""
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -45,7 +45,7 @@ class Spread(keras.metrics.Metric):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class Longest(keras.metrics.Metric):  # type: ignore[misc]
-    """Starts from something else than zero."""
+    """Has a non-zero initial state."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -64,7 +64,7 @@ class Longest(keras.metrics.Metric):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PlainVariable(keras.metrics.Metric):  # type: ignore[misc]
-    """Keeps its state where Keras does not see it."""
+    """Keeps its state in a plain variable, which Keras does not track."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -119,7 +119,7 @@ class Text(keras.Model):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class OwnTestStep(keras.Model):  # type: ignore[misc]
-    """Scores itself in its own way and returns logs of its own."""
+    """Has its own test_step and returns its own logs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -155,7 +155,7 @@ class AddsLoss(layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class BatchStatistics(layers.Layer):  # type: ignore[misc]
-    """Uses the batch at hand at inference too."""
+    """Uses the statistics of the current batch at inference too."""
 
     def call(self, inputs: Any) -> Any:
         return inputs - ops.mean(inputs, axis=0, keepdims=True)
@@ -431,16 +431,16 @@ def cut(structure: Any, start: int, stop: int) -> Any:
 
 
 def evaluate_on_one_device(model: Any, batches: list[tuple[Any, ...]]) -> dict[str, float]:
-    """Return what `model.evaluate` gives for these batches, from a dataset whose length is known."""
+    """Return the result of `model.evaluate` for these batches, from a dataset of known length."""
     parts = [keras.tree.lists_to_tuples(batch) for batch in batches]  # as tf.data wants them
-    none = keras.tree.map_structure(_without_rows, parts[0])  # whose shape leaves the batch open when it is skipped
+    none = keras.tree.map_structure(_without_rows, parts[0])  # its shape leaves the batch size open when it is skipped
     datasets = map(tf.data.Dataset.from_tensors, [none, *parts])
     dataset = functools.reduce(lambda before, after: before.concatenate(after), datasets).skip(1)
     return flat_logs(model.evaluate(dataset, verbose=0, return_dict=True))
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as numbers; those that are several appear as ``name/0``, ``name/1``, ..."""
+    """Return metrics as numbers; vectors become ``name/0``, ``name/1``, ..."""
     flat: dict[str, float] = {}
     for name, value in logs.items():
         array = np.asarray(value)
@@ -454,7 +454,7 @@ def _without_rows(array: Any) -> Any:
 
 
 def open_spec(array: Any) -> Any:
-    """Return the specification of an array whose batch, and length if it holds tokens, are left open."""
+    """Return the specification of an array with an open batch size and, for tokens, an open length."""
     dims = [None, None] if array.ndim == 2 and array.dtype.kind == "i" else [None, *array.shape[1:]]
     return tf.TensorSpec(dims, tf.string if array.dtype.kind == "O" else array.dtype)
 
@@ -464,7 +464,7 @@ def _weights(rng: np.random.Generator, rows: int) -> Any:
 
 
 def _shake(model: Any) -> None:
-    """Give the statistics of normalization layers values of their own."""
+    """Give the statistics of normalization layers non-default values."""
     rng = np.random.default_rng(1)
     for variable in model.non_trainable_variables:
         if "moving" in variable.path:

@@ -1,4 +1,4 @@
-"""A training script, as far as saving goes: writes one model in every format, with weights that a seed says.
+"""A training script reduced to saving: writes one model in every format, with weights from a seed.
 
 python saving_script.py FOLDER SEED BUILT_BEFORE
 """
@@ -27,7 +27,7 @@ def build_model() -> Any:
 
 
 def set_weights(model: Any, seed: int) -> None:
-    """Give every weight a value of its own."""
+    """Give every weight a distinct value."""
     rng = np.random.default_rng(seed)
     model.set_weights([rng.uniform(0.1, 1.0, weight.shape).astype(np.float32) for weight in model.weights])
 

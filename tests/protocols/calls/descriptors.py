@@ -1,4 +1,4 @@
-"""The numbers of a protocol. As a program, in tritonclient's environment, it prints those of tritonclient's protos."""
+"""The field numbers of a protocol. As a program, in tritonclient's environment, it prints tritonclient's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def numbers_of(message: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the number and the type of every field of a message, and of the messages within it."""
+    """Return the number and the type of every field of a message and of its nested messages."""
     name = f"{prefix}{message.name}"
     numbers = {f"{name}.{field.name}": [field.number, field.type] for field in message.fields}
     for nested in message.nested_types:

@@ -1,4 +1,4 @@
-"""Makes every call that TensorFlow Serving's stubs have, and prints what came of each. Runs in their environment.
+"""Makes every call of TensorFlow Serving's stubs, and prints the outcomes. Runs in their environment.
 
 tfserving.py HOST:PORT HOST:PORT    (the server of the model "every", and that of "plain")
 """
@@ -34,7 +34,7 @@ SECONDS = 30
 
 
 def note(name: str, call: Callable[[], Any]) -> None:
-    """Make a call and note what it returned, or how it failed."""
+    """Make a call and record its result or error."""
     try:
         REPORT[name] = {"value": json_format.MessageToDict(call(), preserving_proto_field_name=True)}
     except grpc.RpcError as error:

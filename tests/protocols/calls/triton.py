@@ -1,4 +1,4 @@
-"""Makes every call that tritonclient has, and prints what came of each. Runs in tritonclient's environment.
+"""Makes every call of tritonclient, and prints the outcomes. Runs in tritonclient's environment.
 
 triton.py grpc|http HOST:PORT HOST:PORT    (the server of the model "every", and that of "plain")
 """
@@ -29,7 +29,7 @@ REPORT: dict[str, Any] = {}
 
 
 def note(name: str, call: Callable[[], Any]) -> None:
-    """Make a call and note what it returned, or how it failed."""
+    """Make a call and record its result or error."""
     try:
         REPORT[name] = {"value": call()}
     except InferenceServerException as error:
@@ -170,7 +170,7 @@ def ask_for_what_is_not_there(client: Any) -> None:
 
 
 def count_batches(client: Any) -> None:
-    """Ask for batches of sizes that nobody else asks for."""
+    """Send batches of sizes that no other call uses."""
     for rows in (11, 11, 13):
         client.infer(PLAIN, plain(rows=rows))
     note("statistics", lambda: client.get_inference_statistics(PLAIN, str(PLAIN_STEPS[-1]), **AS_JSON))
