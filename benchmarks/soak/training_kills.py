@@ -212,7 +212,7 @@ def _finish(tasks: Tasks) -> None:
     _end(tasks, _FINISH_SECONDS)
     for process, log in tasks:
         if process.returncode != 0:
-            raise RuntimeError(f"a task that nobody disturbed ended with {process.returncode}; see {log}")
+            raise RuntimeError(f"an undisturbed task ended with {process.returncode}; see {log}")
 
 
 def _end(tasks: Tasks, seconds: float) -> None:

@@ -28,7 +28,7 @@ from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.servers import peer_versions
 
 TOPICS = {
-    "closed_loop": "so many requests under way: 1 to 64 connections, batches of 1 to 256, two models",
+    "closed_loop": "a constant number of requests in flight: 1 to 64 connections, batches of 1 to 256, two models",
     "open_loop": "requests that arrive at random: the tail at the same rates for all",
     "evaluating": "Evaluate over gRPC against model.evaluate in process",
     "replicas": "two replicas against one, in process",

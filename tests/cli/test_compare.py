@@ -29,7 +29,7 @@ def result(*versions: ComparedVersion) -> CompareResult:
 
 @pytest.mark.parametrize(
     ("low", "high", "conclusion"),
-    [(-2.0, -0.5, "is better than"), (0.5, 2.0, "is worse than"), (-1.0, 1.0, "is not told apart from")],
+    [(-2.0, -0.5, "is better than"), (0.5, 2.0, "is worse than"), (-1.0, 1.0, "is indistinguishable from")],
 )
 def test_the_interval_decides_what_is_said(
     capsys: pytest.CaptureFixture[str], low: float, high: float, conclusion: str

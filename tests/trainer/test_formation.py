@@ -93,7 +93,7 @@ def test_sigterm_ends_the_wait_for_the_other_tasks(tmp_path: Path) -> None:
         await_listener(ports[0])
         leader.process.terminate()
         assert leader.end() == PREEMPTED, leader.errors
-    assert "before the cluster came together" in leader.errors
+    assert "before the cluster formed" in leader.errors
 
 
 def test_a_task_dies_with_its_supervisor(tmp_path: Path) -> None:

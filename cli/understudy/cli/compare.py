@@ -121,4 +121,4 @@ def _show(result: CompareResult) -> None:
         click.echo(f"note: {note}")
 
 
-_CONCLUSIONS = {"better": "better than", "worse": "worse than", "undecided": "not told apart from"}
+_CONCLUSIONS = {"better": "better than", "worse": "worse than", "undecided": "indistinguishable from"}

@@ -200,7 +200,7 @@ class EvaluationStopping(keras.callbacks.Callback):
 
 
 def _fail(stack: ExitStack) -> None:
-    error = RuntimeError("fit did not come to its end")
+    error = RuntimeError("fit did not finish")
     stack.__exit__(RuntimeError, error, None)
 
 

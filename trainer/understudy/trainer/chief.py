@@ -97,7 +97,7 @@ class Chief:
             PublishError: Writing failed, for example on a full disk.
         """
         if self._publisher is None:
-            raise RuntimeError("prepare() comes before publish()")
+            raise RuntimeError("call prepare() before publish()")
         try:
             self._publisher.publish(
                 snapshot,

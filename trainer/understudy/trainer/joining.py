@@ -52,7 +52,7 @@ def join(
             return make_strategy(resolver)
         except tf.errors.OpError as error:
             raise ClusterTimeoutError(
-                f"every task of the cluster was there, but they could not be joined in {seconds:g} s: "
+                f"every task of the cluster answered, but they could not be joined in {seconds:g} s: "
                 f"{_reason(error.message)}; start every task again",
             ) from error
 

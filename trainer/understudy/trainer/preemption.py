@@ -41,7 +41,7 @@ class PreemptionWatch:
     def check(self) -> None:
         """Raise PreemptedError if the signal has arrived, for this task alone."""
         if self.requested:
-            raise PreemptedError("asked to end by SIGTERM before the cluster came together", alone=True)
+            raise PreemptedError("asked to end by SIGTERM before the cluster formed", alone=True)
 
     def save_from_now_on(self) -> None:
         """Leave it to the caller to check `requested` and to save; called once the cluster has formed."""
@@ -72,4 +72,4 @@ class PreemptionWatch:
         del signum, frame
         self._requested = True
         if not self._saves:
-            raise PreemptedError("asked to end by SIGTERM before the first step; nothing was there to be saved")
+            raise PreemptedError("asked to end by SIGTERM before the first step; there was nothing to save")

@@ -97,7 +97,7 @@ def train(
         first_step = _resume(job, settings)
         job.check_agreement(first_step)
         if job.any_task(preemption.requested):
-            raise PreemptedError("asked to end by SIGTERM before the first step; nothing was there to be saved")
+            raise PreemptedError("asked to end by SIGTERM before the first step; there was nothing to save")
         if chief is not None:
             chief.prepare(published_model, first_step=first_step)
         reporter = progress or SilentReporter()

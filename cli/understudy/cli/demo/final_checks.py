@@ -32,7 +32,7 @@ _REFERENCE_SECONDS = 60.0
 
 
 def evaluated_by_keras(model_file: Path, test: Images, *, folder: Path) -> dict[str, float]:
-    """Score the test images with ``model.evaluate``, in a process of its own.
+    """Score the test images with ``model.evaluate``, in a separate process.
 
     Raises:
         click.ClickException: The process failed.
