@@ -1,4 +1,4 @@
-"""The contract between whoever trains and whoever evaluates: checkpoints, and how training ended. No TensorFlow."""
+"""The contract between trainer and evaluator: checkpoints, and how training ended. Does not import TensorFlow."""
 
 from understudy.checkpoints.checkpoint_errors import (
     AlreadyPublishedError,

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a restart after a power cut, sees the old content or the new, never a mixture."""
+"""Atomic, durable writes: a reader, or a restart after a power cut, sees the old content or the new, never a mix."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def write_json(path: Path, value: Any) -> None:
         value: Mappings with string keys, sequences, strings, numbers, booleans and None.
 
     Raises:
-        OSError: The file could not be written; the old one is untouched and nothing is left beside it.
-        TypeError: The value holds something else.
+        OSError: The file could not be written; the old one is untouched and no temporary file remains.
+        TypeError: The value holds another type.
     """
     write_bytes(path, encode_json(value))
 

@@ -2,18 +2,18 @@
 
 CheckpointError
 ├── DamagedCheckpointError     its files are not what its manifest or its format says
-├── UnsupportedFormatError     it was written by another version, or in a format that is not read here
-├── UnsupportedLocationError   it lies where it cannot be read
+├── UnsupportedFormatError     another version wrote it, or its format is not supported
+├── UnsupportedLocationError   its location cannot be read
 ├── CheckpointGoneError        it was deleted or overwritten before it could be fetched
-├── AlreadyPublishedError      its step is committed already
-└── LockHeldError              another process works in this folder
+├── AlreadyPublishedError      its step is already committed
+└── LockHeldError              another process uses this folder
 """
 
 from __future__ import annotations
 
 
 class CheckpointError(Exception):
-    """The root of every exception that this package raises on purpose."""
+    """Base class of this package's exceptions."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -21,20 +21,20 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class UnsupportedFormatError(CheckpointError):
-    """A file was written by another version of this package, or in a format that is not read here."""
+    """Another version of this package wrote the file, or its format is not supported."""
 
 
 class UnsupportedLocationError(CheckpointError):
-    """Checkpoints lie where they cannot be read. The text says where, and the alternative."""
+    """The location of the checkpoints cannot be read. The text names the location and the alternative."""
 
 
 class CheckpointGoneError(CheckpointError):
-    """A checkpoint was deleted or overwritten by its writer before it could be fetched."""
+    """The writer deleted or overwrote a checkpoint before it could be fetched."""
 
 
 class AlreadyPublishedError(CheckpointError):
-    """A checkpoint of this step is committed already; a committed checkpoint never changes."""
+    """A checkpoint of this step is already committed; a committed checkpoint never changes."""
 
 
 class LockHeldError(CheckpointError):
-    """Another process holds the lock of a folder. The text names its process id where it is known."""
+    """Another process holds the lock of a folder. The text names its process id if known."""

@@ -21,14 +21,14 @@ _Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What became of one checkpoint so far.
+    """The results of one checkpoint so far.
 
     Attributes:
         step: Its training step.
-        settled: Whether nothing more is to come: it was scored on every dataset, or a reason was recorded why not.
-        datasets: Those of which anything is recorded.
+        settled: Whether the result is final: every dataset has a score or a recorded reason for having none.
+        datasets: The datasets with a record.
         scores: The loss and metrics by dataset; values may be NaN or infinite.
-        digests: What identifies the models of this step that the records speak of.
+        digests: The digests of the models that the records of this step refer to.
     """
 
     step: int
@@ -42,7 +42,7 @@ class EvaluationResults:
     """The results in an evaluator's state folder, which need not exist yet. For one thread at a time.
 
     Args:
-        state_dir: The state folder, ``RUN/evaluator`` unless the evaluator was told otherwise.
+        state_dir: The state folder, ``RUN/evaluator`` by default.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -53,7 +53,7 @@ class EvaluationResults:
         """Return every result by ascending step. Files that have not changed since the last call are not read again.
 
         Raises:
-            UnsupportedFormatError: A file is of another version, or no result.
+            UnsupportedFormatError: A file has another version, or is not a result.
             OSError: The folder could not be read.
         """
         try:

@@ -1,9 +1,9 @@
-"""Checkpoints that somebody else's program writes: a folder of files, without manifest, lock or atomic rename.
+"""Checkpoints that another program writes: a folder of files, without manifest, lock or atomic rename.
 
-The writer knows nothing of us: it overwrites files in place and deletes them when it likes. A reader that opened its
-files in place could see them torn, and could even make its saving fail (an HDF5 lock). So a file is only ever read,
-from front to back, into a private copy, which is used if the file did not change meanwhile and the copy is whole, as
-far as its format can tell.
+The writer overwrites files in place and deletes them at any time. A reader that opens its files in place may see a
+partial write, and may even make the writer's save fail (an HDF5 lock). Therefore each file is only read once, from
+front to back, into a private copy. The copy is used if the file did not change meanwhile and the format's checks find
+the copy complete.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ from understudy.checkpoints.staging import ForeignCheckpoint, Staging
 from understudy.checkpoints.step_registry import StepRegistry, last_integer
 
 _SETTLING_SECONDS = 5.0
-"""How long a file that does not parse must stay as it is before it counts as damaged, not as being written."""
+"""How long a file that does not parse must stay unchanged before it counts as damaged rather than half written."""
 
 _STAGED_COPIES = 4
-"""How many private copies are kept for a `take` to come; older files are copied again then."""
+"""How many private copies are kept for a later `Checkpoint.fetch`; older checkpoints are copied again."""
 
 _READING_SECONDS = 0.5
-"""How long a poll reads; the first one, which serves the newest, reads no more than the copies that are kept."""
+"""How long a poll reads. The first poll reads at most `_STAGED_COPIES` files, so that the newest is served early."""
 
 
 class FolderSource:
     """The checkpoints of one folder, which need not exist yet: all of one format, see `understudy.checkpoints.formats`.
 
-    A checkpoint's step is its optimizer's count of iterations, else the last integer in its name, else a counter; it is
-    remembered in the staging folder. Two that hold the same model are one checkpoint. One that is overwritten gives a
-    new checkpoint; the old one can be fetched until the new one is found.
+    A checkpoint's step is its optimizer's iteration count, else the last integer in its name, else a counter. The
+    staging folder stores the steps. Two files with the same model are one checkpoint. Overwriting a file gives a new
+    checkpoint; the old one can be fetched until the new one is found.
 
-    Every file is read once, the newest first, and a `poll` reads for `_READING_SECONDS` at most; but files without an
-    integer of their own in their names are read in their order, all in one poll, as their steps may be counted. A file
-    that is deleted while it waits to be read gives a checkpoint whose `take` says so.
+    Each file is read once, newest first, and a `poll` reads for about `_READING_SECONDS`. Files whose names have no
+    integer of their own are read in order, all in one poll, because their steps may come from the counter. A file that
+    is deleted before it is read gives a checkpoint whose `fetch` raises CheckpointGoneError.
 
     Args:
-        directory: The writer's folder. Nothing is ever written to it.
-        staging: A folder of this source's own, best on the file system of the folders to take into; made if missing.
-        takes_variables: Whether somebody can build the model of checkpoints that hold variables alone.
-        clock: Seconds, monotonic.
+        directory: The writer's folder. This source never writes to it.
+        staging: A private folder of this source, ideally on the file system that checkpoints are fetched to; created
+            if missing.
+        takes_variables: Whether the caller can build the model for checkpoints that hold only variables.
+        clock: Monotonic clock, in seconds.
 
     Raises:
         DamagedCheckpointError: The staging folder's record of steps cannot be read.
@@ -84,7 +85,7 @@ class FolderSource:
         return self._is_complete
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
-        """See `CheckpointSource`. A file that is just being written appears once it is whole."""
+        """See `CheckpointSource`. A file that is being written appears once it is complete."""
         found = {origin.path: (origin, stamps) for origin, stamps in self._list()}
         gone = [self._gone(file) for path, file in self._files.items() if path not in found and file.waits]
         self._files = {path: file for path, file in self._files.items() if path in found}
@@ -98,14 +99,14 @@ class FolderSource:
         return sorted([*checkpoints, *gone], key=lambda checkpoint: checkpoint.step)
 
     def _note(self, origin: ForeignFiles, stamps: Stamps) -> bool:
-        """Note how a checkpoint's files look now; return whether they are to be read."""
+        """Record the current status of a checkpoint's files; return whether to read them."""
         file = self._files.setdefault(origin.path, _WatchedFile(origin=origin, stamps=stamps, since=self._clock()))
         if file.stamps != stamps:
             file.stamps, file.since, file.settled = stamps, self._clock(), False
         return not file.settled
 
     def _read(self, unread: Sequence[tuple[ForeignFiles, Stamps]], wanted: Collection[int]) -> bool:
-        """Read checkpoints as long as there is time; return whether it was enough for all."""
+        """Read checkpoints until the time is up; return whether all were read."""
         until = time.monotonic() + (_READING_SECONDS if self._polls else 0.0)
         alike = Counter(_number(origin) for origin, _ in unread)
         numbered = []
@@ -125,20 +126,20 @@ class FolderSource:
         return True
 
     def peek(self) -> object:
-        """See `CheckpointSource`. Nothing tells that costs less than looking."""
+        """See `CheckpointSource`. Always None: no check is cheaper than a poll."""
         return None
 
     def check(self) -> None:
-        """Raise UnsupportedFormatError if the folder holds what cannot be read; see `poll`."""
+        """Raise UnsupportedFormatError if the folder's content is not supported; see `poll`."""
         self._list_paths()
 
     def _found(self) -> Collection[Checkpoint]:
-        """Return the last checkpoint of every file, each model once."""
+        """Return the latest checkpoint of each file, without duplicate models."""
         checkpoints = (file.checkpoint for file in self._files.values())
         return {checkpoint.digest: checkpoint for checkpoint in checkpoints if checkpoint}.values()
 
     def _staged_copy(self, checkpoint: Checkpoint) -> None:
-        """Keep the private copies of the newest checkpoints alone."""
+        """Keep only the private copies of the newest checkpoints."""
         self._staged[checkpoint.digest] = checkpoint.created_at
         if len(self._staged) > _STAGED_COPIES:
             self._drop_copy(min(self._staged, key=self._staged.__getitem__))
@@ -151,7 +152,7 @@ class FolderSource:
         """Return the checkpoints to read, in the order of their last change."""
         found = []
         for origin in self._list_paths():
-            with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
+            with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
                 found.append((origin, origin.stamps()))
         return sorted(found, key=lambda item: (item[1].modified_ns, item[0].path))
 
@@ -176,7 +177,7 @@ class FolderSource:
         return [ForeignFiles(format=format_, path=path) for format_ in present for path in by_format[format_]]
 
     def _watch(self, origin: ForeignFiles, stamps: Stamps) -> None:
-        """Copy and read a checkpoint, and note what came of it."""
+        """Copy and read a checkpoint, and record the result."""
         file = self._files[origin.path]
         file.waits = False
         try:
@@ -218,9 +219,9 @@ class FolderSource:
 
 @dataclass(kw_only=True)
 class _WatchedFile:
-    """A checkpoint: how it looked when last listed, since when, whether that was read, and what it gave last.
+    """A checkpoint: its status when last listed, since when, whether that was read, and the last result.
 
-    ``waits`` says that there was no time to read it.
+    ``waits`` means that the last poll had no time to read it.
     """
 
     origin: ForeignFiles

@@ -1,4 +1,4 @@
-"""A writer's checkpoint as it lies in the writer's folder, and private copies of it."""
+"""A foreign checkpoint in its writer's folder, and private copies of it."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from understudy.checkpoints.stable_copy import FileChangedError, Stamp, stable_c
 
 @dataclass(frozen=True, kw_only=True)
 class Stamps:
-    """The status of each of a checkpoint's files, by the name that its copy has: what changes when one is written."""
+    """The status of each file of a checkpoint, by the file's name in a copy. A write changes it."""
 
     files: tuple[tuple[str, Stamp], ...]
 
     @classmethod
     def of(cls, files: Mapping[str, Path]) -> Self:
-        """Read them; raise FileNotFoundError if a file is not there any more."""
+        """Read the status of the files; raise FileNotFoundError if one is missing."""
         return cls(files=tuple((name, Stamp.of(path.stat())) for name, path in sorted(files.items())))
 
     @property
     def modified_ns(self) -> int:
-        """When the last of them was written, in nanoseconds since the epoch of Unix."""
+        """The latest modification time of the files, in nanoseconds since the Unix epoch."""
         return max(stamp.modified_ns for _, stamp in self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFiles:
-    """A checkpoint in a writer's folder. ``path`` is its file, its folder or the common beginning of its files."""
+    """A checkpoint in a writer's folder. ``path`` is its file, its folder or the common prefix of its files."""
 
     format: Format
     path: Path
 
     def stamps(self) -> Stamps:
-        """Return the status of its files now; raise FileNotFoundError if it is not there any more."""
+        """Return the current status of its files; raise FileNotFoundError if it no longer exists."""
         return Stamps.of(self.format.files(self.path))
 
     def copy_into(self, folder: Path) -> WholeCopy:
-        """Copy it and look into the copy. Nothing of the writer's is opened but for reading, front to back, unlocked.
+        """Copy it and inspect the copy. The writer's files are only opened for reading, front to back, without locks.
 
         Raises:
-            FileNotFoundError: It is not there any more.
+            FileNotFoundError: It no longer exists.
             FileChangedError: It changed meanwhile, or just before.
-            DamagedCheckpointError: It did not change, but it is not whole.
-            OSError: Copying failed otherwise. After any error there may be a part of the copy.
+            DamagedCheckpointError: It did not change, but it is incomplete or damaged.
+            OSError: Copying failed for another reason. After any error, a partial copy may remain.
         """
         files = self.format.files(self.path)
         stamps = Stamps.of(files)
@@ -70,7 +70,7 @@ class ForeignFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeCopy:
-    """What a copy that was found whole says, and the status of the files when they were copied."""
+    """The content of a complete copy, and the status of the files when they were copied."""
 
     content: Content
     stamps: Stamps

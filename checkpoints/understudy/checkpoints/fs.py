@@ -1,4 +1,4 @@
-"""Folders that are there as a whole or not at all."""
+"""Folders that appear and disappear atomically."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP
 
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """Give a new folder beside ``target`` to fill; whatever is still there at the end is deleted.
+    """Yield a new folder beside ``target`` to fill. It is deleted at the end if it still exists.
 
-    Renaming it to ``target`` inside the ``with`` block is what makes it count.
+    To keep it, rename it to ``target`` inside the ``with`` block.
     """
     folder = _temporary_name(target)
     folder.mkdir(parents=True)
@@ -31,7 +31,7 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder so that no reader sees a part of it: it leaves its name first. A missing one is no error."""
+    """Delete a folder so that no reader sees a part of it: it is renamed first. A missing folder is no error."""
     doomed = _temporary_name(folder)
     try:
         folder.rename(doomed)
@@ -41,7 +41,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Delete what processes that died left behind in a folder. Only its owner, holding its lock, may call this."""
+    """Delete the leftovers of dead processes in a folder. Only its owner may call this, while holding its lock."""
     for leftover in parent.glob(f"{TEMPORARY_PREFIX}*"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -50,10 +50,10 @@ def sweep(parent: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make ``target`` hold what ``source`` holds, also after ``source`` is deleted: by a hard link, else by copying.
+    """Hard-link ``source`` to ``target``, or copy it. ``target`` outlives ``source``.
 
     Raises:
-        FileNotFoundError: There is no ``source``.
+        FileNotFoundError: ``source`` does not exist.
         OSError: Copying failed.
     """
     try:

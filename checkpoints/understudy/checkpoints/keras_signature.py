@@ -1,13 +1,13 @@
-"""The names, types and shapes of what a Keras model takes and gives, the same before saving and after loading.
+"""The names, types and shapes of a Keras model's inputs and outputs, the same before saving and after loading.
 
 A nested structure is flattened to names: the keys and indices that lead to a tensor, joined by ``/``. A named ``Input``
-keeps its name, an output that is not reached through a dict goes by the name of the layer that computes it, and a lone
-nameless tensor is ``inputs`` or ``outputs``. The names Keras makes up (``keras_tensor_2``, ``input_layer_1``,
-``dense_3``) change from one process to the next and count as no name.
+keeps its name. An output that is not reached through a dict has the name of the layer that computes it. A single
+unnamed tensor is ``inputs`` or ``outputs``. The names that Keras generates (``keras_tensor_2``, ``input_layer_1``,
+``dense_3``) differ between processes and count as no name.
 
-Functional and sequential models know their tensors. A subclassed model knows only the shapes it was built with, so it
-is traced to find its outputs. Its inputs are taken to be float32 unless the trace shows otherwise, and sequences of
-integers or strings are taken to be of any length if the model runs on longer ones.
+Functional and sequential models have symbolic tensors. A subclassed model records only the shapes it was built with, so
+it is traced to find its outputs. Its inputs are assumed to be float32 unless the trace shows otherwise. Sequences of
+integers or strings are assumed to have any length if the model runs on longer ones.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _CANDIDATE_DTYPES = ("float32", "int32", "string")
 
 
 class SignatureError(ValueError):
-    """A model does not tell what it takes or gives. The text says what is missing and what to do."""
+    """A model's inputs or outputs cannot be determined. The text says what is missing and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedStructure:
-    """A nested structure of lists, tuples and dicts whose leaves go by names.
+    """A nested structure of lists, tuples and dicts with named leaves.
 
     Attributes:
-        template: The structure itself; the values of its leaves do not matter.
+        template: The structure itself; the values of its leaves are ignored.
         specs: One for each leaf, in the order in which `keras.tree` flattens the template.
     """
 
@@ -69,14 +69,14 @@ class NamedStructure:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInterface:
-    """What goes into a model and what comes out of it."""
+    """The inputs and outputs of a model, nested as the model nests them."""
 
     inputs: NamedStructure
     outputs: NamedStructure
 
     @property
     def signature(self) -> Signature:
-        """The same without the nesting."""
+        """The inputs and outputs without the nesting."""
         return Signature(inputs=self.inputs.specs, outputs=self.outputs.specs)
 
 
@@ -146,7 +146,7 @@ def _build_shapes(model: Any) -> Any:
 
 
 def _trace(model: Any, tensors: Any) -> tuple[Any, Any]:
-    """Return what a subclassed model takes and gives, as tensor-like leaves with shape and dtype."""
+    """Return the inputs and outputs of a subclassed model, as tensor-like leaves with shape and dtype."""
     import keras
     import tensorflow as tf
 
@@ -164,7 +164,7 @@ def _trace(model: Any, tensors: Any) -> tuple[Any, Any]:
 
 
 def _integer_cast(placeholder: Any) -> str | None:
-    """Return the integer type to which a traced model casts an input first, as Embedding does, if it does."""
+    """Return the integer type to which a traced model first casts an input, as Embedding does, or None."""
     targets = [consumer.get_attr("DstT") for consumer in placeholder.consumers() if consumer.type == "Cast"]
     return next((str(target.name) for target in targets if target.is_integer), None)
 
@@ -182,7 +182,7 @@ def _with_open_sequences(tensors: Any) -> Any:
 
 
 def _takes_longer_sequences(model: Any, tensors: Any) -> bool:
-    """Run a model on sequences longer by one than those it was built with, if it takes any."""
+    """Return whether a model runs on sequences one longer than those it was built with."""
     import keras
     import tensorflow as tf
 
@@ -229,7 +229,7 @@ def _named(structure: Any, own_name: Callable[[_Path, Any], str | None], *, lone
 
 
 def _has_key(path: _Path) -> bool:
-    """Return whether a dict's key is among what leads to a tensor."""
+    """Return whether the path to a tensor contains a dict key."""
     return any(isinstance(key, str) for key in path)
 
 
@@ -259,7 +259,7 @@ def _no_name(_: _Path, __: Any) -> str | None:
 
 
 def _given_name(operation: Any) -> str | None:
-    """Return the name of a layer unless Keras made it up."""
+    """Return the name of a layer, or None if Keras generated it."""
     names = _made_up_names(type(operation))
     return None if any(re.fullmatch(rf"{name}(_\d+)?", operation.name) for name in names) else str(operation.name)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's model can be, and where it lies in a private folder."""
+"""How a checkpoint stores its model, and where the model is in a private folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from understudy.checkpoints.layout import MODEL_FILE
 
 
 class ModelKind(enum.Enum):
-    """How a model is stored. The value is what a manifest says.
+    """How a model is stored. The value is the one in a manifest.
 
-    ``KERAS``, ``HDF5`` and ``SAVED_MODEL`` are whole models. The others hold variables alone, which need somebody to
-    build the model that they belong to.
+    ``KERAS``, ``HDF5`` and ``SAVED_MODEL`` are whole models. The others hold only variables; the user's code must
+    build their model.
     """
 
     KERAS = "keras"
@@ -22,7 +22,7 @@ class ModelKind(enum.Enum):
 
     @property
     def file_name(self) -> str:
-        """Its name in a private folder: that of a file or a folder, or the common beginning of several files."""
+        """Its name in a private folder: that of a file or a folder, or the common prefix of several files."""
         return _FILE_NAMES[self]
 
     @property

@@ -1,15 +1,15 @@
-"""Where things lie in a run folder.
+"""The layout of a run folder.
 
 ::
 
     RUN/checkpoints/<step, 12 digits>/manifest.json   the commit marker, written last
                                       model.keras     a self-contained Keras model
-                                      resume/...      what exact resume needs besides
+                                      resume/...      further state for an exact resume
     RUN/training.json                                 running, finished or failed
-    RUN/evaluator/                                    what the evaluator keeps; the trainer only reads it
-                  results/<step, 12 digits>.json      what became of a checkpoint
-                  best.json                           which one is best
-                  leases/<step, 12 digits>/           copies of those that are needed
+    RUN/evaluator/                                    the evaluator's state; the trainer only reads it
+                  results/<step, 12 digits>.json      the results of a checkpoint
+                  best.json                           the best checkpoint
+                  leases/<step, 12 digits>/           copies of the checkpoints in use
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS_DIR = "results"
 LEASES_DIR = "leases"
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Names with this prefix hold what is not committed; nobody reads them, and whoever holds the lock may delete them."""
+"""The prefix of uncommitted files and folders. Readers ignore them; the holder of the lock may delete them."""
 
 _STEP_DIGITS = 12
 _STEP_NAME = re.compile(rf"\d{{{_STEP_DIGITS},}}")
@@ -42,13 +42,13 @@ def step_name(step: int) -> str:
 
 
 def parse_step(name: str) -> int | None:
-    """Return the step that a folder's name stands for, or None if it is no step's folder."""
+    """Return the step that a folder's name stands for, or None if it stands for none."""
     return int(name) if _STEP_NAME.fullmatch(name) and name == step_name(int(name)) else None
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run folder. Making one touches no disk."""
+    """The paths in a run folder. Creating the object does not touch the disk."""
 
     root: Path
 
@@ -69,7 +69,7 @@ class RunDir:
 
     @property
     def leases(self) -> Path:
-        """Where the evaluator keeps the checkpoints that it is using, one folder per step."""
+        """The folder of the checkpoints that the evaluator uses, one folder per step."""
         return self.evaluator / LEASES_DIR
 
     def checkpoint(self, step: int) -> Path:
@@ -77,22 +77,22 @@ class RunDir:
         return self.checkpoints / step_name(step)
 
     def listed_steps(self) -> dict[int, tuple[int, int]]:
-        """Return the steps that have a folder, committed or not, with its inode and the time of its last change.
+        """Return the steps that have a folder, committed or not, with its inode and modification time.
 
-        Nothing is opened but the folder around them.
+        Only the parent folder is opened.
         """
         found = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.checkpoints) as entries:
             for entry in entries:
                 step = parse_step(entry.name)
                 if step is not None:
-                    with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
+                    with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
                         stat = entry.stat()
                         found[step] = (stat.st_ino, stat.st_mtime_ns)
         return found
 
     def committed_steps(self) -> list[int]:
-        """Return the steps of all committed checkpoints, ascending; none if there is no such folder."""
+        """Return the steps of all committed checkpoints, ascending; empty if the folder does not exist."""
         try:
             names = [entry.name for entry in self.checkpoints.iterdir()]
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A reader's own copy of a checkpoint, which no writer can take away."""
+"""A reader's own copy of a checkpoint, which outlives the writer's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LocalCheckpoint:
 
     @property
     def digest(self) -> str:
-        """What identifies the model."""
+        """The digest that identifies the model."""
         return self.manifest.digest
 
     @property
     def created_at(self) -> float:
-        """When it was written, in seconds since the epoch of Unix."""
+        """When it was written, in seconds since the Unix epoch."""
         return self.manifest.created_at
 
     @property
@@ -48,35 +48,35 @@ class LocalCheckpoint:
 
     @property
     def model_file(self) -> Path:
-        """The model: a file, a folder or the common beginning of several files, as its kind has it."""
+        """The path of the model: a file, a folder or the common prefix of several files, depending on its kind."""
         return self.directory / self.kind.file_name
 
     def verify(self) -> None:
-        """Read all of it, and check that it is what its manifest says.
+        """Read all files and check them against the manifest.
 
-        Its files may be hard links, which their writer can still overwrite in place: so do this before each load.
+        The files may be hard links, which the writer can still overwrite in place. Call this before each load.
 
         Raises:
-            DamagedCheckpointError: It is not.
+            DamagedCheckpointError: A file differs from the manifest.
         """
         verify_files(self.directory, self.manifest)
 
     def release(self) -> None:
-        """Delete the private folder; doing so again does nothing."""
+        """Delete the private folder. Idempotent."""
         remove_folder(self.directory)
 
 
 def open_local_checkpoint(directory: Path, *, verify: bool = True) -> LocalCheckpoint:
-    """Open a private folder that an earlier `Checkpoint.take`, perhaps of an earlier process, left.
+    """Open a private folder that an earlier `Checkpoint.fetch` left, possibly in an earlier process.
 
     Args:
         directory: The private folder.
-        verify: Whether to read its files. Else only their sizes are checked.
+        verify: Whether to read its files. Otherwise only their sizes are checked.
 
     Raises:
-        FileNotFoundError: There is none.
-        DamagedCheckpointError: It is not whole any more.
-        UnsupportedFormatError: Another version of this package made it.
+        FileNotFoundError: The folder does not exist.
+        DamagedCheckpointError: It is incomplete or damaged.
+        UnsupportedFormatError: Another version of this package wrote it.
     """
     manifest = read_manifest(directory)
     (verify_files if verify else verify_sizes)(directory, manifest)
@@ -84,18 +84,18 @@ def open_local_checkpoint(directory: Path, *, verify: bool = True) -> LocalCheck
 
 
 def fetch_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest], verify: bool = True) -> LocalCheckpoint:
-    """Make a private folder appear as a whole, unless it is there already.
+    """Create a private folder atomically, unless it already exists.
 
-    It need not survive a power cut: one that is not whole is found by its hashes and made again.
+    It need not survive a power cut: the hashes reveal an incomplete folder, which is created again.
 
     Args:
-        into: The private folder; its parent is made if it is missing.
-        digest: Which model it is to hold. A folder that holds another, or a damaged one, is replaced.
-        fill: Puts the files into the folder it is given and returns a manifest of them, which it may put there as well.
-        verify: Whether to read the files of a folder that is there already. Else only their sizes are checked.
+        into: The private folder; its parent is created if missing.
+        digest: The digest of the model. A folder with another or a damaged model is replaced.
+        fill: Writes the files into the given folder and returns a manifest of them, which it may write there as well.
+        verify: Whether to read the files of an existing folder. Otherwise only their sizes are checked.
 
     Raises:
-        Exception: What ``fill`` raises; then nothing is left.
+        Exception: Whatever ``fill`` raises; then no folder remains.
     """
     try:
         existing = open_local_checkpoint(into, verify=verify)

@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Locks that admit one process at a time to a folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOCK_FILE = "lock"
 
 
 class DirectoryLock:
-    """An exclusive lock on a folder, held on its file ``lock`` and let go by the kernel when the process dies.
+    """An exclusive lock on a folder, held on its file ``lock``. The kernel releases it when the process dies.
 
     Use it as a context manager, or call `acquire` and `release`. It works across processes and between several
     objects in one process, on local disks and on NFS version 4. One object is for one thread at a time.
 
     Args:
-        path: The folder; made if it is missing.
-        alternative: What to do other than to stop the process that holds the lock, for the error.
+        path: The folder; created if missing.
+        alternative: For the error message: what to do instead of stopping the process that holds the lock.
     """
 
     def __init__(self, path: Path, *, alternative: str = "choose another folder") -> None:
@@ -31,10 +31,10 @@ class DirectoryLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock without waiting.
+        """Acquire the lock without waiting.
 
         Raises:
-            LockHeldError: Somebody has it, perhaps this very object.
+            LockHeldError: The lock is held, possibly by this object.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -50,13 +50,13 @@ class DirectoryLock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        # The name is for people; the lock holds without it, also on a full disk.
+        # The process id is informative; the lock works without it, for example on a full disk.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Let the lock go; without it, do nothing. The file stays, as deleting it would open a race."""
+        """Release the lock if it is held. The file stays, because deleting it would cause a race."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -77,6 +77,6 @@ class DirectoryLock:
 
 
 def _read_holder(descriptor: int) -> str:
-    """Return words for who holds the lock; it may not have written its process id yet."""
+    """Describe the holder of the lock, which may not have written its process id yet."""
     content = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
     return f"process {content}" if content.isdecimal() else "another process"

@@ -1,4 +1,4 @@
-"""Long work that gives way to whatever else wants a core."""
+"""Long work that yields the CPU to other threads."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from concurrent.futures import Future
 from typing import Final, TypeVar
 
 NICENESS: Final = 10
-"""By how much less the system favours such a thread: a tenth of a core where all are wanted, a whole one where not."""
+"""The increase in niceness: such a thread gets about a tenth of a core if all are busy, and a whole one if not."""
 
 _T = TypeVar("_T")
 
 
 def at_low_priority(work: Callable[[], _T]) -> _T:
-    """Do work on a thread of low priority, and wait for it.
+    """Run work on a thread of low priority, and wait for it.
 
-    The thread must not be kept from running while it holds Python's lock, or everybody would wait for a core to become
-    free: so this is for work that goes on for milliseconds without the lock and takes it for microseconds between.
-    Systems that know no priority of threads do it like any other work.
+    If the system preempts the thread while it holds the GIL, all threads wait for it. Use this only for work that
+    releases the GIL for milliseconds and holds it for microseconds in between. Systems without thread priorities run
+    the work at normal priority.
 
     Raises:
-        Exception: What the work raises.
+        Exception: Whatever the work raises.
     """
     outcome: Future[_T] = Future()
 
@@ -41,7 +41,7 @@ def at_low_priority(work: Callable[[], _T]) -> _T:
 
 
 def _lower_priority() -> None:
-    """Lower that of this thread alone, which on Linux has a number like a process."""
+    """Lower the priority of this thread alone; on Linux a thread has an id like a process."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

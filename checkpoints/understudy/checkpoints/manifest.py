@@ -1,7 +1,7 @@
-"""The manifest: what a checkpoint is, and how to tell that it is whole.
+"""The manifest: it describes a checkpoint and holds the hashes to verify it.
 
-``manifest.json`` is written last and is what commits a checkpoint. It carries a checksum of itself, so a flipped bit in
-it is found as surely as one in the files that it lists.
+``manifest.json`` is written last and commits the checkpoint. It holds a checksum of itself, so that a flipped bit is
+detected in the manifest as well as in the files that it lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from understudy.checkpoints.signature import Signature
 FORMAT_VERSION = 1
 
 _HASHED_AT_ONCE = 2**22
-"""Bytes, enough for Python's other threads to have its lock to themselves for milliseconds."""
+"""Bytes per call; large enough to release the GIL to other threads for milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +38,21 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known about a checkpoint without opening its model.
+    """The description of a checkpoint without opening its model.
 
     Attributes:
         step: Training steps taken when it was written.
-        epoch: Epochs completed then; None where its writer counts none.
-        created_at: Seconds since the epoch of Unix.
+        epoch: Epochs completed then; None if its writer does not count epochs.
+        created_at: Seconds since the Unix epoch.
         final: Whether training ended with it.
-        digest: Identifies the model: equal digests, equal model. For a published checkpoint it is the SHA-256 of
-            ``model.keras``, for a foreign one that of its format's `Content`, its date left out.
+        digest: Identifies the model: equal digests mean equal models. For a published checkpoint it is the SHA-256 of
+            ``model.keras``, for a foreign one the digest of its format's `Content`, without dates.
         metrics: Training metrics by name; may hold NaN.
-        signature: What the model takes and gives; None where the writer did not say.
+        signature: The model's inputs and outputs; None if the writer did not record them.
         versions: Versions of the libraries that wrote it, by name.
-        files: Every file but the manifest, those of the model among them.
+        files: Every file except the manifest, including those of the model.
         kind: How the model is stored.
-        format_version: Of the manifest.
+        format_version: The version of the manifest's format.
     """
 
     step: int
@@ -93,19 +93,19 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of a checkpoint's folder; the files that it lists are not looked at.
+    """Read the manifest of a checkpoint's folder, without reading the files that it lists.
 
     Raises:
-        FileNotFoundError: There is none: the checkpoint is not committed.
-        DamagedCheckpointError: It is not a manifest, or not the one that was written.
-        UnsupportedFormatError: It was written by another version of this package.
+        FileNotFoundError: There is no manifest: the checkpoint is not committed.
+        DamagedCheckpointError: It is not a manifest, or does not match its checksum.
+        UnsupportedFormatError: Another version of this package wrote it.
     """
     path = directory / MANIFEST_FILE
     return decode_manifest(path.read_bytes(), origin=path)
 
 
 def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
-    """Read what `encode_manifest` returned; ``origin`` is what errors name. Raises as `read_manifest` does."""
+    """Decode the result of `encode_manifest`. Errors name ``origin``. Raises as `read_manifest` does."""
     try:
         fields = json.loads(content)
         version = fields.get("format_version")
@@ -136,10 +136,10 @@ def describe_file(directory: Path, path: str) -> FileEntry:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Check that a folder holds every file that a manifest lists, unharmed.
+    """Check that a folder holds every file that a manifest lists, with its size and hash.
 
     Raises:
-        DamagedCheckpointError: The first file that is missing, or of another size or hash.
+        DamagedCheckpointError: A file is missing, or has another size or hash. The text names the first one.
     """
     verify_sizes(directory, manifest)
     for expected in manifest.files:
@@ -153,10 +153,10 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def verify_sizes(directory: Path, manifest: Manifest) -> None:
-    """Check that a folder holds every file that a manifest lists, of the size given; no file is opened.
+    """Check that a folder holds every file that a manifest lists, with its size; no file is opened.
 
     Raises:
-        DamagedCheckpointError: The first file that is missing or of another size.
+        DamagedCheckpointError: A file is missing or has another size. The text names the first one.
     """
     for expected in manifest.files:
         path = directory / expected.path
@@ -169,7 +169,7 @@ def verify_sizes(directory: Path, manifest: Manifest) -> None:
 
 
 def _checksum_as_written(content: bytes, found: object) -> str:
-    """Return the checksum of the text without the line of the checksum, which is quicker than encoding it anew."""
+    """Return the checksum of the text without its checksum line, which is faster than encoding it again."""
     return hashlib.sha256(content.replace(f'  "checksum": "{found}",\n'.encode(), b"", 1)).hexdigest()
 
 

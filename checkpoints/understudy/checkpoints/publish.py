@@ -1,4 +1,4 @@
-"""Publishing checkpoints, so that a reader sees each as a whole or not at all."""
+"""Publishes checkpoints atomically: a reader sees all of a checkpoint or nothing."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _LIBRARIES = ("understudy", "tensorflow", "keras", "numpy")
 class CheckpointPublisher:
     """Writes checkpoints into a run folder and deletes the old ones.
 
-    One process publishes into a run folder at a time, from one thread at a time. What a publisher that was killed left
-    behind is deleted when the next one is made.
+    One process publishes into a run folder at a time, from one thread at a time. A new publisher deletes the leftovers
+    of one that was killed.
 
     Args:
-        run_dir: The run folder; made if it is missing.
-        keep: How many of the newest checkpoints stay, at least 1. One that the evaluator has pinned stays besides.
+        run_dir: The run folder; created if missing.
+        keep: How many of the newest checkpoints to keep, at least 1. Checkpoints that the evaluator leases are kept
+            as well.
     """
 
     def __init__(self, run_dir: RunDir, *, keep: int) -> None:
@@ -40,7 +41,7 @@ class CheckpointPublisher:
         self._run = run_dir
         self._keep = keep
         self._lock = DirectoryLock(run_dir.checkpoints)
-        # Somebody who is publishing now is alive, and its temporary folder no leftover.
+        # If the lock is held, a publisher is alive and its temporary folder is in use.
         with contextlib.suppress(LockHeldError), self._lock:
             sweep(run_dir.checkpoints)
 
@@ -55,27 +56,27 @@ class CheckpointPublisher:
         signature: Signature | None,
         versions: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """Publish one checkpoint; when this returns it is on disk and every reader sees it.
+        """Publish one checkpoint. When this returns, it is on disk and every reader sees it.
 
         Args:
             step: Training steps taken.
-            write: Called with an empty folder, into which it writes ``model.keras`` and whatever else belongs to the
+            write: Called with an empty folder, into which it writes ``model.keras`` and any other files of the
                 checkpoint.
             epoch: Epochs completed, or None.
             final: Whether training ended with it.
             metrics: Training metrics by name.
-            signature: What the model takes and gives, or None if it is not known.
-            versions: Versions of libraries by name; those of the libraries installed here if None.
+            signature: The model's inputs and outputs, or None if unknown.
+            versions: Versions of libraries by name; by default those of the installed libraries.
 
         Returns:
             The manifest as written.
 
         Raises:
-            AlreadyPublishedError: This step is committed already. Nothing was written.
+            AlreadyPublishedError: This step is already committed. Nothing was written.
             LockHeldError: Another process is publishing into this run folder.
-            ValueError: ``write`` left no ``model.keras``.
-            Exception: Whatever ``write`` or the file system raised. After any error the folder holds the checkpoints
-                that it held before, and no part of this one.
+            ValueError: ``write`` wrote no ``model.keras``.
+            Exception: Whatever ``write`` or the file system raised. After any error, the folder holds the same
+                checkpoints as before and no part of this one.
         """
         target = self._run.checkpoint(step)
         with self._lock:
@@ -96,7 +97,7 @@ class CheckpointPublisher:
                     versions=library_versions() if versions is None else dict(versions),
                 )
                 write_bytes(folder / MANIFEST_FILE, encode_manifest(manifest))
-                # What is there without a manifest was never committed.
+                # A folder without a manifest was never committed.
                 remove_folder(target)
                 folder.rename(target)
             sync(self._run.checkpoints)
@@ -104,7 +105,7 @@ class CheckpointPublisher:
         return manifest
 
     def _prune(self) -> None:
-        """Delete all but the newest checkpoints and the pinned ones.
+        """Delete all checkpoints except the newest and the leased ones.
 
         A failure is only logged: the new checkpoint is committed, and the next call tries again.
         """

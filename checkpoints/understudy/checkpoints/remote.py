@@ -1,4 +1,4 @@
-"""Checkpoints that are not on a local disk: ``gs://`` and whatever else `tf.io.gfile` reads."""
+"""Checkpoints on remote storage: ``gs://`` and the other file systems of `tf.io.gfile`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from understudy.checkpoints.layout import TEMPORARY_PREFIX
 from understudy.checkpoints.source import Checkpoint
 
 _PATTERNS = ("*.keras", "*.h5", "*.index", "*.data-*-of-*", STATE_FILE)
-"""What may be part of a checkpoint among the files of a folder; the rest, such as logs, is not fetched."""
+"""The files of a folder that may be part of a checkpoint. Others, such as logs, are not fetched."""
 
 
 class RemoteFolderSource:
-    """A folder elsewhere, of which a copy is kept here and read; see `FolderSource`.
+    """A remote folder, which is mirrored to a local folder and read there; see `FolderSource`.
 
     Args:
         url: The folder, which need not exist yet.
-        mirror: A folder of this source's own to keep the copy in; made if missing.
-        local: Reads the copy.
+        mirror: A private folder of this source for the copy; created if missing.
+        local: Reads the mirror.
 
     Raises:
         UnsupportedLocationError: TensorFlow cannot read such URLs.
@@ -54,14 +54,14 @@ class RemoteFolderSource:
         return self._local.poll(wanted)
 
     def peek(self) -> object:
-        """See `CheckpointSource`. Nothing tells that costs less than looking."""
+        """See `CheckpointSource`. Always None: no check is cheaper than a poll."""
         return None
 
     def fetch(self) -> None:
-        """Make the copy what the folder is now. A file that changes meanwhile is fetched the next time.
+        """Update the mirror to the folder's current content. A file that changes meanwhile is fetched next time.
 
         Raises:
-            OSError: The folder could not be read, or the copy not be written.
+            OSError: The folder could not be read, or the mirror could not be written.
         """
         remote = self._list()
         for name in _local_names(self._mirror) - remote.keys():
@@ -98,12 +98,12 @@ class RemoteFolderSource:
                 return {}
             found = {}
             for name in self._names():
-                with contextlib.suppress(tf.errors.NotFoundError):  # Deleted since it was listed.
+                with contextlib.suppress(tf.errors.NotFoundError):  # Deleted after it was listed.
                     found[name] = _Status.of(tf.io.gfile.stat(f"{self._url}/{name}"))
             return found
 
     def _names(self) -> Iterator[str]:
-        """Give the path of every file that may be part of a checkpoint, relative to the folder."""
+        """Yield the path of every file that may be part of a checkpoint, relative to the folder."""
         import tensorflow as tf
 
         for entry in sorted(name.rstrip("/") for name in tf.io.gfile.listdir(self._url)):
@@ -139,7 +139,7 @@ def _local_names(folder: Path) -> set[str]:
 
 @contextlib.contextmanager
 def _as_os_errors(url: str) -> Iterator[None]:
-    """Raise what TensorFlow says about a place as what Python says about one."""
+    """Raise TensorFlow's file system errors as Python's."""
     import tensorflow as tf
 
     try:

@@ -1,4 +1,4 @@
-"""The names, types and shapes of what a model takes and gives."""
+"""The names, types and shapes of a model's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class TensorSpec:
     """One tensor: its flattened name, NumPy's name of its dtype (``string`` for bytes), and its shape.
 
-    ``None`` in the shape stands for any length; axis 0 is the batch and always ``None``. ``positional`` says that the
-    name stands for the tensor's place, as the user gave none; specs that differ in nothing else are equal.
+    ``None`` in the shape stands for any length; axis 0 is the batch and always ``None``. ``positional`` means that the
+    name was derived from the tensor's position, because the user gave none; it is ignored in comparisons.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Discovering checkpoints: what a source is, and the source of a run folder."""
+"""Discovery of checkpoints: the interface of a source, and the source of a run folder."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
 from understudy.checkpoints.manifest import Manifest, decode_manifest, read_manifest, verify_files, verify_sizes
 
 _Stamp = tuple[int, int, int]
-"""Inode, size in bytes and time of last change in nanoseconds: what changes when a file is replaced."""
+"""Inode, size in bytes and modification time in nanoseconds. They change when a file is replaced."""
 
 _FolderStamp = tuple[int, int]
-"""Inode and time of last change in nanoseconds."""
+"""Inode and modification time in nanoseconds."""
 
 _READ_AT_FIRST = 16
 _READ_AT_ONCE = 512
-"""How many manifests a poll reads; the first reads few, so that the newest checkpoint is known at once."""
+"""How many manifests a poll reads. The first poll reads few, so that it finds the newest checkpoint at once."""
 
 _COARSE_NS = 2_000_000_000
-"""The clocks of file systems are no coarser than that: a folder changed longer ago has no later change in that tick."""
+"""The coarsest tick of a file system's clock. A folder that changed longer ago has no later change in the same tick."""
 
 _LISTING_SECONDS = 10.0
-"""How long a folder that looks unchanged is not listed again."""
+"""How long a folder that seems unchanged is not listed again."""
 
 
 class Checkpoint(Protocol):
-    """A committed checkpoint, as a source found it. Immutable; `fetch` may be called from any thread."""
+    """A committed checkpoint that a source found. Immutable; `fetch` may be called from any thread."""
 
     @property
     def step(self) -> int:
@@ -46,11 +46,11 @@ class Checkpoint(Protocol):
 
     @property
     def digest(self) -> str:
-        """What identifies the model: equal digests, equal model."""
+        """The digest that identifies the model: equal digests mean equal models."""
 
     @property
     def created_at(self) -> float:
-        """When it was written, in seconds since the epoch of Unix."""
+        """When it was written, in seconds since the Unix epoch."""
 
     @property
     def final(self) -> bool:
@@ -58,28 +58,28 @@ class Checkpoint(Protocol):
 
     @property
     def manifest(self) -> Manifest | None:
-        """What its writer said about it; None if it said nothing or what it said cannot be read."""
+        """Its writer's manifest; None if there is none or it cannot be read."""
 
     @property
     def copies(self) -> bool:
-        """Whether `fetch` copies files, which is dear, rather than linking them."""
+        """Whether `fetch` copies files, which is expensive, rather than linking them."""
 
     def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
-        """Pin the checkpoint: link or copy its files into a private folder.
+        """Link or copy the checkpoint's files into a private folder.
 
-        A folder that holds this checkpoint already is returned; one that holds something else is replaced. After an
-        error there is no part of it.
+        A folder that already holds this checkpoint is returned; one that holds something else is replaced. After an
+        error, no part of it remains.
 
         Args:
             into: The private folder.
-            verify: Whether to read linked files and check their hashes. Else only their sizes are checked, and
-                `LocalCheckpoint.verify` is to be called before they are used.
+            verify: Whether to read linked files and check their hashes. Otherwise only their sizes are checked; call
+                `LocalCheckpoint.verify` before using them.
 
         Raises:
-            DamagedCheckpointError: It is not whole.
-            UnsupportedFormatError: It was written by another version.
+            DamagedCheckpointError: It is incomplete or damaged.
+            UnsupportedFormatError: Another version wrote it.
             CheckpointGoneError: Its writer has deleted or overwritten it.
-            OSError: Its files could not be read, or the private folder not be written.
+            OSError: Its files could not be read, or the private folder could not be written.
         """
 
 
@@ -88,26 +88,26 @@ class CheckpointSource(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last `poll` returned everything. If not, the next one returns more."""
+        """Whether the last `poll` returned all checkpoints. If not, the next one returns more."""
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
-        """Return what is committed now, in step order; damaged ones too, whose `fetch` says what is wrong.
+        """Return the committed checkpoints in step order, including damaged ones, whose `fetch` raises the error.
 
-        Of many that are new, it returns the newest first, and the others when it is called again. What was seen to be
-        there, and was deleted before it could be read, is returned once.
+        If many are new, the first call returns the newest and later calls return the others. A checkpoint that was
+        listed, and deleted before it could be read, is returned once.
 
         Args:
-            wanted: The steps to return before all others.
+            wanted: The steps to return first.
 
         Raises:
-            UnsupportedFormatError: The place holds only what is not read here.
-            OSError: The place could not be read.
+            UnsupportedFormatError: The location holds only unsupported formats.
+            OSError: The location could not be read.
         """
 
     def peek(self) -> object:
-        """Return something that differs from last time if something may have been committed since.
+        """Return a value that differs from the last one if a checkpoint may have been committed since.
 
-        It costs next to nothing. Where nothing cheap tells, it is always the same.
+        The call is cheap. A source without a cheap check always returns the same value.
         """
 
 
@@ -135,7 +135,7 @@ class PublishedCheckpoint:
 
     @property
     def manifest(self) -> Manifest | None:
-        """See `Checkpoint`. Read from disk."""
+        """See `Checkpoint`. Reads from disk."""
         try:
             return read_manifest(self.directory)
         except (FileNotFoundError, CheckpointError):
@@ -172,7 +172,7 @@ class PublishedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadableCheckpoint:
-    """A committed checkpoint of which nothing more can be said; ``digest`` stands for it as it is."""
+    """A committed checkpoint that cannot be read; ``digest`` identifies its current content."""
 
     step: int
     digest: str
@@ -183,7 +183,7 @@ class UnreadableCheckpoint:
     copies: bool = False
 
     def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
-        """Raise what was wrong with it. See `Checkpoint`."""
+        """Raise the error that was found. See `Checkpoint`."""
         del into, verify
         raise type(self.error)(str(self.error)) from self.error
 
@@ -191,8 +191,8 @@ class UnreadableCheckpoint:
 class RunSource:
     """The checkpoints of a run folder, which need not exist yet.
 
-    A poll lists the folder once and opens the manifests of new names alone. Where nothing has changed, it does not even
-    list.
+    A poll lists the folder once and opens only the manifests of new names. If nothing has changed, it does not list
+    the folder.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -216,7 +216,7 @@ class RunSource:
         return self._found
 
     def peek(self) -> object:
-        """See `CheckpointSource`. Committing a checkpoint puts a folder into place, which changes the one around it."""
+        """See `CheckpointSource`. Committing a checkpoint renames its folder, which changes the parent's time."""
         try:
             return self._run.checkpoints.stat().st_mtime_ns
         except OSError:
@@ -269,14 +269,14 @@ class RunSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _Listing:
-    """When a folder was listed, and what it looked like then."""
+    """When a folder was listed, and its `peek` at that time."""
 
     peek: object
     expires_at: float
 
     @classmethod
     def of(cls, peek: object, *, settled: bool) -> _Listing:
-        """Return a listing that was begun after a peek, good for some time unless something may still change."""
+        """Return a listing that was made after a peek. It stays valid for some time if the folder is settled."""
         is_old = isinstance(peek, int) and time.time_ns() - peek > _COARSE_NS
         return cls(peek=peek, expires_at=time.monotonic() + (_LISTING_SECONDS if settled and is_old else 0.0))
 
@@ -285,7 +285,7 @@ class _Listing:
 
 
 def _gone(run: RunDir, step: int) -> UnreadableCheckpoint:
-    """Return what stands for a checkpoint that was listed and then deleted."""
+    """Return a placeholder for a checkpoint that was listed and then deleted."""
     now = time.time()
     text = f"{run.checkpoint(step)} was deleted before it could be read"
     digest = hashlib.sha256(f"{text} {now}".encode()).hexdigest()

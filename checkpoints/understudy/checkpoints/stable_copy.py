@@ -1,4 +1,4 @@
-"""Copying a file that somebody may be writing."""
+"""Copies a file that another process may be writing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FileChangedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """What of a file's status changes when it is written or replaced."""
+    """The fields of a file's status that change when it is written or replaced."""
 
     inode: int
     size_bytes: int
@@ -28,20 +28,20 @@ class Stamp:
 
 
 def stable_copy(source: Path, target: Path) -> Stamp:
-    """Copy a file that does not change meanwhile. It is read once from front to back, without any lock.
+    """Copy a file, unless it changes meanwhile. It is read once from front to back, without a lock.
 
-    A write within the same tick of the file system's clock can go unseen: check the copy's own checksums besides.
+    A write within the same tick of the file system's clock can be missed: also check the copy's own checksums.
 
     Args:
         source: The writer's file.
-        target: A name that does not exist yet. After an error there may be a part of the copy.
+        target: A path that does not exist yet. After an error, a partial copy may remain.
 
     Returns:
-        The status before and after.
+        The file's status, the same before and after.
 
     Raises:
         FileChangedError: It changed.
-        FileNotFoundError: There is none.
+        FileNotFoundError: It does not exist.
         OSError: Reading or writing failed.
     """
     with source.open("rb") as reader, target.open("xb") as writer:

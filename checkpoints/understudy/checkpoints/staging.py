@@ -19,7 +19,7 @@ class Staging:
     """A folder of private copies, each a folder named by its digest. Thread-safe.
 
     Args:
-        folder: Its own; emptied of copies, as nobody knows them after a restart.
+        folder: A private folder. Copies from before a restart are unknown and are deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +30,7 @@ class Staging:
         self.keep(())
 
     def stage(self, origin: ForeignFiles) -> WholeCopy:
-        """Copy a writer's checkpoint into this folder. Raises as `ForeignFiles.copy_into`; then no copy is left."""
+        """Copy a writer's checkpoint into this folder. Raises as `ForeignFiles.copy_into`; then no copy remains."""
         with temporary_folder(self._folder / origin.format.kind.file_name) as folder:
             whole = origin.copy_into(folder)
             with self._lock:
@@ -40,7 +40,7 @@ class Staging:
         return whole
 
     def hand_over(self, digest: str, target: Path) -> bool:
-        """Give away the files of the copy with a digest, into ``target``; return False if there is none."""
+        """Move the files of the copy with a digest into ``target``; return False if there is none."""
         with self._lock:
             copy = self._folder / digest
             if not copy.is_dir():
@@ -56,7 +56,7 @@ class Staging:
             remove_folder(self._folder / digest)
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete every copy but those with these digests."""
+        """Delete all copies except those with these digests."""
         with self._lock:
             for copy in self._folder.glob("[!.]*"):
                 if copy.is_dir() and copy.name not in digests:
@@ -65,7 +65,7 @@ class Staging:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint:
-    """A checkpoint that was found in somebody else's folder, at ``origin``. See `Checkpoint`."""
+    """A checkpoint in another program's folder, at ``origin``. See `Checkpoint`."""
 
     step: int
     digest: str

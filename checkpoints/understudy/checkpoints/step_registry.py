@@ -1,4 +1,4 @@
-"""Which step stands for which foreign checkpoint, remembered over restarts."""
+"""Assigns steps to foreign checkpoints, and remembers them across restarts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 
 
 class StepRegistry:
-    """Gives every digest a step of its own, and the same one for ever. For one thread at a time.
+    """Assigns each digest a unique, permanent step. For one thread at a time.
 
     Args:
-        path: The JSON file to keep it in; its folder exists.
+        path: The JSON file that stores the steps; its folder exists.
 
     Raises:
-        DamagedCheckpointError: The file is not a step book.
+        DamagedCheckpointError: The file is not a step registry.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,8 +30,8 @@ class StepRegistry:
         """Return the step of a digest, chosen when it is first seen.
 
         It is the optimizer's count, else the last integer in the file's name, else the number after the highest step
-        so far. A step that stands for another digest already is not given again. Integers of more than 12 digits are
-        dates or hashes, not steps.
+        so far. A step that is already assigned to another digest is not used again. Integers of more than 12 digits
+        are dates or hashes, not steps.
         """
         if digest not in self._steps:
             step = self._choose(iterations, name)
@@ -41,10 +41,10 @@ class StepRegistry:
         return self._steps[digest]
 
     def save(self) -> None:
-        """Write down what was assigned; to be called before anybody is shown it.
+        """Write the assigned steps to disk. Call this before the steps are published.
 
         Raises:
-            OSError: The file could not be written; it is tried again the next time.
+            OSError: The file could not be written; the next call tries again.
         """
         if not self._is_saved:
             write_json(self._path, self._steps)
@@ -71,4 +71,6 @@ def _read(path: Path) -> dict[str, int]:
     try:
         return {str(digest): int(step) for digest, step in json.loads(content).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise DamagedCheckpointError(f"{path} is not a book of steps ({error}); delete it to number afresh") from error
+        raise DamagedCheckpointError(
+            f"{path} is not a step registry ({error}); delete it to assign new steps"
+        ) from error

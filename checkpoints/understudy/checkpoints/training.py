@@ -1,7 +1,7 @@
 """The training journal: whether training is running, and how it ended.
 
-``training.json`` carries a heartbeat, so that a reader can tell a trainer that works from one that was killed. It is
-compared with the reader's clock: where both run on different machines, their clocks must agree to a few seconds.
+``training.json`` holds a heartbeat, so that a reader can distinguish a running trainer from one that was killed. The
+reader compares it with its own clock: on different machines, the clocks must agree to a few seconds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _STATES = ("running", "finished", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStatus:
-    """What is known of a training.
+    """The status of a training.
 
     Attributes:
-        state: A trainer that fell silent counts as failed.
-        step: Training steps taken when last heard of.
+        state: A trainer without a recent heartbeat counts as failed.
+        step: Training steps taken at the last heartbeat.
         final_step: The last step of a training that finished, else None.
         reason: Why it failed, else empty.
-        heartbeat_at: When the trainer was last heard of, in seconds since the epoch of Unix.
+        heartbeat_at: The time of the last heartbeat, in seconds since the Unix epoch.
     """
 
     state: TrainingState
@@ -50,13 +50,13 @@ class TrainingStatus:
 
 
 class TrainingJournal:
-    """Says that training is running for as long as the ``with`` block does, then how it ended.
+    """Records that training is running while the ``with`` block runs, then how it ended.
 
     Leaving the block normally means finished, at the step last recorded; leaving it with an exception means failed. A
-    thread writes the heartbeat. One trainer, the chief, keeps a journal in a run folder.
+    thread writes the heartbeat. One trainer, the chief, keeps the journal of a run folder.
 
     Args:
-        run_dir: The run folder; made if it is missing.
+        run_dir: The run folder; created if missing.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -66,11 +66,11 @@ class TrainingJournal:
         self._heart = threading.Thread(target=self._beat, name="training-heartbeat", daemon=True)
 
     def record_step(self, step: int) -> None:
-        """Say how many steps were taken; the next heartbeat carries it. Costs nothing. Thread-safe."""
+        """Set the number of steps taken for the next heartbeat. Does no I/O. Thread-safe."""
         self._step = step
 
     def __enter__(self) -> Self:
-        """Say that training is running. Raise OSError if that cannot be written."""
+        """Record that training is running. Raise OSError if that cannot be written."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write("running")
         self._heart.start()
@@ -82,9 +82,9 @@ class TrainingJournal:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Say how training ended. Raise OSError if that cannot be written."""
+        """Record how training ended. Raise OSError if that cannot be written."""
         self._ended.set()
-        # Not bounded: a heartbeat that came after the end would deny it.
+        # Without a timeout: a heartbeat written after the end would overwrite the final state.
         self._heart.join()
         if exc is None:
             self._write("finished")
@@ -96,7 +96,7 @@ class TrainingJournal:
             try:
                 self._write("running")
             except OSError as error:
-                # Training is worth more than its journal, and the disk may recover.
+                # A failed write must not stop training, and the disk may recover.
                 _log.warning("could not write the heartbeat: %s", error)
 
     def _write(self, state: TrainingState, *, reason: str = "") -> None:
@@ -120,15 +120,15 @@ def read_training_status(
     now: float,
     stale_after_seconds: float = 60.0,
 ) -> TrainingStatus | None:
-    """Return how a training is doing, or None if none was ever started in this run folder.
+    """Return the status of a training, or None if none was started in this run folder.
 
     Args:
         run_dir: The run folder.
-        now: Seconds since the epoch of Unix.
-        stale_after_seconds: A trainer that was silent for longer has failed.
+        now: Seconds since the Unix epoch.
+        stale_after_seconds: A trainer whose last heartbeat is older counts as failed.
 
     Raises:
-        UnsupportedFormatError: The journal is of another version, or no journal.
+        UnsupportedFormatError: The file has another version, or is not a training journal.
         OSError: It could not be read.
     """
     path = run_dir.training_json

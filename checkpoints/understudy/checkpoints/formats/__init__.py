@@ -1,4 +1,4 @@
-"""What other people's checkpoints look like: one module for each format."""
+"""The formats of foreign checkpoints, one module each."""
 
 from understudy.checkpoints.formats.format import Content, Format
 from understudy.checkpoints.formats.hdf5 import inspect_model, inspect_weights
@@ -9,7 +9,7 @@ from understudy.checkpoints.formats.tf_checkpoint import TensorFlowCheckpoint
 from understudy.checkpoints.kinds import ModelKind
 
 HDF5_SETTLE_SECONDS = 0.02
-"""HDF5 has no checksums, so two writes within one tick of the file system's clock must not be possible."""
+"""HDF5 has no checksums, so two writes within one tick of the file system's clock must be ruled out."""
 
 FORMATS: tuple[Format, ...] = (
     SingleFile(kind=ModelKind.KERAS, suffix=".keras", inspect=inspect_keras_file),

@@ -1,4 +1,4 @@
-"""What a format is."""
+"""The interface of a checkpoint format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from understudy.checkpoints.kinds import ModelKind
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a checkpoint says about itself.
+    """The identity of a checkpoint's content.
 
     Attributes:
-        digest: SHA-256 of what makes the model, dates left out, so that a model saved twice has one digest.
-        iterations: How many steps its optimizer has taken; None if it has none or it has taken none.
+        digest: SHA-256 of the model without dates, so that saving a model twice gives the same digest.
+        iterations: The number of steps that its optimizer has taken; None if it has no optimizer or no steps.
     """
 
     digest: str
@@ -24,44 +24,44 @@ class Content:
 
 
 class Format(Protocol):
-    """How to find a writer's checkpoints in a folder, and how to tell that a copy of one is whole. Stateless."""
+    """Finds a writer's checkpoints in a folder and checks that a copy of one is complete. Stateless."""
 
     @property
     def kind(self) -> ModelKind:
-        """What such a checkpoint holds."""
+        """The kind of model that such a checkpoint holds."""
 
     @property
     def description(self) -> str:
-        """What to call such checkpoints, in the plural."""
+        """The name of such checkpoints in messages, in the plural."""
 
     @property
     def settle_seconds(self) -> float:
-        """How long a checkpoint must have been left alone before it is copied, because no checksum tells the rest."""
+        """How long a checkpoint must be unchanged before it is copied; covers formats without checksums."""
 
     def find(self, directory: Path) -> Iterable[Path]:
-        """Return the writer's checkpoints: a file or folder each, or the common beginning of several files.
+        """Return the writer's checkpoints: a file or folder each, or the common prefix of several files.
 
         Raises:
             OSError: The folder cannot be listed.
         """
 
     def files(self, path: Path) -> Mapping[str, Path]:
-        """Return the files of one checkpoint by the names that a copy of them has.
+        """Return the files of one checkpoint by their names in a copy.
 
         Raises:
-            FileNotFoundError: It is not there any more.
+            FileNotFoundError: It no longer exists.
         """
 
     def stem(self, path: Path) -> str:
-        """Return the name that the writer gave a checkpoint, without what the format adds to it."""
+        """Return the writer's name for a checkpoint, without the format's suffixes."""
 
     def inspect(self, copy: Path) -> Content:
-        """Check that a copy is whole, as far as the format can tell, and read what identifies it.
+        """Check that a copy is complete, as far as the format allows, and read its identity.
 
         Args:
-            copy: The copy's `ModelKind.file_name` in its folder. Nobody writes to it.
+            copy: The copy's `ModelKind.file_name` in its folder. It must not change meanwhile.
 
         Raises:
-            DamagedCheckpointError: It is not whole.
+            DamagedCheckpointError: It is incomplete or damaged.
             OSError: It could not be read.
         """

@@ -1,8 +1,8 @@
-"""Looking into a private copy of an HDF5 file: ``.weights.h5``, and the whole models that older Keras wrote.
+"""Inspects a private copy of an HDF5 file: ``.weights.h5``, or a whole model in the older Keras format.
 
-HDF5 has no checksums. What it has is a superblock at its front, which a writer puts to disk last, when everything else
-is there; it says where the file ends. A file that was cut off, or is half written, ends elsewhere. Whatever else may be
-wrong with it is found by reading all of it, in a process of its own.
+HDF5 has no checksums. It has a superblock at the front, which the writer puts to disk last and which holds the address
+of the file's end. A truncated or half-written file ends elsewhere. Other damage is found by reading the whole file in a
+separate process.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from understudy.checkpoints.formats.format import Content
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 64
 _END_OFFSETS = {0: 40, 1: 44, 2: 28, 3: 28}
-"""Where a superblock keeps the address of the file's end, by its version (HDF5 File Format Specification, II.A)."""
+"""The offset of the end-of-file address in a superblock, by its version (HDF5 File Format Specification, II.A)."""
 
 _START_SECONDS = 10
 _BYTES_PER_SECOND = 10_000_000
-"""The slowest reading that is waited for."""
+"""The slowest read rate before the read times out."""
 
 
 def _inspect(kind: Literal["weights", "model"], path: Path) -> Content:
-    """Look into a file. Raises as `Format.inspect` does."""
+    """Inspect a file. Raises as `Format.inspect` does."""
     try:
         _check_end(path)
         return _read_apart(kind, path)
@@ -41,10 +41,10 @@ def _inspect(kind: Literal["weights", "model"], path: Path) -> Content:
 
 
 inspect_weights = partial(_inspect, "weights")
-"""Looks into a ``.weights.h5`` file. Raises as `Format.inspect` does."""
+"""Inspects a ``.weights.h5`` file. Raises as `Format.inspect` does."""
 
 inspect_model = partial(_inspect, "model")
-"""Looks into an ``.h5`` file that holds a whole model. Raises as `Format.inspect` does."""
+"""Inspects an ``.h5`` file that holds a whole model. Raises as `Format.inspect` does."""
 
 
 def _check_end(path: Path) -> None:
@@ -62,14 +62,14 @@ def _check_end(path: Path) -> None:
 
 
 def _read_apart(kind: str, path: Path) -> Content:
-    """Read a file in a process of its own; raise ValueError for what is wrong with the file."""
+    """Read a file in a separate process; raise ValueError if the file is damaged."""
     seconds = _START_SECONDS + path.stat().st_size // _BYTES_PER_SECOND
     program = [sys.executable, "-P", hdf5_contents.__file__, kind, str(path), str(seconds)]
     try:
         done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * seconds, check=False)
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"reading it did not end within {error.timeout} s") from error
-    if done.returncode == -signal.SIGKILL:  # which nothing but the machine's operator or lack of memory brings about
+    if done.returncode == -signal.SIGKILL:  # sent only by an operator or the out-of-memory killer
         raise OSError(errno.ENOMEM, "the process that read it was killed, as happens when memory runs out", str(path))
     if done.returncode < 0:
         raise ValueError(f"reading it was ended by signal {-done.returncode} within {seconds} s")

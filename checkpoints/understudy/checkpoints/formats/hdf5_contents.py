@@ -1,10 +1,9 @@
-"""What is in an HDF5 file. Also a program, for files that may be damaged in any way.
+"""Reads the content of an HDF5 file that may be damaged in any way. Also a program.
 
     python hdf5_contents.py weights|model PATH SECONDS
 
-It prints as JSON the digest and the count of iterations, or what is wrong, and is ended when the time is up: the HDF5
-library can loop for ever, or crash, on a file that is damaged. It imports nothing else of this project, so as to start
-fast.
+It prints the digest and the iteration count, or the damage, as JSON. It ends after SECONDS, because the HDF5 library
+can loop endlessly, or crash, on a damaged file. It imports nothing else of this project, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# A LossScaleOptimizer counts in the optimizer that it wraps; its own counter stays at 0.
+# A LossScaleOptimizer counts in its inner optimizer; its own counter stays at 0.
 OPTIMIZER_COUNTS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 
 _LEGACY_OPTIMIZER = "optimizer_weights/"
@@ -30,7 +29,7 @@ _MODEL = ("model_config", "training_config")
 
 _MACHINES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 _DAMAGE = (OSError, RuntimeError, ValueError, LookupError, TypeError, MemoryError)
-"""What h5py raises on files that are not whole."""
+"""The exceptions that h5py raises for incomplete or damaged files."""
 
 
 def first_count(file: Any, names: Sequence[str]) -> int | None:
@@ -43,7 +42,7 @@ def first_count(file: Any, names: Sequence[str]) -> int | None:
 
 
 def main(kind: str, path: Path, seconds: int) -> None:
-    """Print what is in a file."""
+    """Print the content of a file as JSON."""
     import h5py
 
     signal.alarm(seconds)
@@ -54,13 +53,16 @@ def main(kind: str, path: Path, seconds: int) -> None:
         if _is_machines(error):
             raise
         found = {"damage": str(error) or type(error).__name__}
-    print(json.dumps(found))  # noqa: T201 - it is what the caller reads
+    print(json.dumps(found))  # noqa: T201 - the caller reads standard output
 
 
 def _is_machines(error: Exception) -> bool:
-    """Whether an error tells of the machine: a damaged file may ask for more memory than there is in any."""
+    """Return whether the machine caused an error. A damaged file may request more memory than any machine has."""
     if isinstance(error, MemoryError):
-        shape, dtype = getattr(error, "shape", (0,)), getattr(error, "dtype", None)  # NumPy says what was asked for
+        shape, dtype = (
+            getattr(error, "shape", (0,)),
+            getattr(error, "dtype", None),
+        )  # NumPy's error holds the requested array
         wanted = math.prod(shape) * (dtype.itemsize if dtype is not None else 0)
         return wanted < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return isinstance(error, OSError) and error.errno in _MACHINES
@@ -85,7 +87,7 @@ def _read(file: Any, attributes: Sequence[str], counts: Sequence[str]) -> dict[s
 
 
 def _contents(file: Any) -> Iterator[bytes]:
-    """Give the name, type, shape and hash of every dataset, which also reads all of it."""
+    """Yield the name, type, shape and hash of every dataset; this reads the whole file."""
     import h5py
 
     found = False

@@ -1,7 +1,7 @@
-"""Looking into a private copy of a ``.keras`` file without building its model.
+"""Inspects a private copy of a ``.keras`` file without building its model.
 
 A ``.keras`` file is a zip archive of ``config.json`` (the model), ``model.weights.h5`` (weights and optimizer, HDF5)
-and ``metadata.json`` (the Keras version, and the date).
+and ``metadata.json`` (the Keras version and the date).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _DAMAGE = (
 
 
 def inspect(path: Path) -> Content:
-    """Check that a ``.keras`` file is whole, down to every checksum, and read what identifies it.
+    """Check that a ``.keras`` file is complete, including every checksum, and read its identity.
 
     Args:
-        path: A file that nobody is writing. A temporary file of the size of its weights is made beside it.
+        path: A file that does not change meanwhile. A temporary file as large as its weights is created beside it.
 
     Raises:
-        DamagedCheckpointError: It is not a whole ``.keras`` file.
-        OSError: It could not be read, or there is no room for the temporary file.
+        DamagedCheckpointError: It is not a complete ``.keras`` file.
+        OSError: It could not be read, or there is no space for the temporary file.
     """
     try:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile(dir=path.parent) as weights:
@@ -69,7 +69,7 @@ def inspect(path: Path) -> Content:
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Give a member's content to its end, which checks its CRC."""
+    """Yield a member's whole content; reading to the end checks its CRC."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is compressed by method {member.compress_type}, which Keras never uses")
     size = 0

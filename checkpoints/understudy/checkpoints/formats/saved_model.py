@@ -1,4 +1,4 @@
-"""SavedModel folders: numbered ones, as TensorFlow Serving wants them, ``ckpt-N`` and any other name."""
+"""SavedModel folders: numbered as for TensorFlow Serving, ``ckpt-N``, or with any other name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SavedModelFolder:
     settle_seconds = 0.0
 
     def find(self, directory: Path) -> Iterable[Path]:
-        """See `Format`. The folder itself may be one that is written over and over."""
+        """See `Format`. The folder itself may be a SavedModel that is overwritten repeatedly."""
         folders = [directory, *(path for path in directory.iterdir() if not path.name.startswith("."))]
         return [folder for folder in folders if (folder / GRAPH_FILE).is_file()]
 
@@ -57,7 +57,7 @@ class SavedModelFolder:
 
 
 def _check_graph(copy: Path) -> None:
-    """Raise ValueError unless the graph is whole: TensorFlow names it only when it is, but a copying tool may not."""
+    """Raise ValueError unless the graph is complete. TensorFlow renames it into place, but a copying tool may not."""
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     try:
@@ -69,10 +69,10 @@ def _check_graph(copy: Path) -> None:
 
 
 def _check_fingerprint(copy: Path) -> None:
-    """Raise ValueError unless the variables are those that the writer, as its last act, took a fingerprint of.
+    """Raise ValueError unless the variables match the fingerprint, which the writer adds last.
 
     The hash is FarmHash's Fingerprint64 of the index, of which TensorFlow gives the remainder of a division.
-    TensorFlow has left fingerprints since 2.12; what is older goes unchecked.
+    TensorFlow writes fingerprints since 2.12; older SavedModels are not checked.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf.fingerprint_pb2 import FingerprintDef
@@ -90,6 +90,6 @@ def _check_fingerprint(copy: Path) -> None:
 
 
 def _hashes(copy: Path) -> Iterable[str]:
-    """Give the hash of everything that makes the model beside its variables."""
+    """Yield the hash of each part of the model other than its variables."""
     for file in sorted([copy / GRAPH_FILE, *(file for file in copy.joinpath(_ASSETS).rglob("*") if file.is_file())]):
         yield f"{file.relative_to(copy).as_posix()}:{hashlib.sha256(file.read_bytes()).hexdigest()}"

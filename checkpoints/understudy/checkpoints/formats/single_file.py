@@ -1,4 +1,4 @@
-"""Checkpoints that are one file each, told by the end of its name."""
+"""Checkpoints of one file each, recognised by the file name's suffix."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SingleFile:
     """See `Format`.
 
     Attributes:
-        kind: What it holds.
-        suffix: How its name ends.
-        inspect: Looks into a copy.
-        not_suffix: How it does not end, where one suffix ends with another.
+        kind: The kind of model that the file holds.
+        suffix: The suffix of its name.
+        inspect: Inspects a copy.
+        not_suffix: A longer suffix to exclude, where one suffix ends with another.
         settle_seconds: See `Format`.
     """
 

@@ -1,4 +1,4 @@
-"""Looking into a private copy of TensorFlow's variables: an index, and data with a checksum for every tensor."""
+"""Inspects a private copy of TensorFlow's variables: an index, and data with a checksum for every tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNT = re.compile(r"(?:.*/)?(?:_iterations|iter)/\.ATTRIBUTES/VARIABLE_VALUE")
 
 
 def bundle_files(prefix: Path) -> list[Path]:
-    """Return the files of a bundle, whose names begin with that of ``prefix``.
+    """Return the files of a bundle, whose names start with ``prefix``.
 
     Raises:
         FileNotFoundError: There is no index, or no data.
@@ -31,14 +31,14 @@ def bundle_files(prefix: Path) -> list[Path]:
 
 
 def read_bundle(prefix: Path, *extra: str) -> Content:
-    """Read every tensor of a bundle, which checks its checksums.
+    """Read every tensor of a bundle; this checks its checksums.
 
     Args:
         prefix: The path of the index without its suffix.
-        extra: What else makes the model, beside the tensors.
+        extra: Further content that the digest covers.
 
     Raises:
-        ValueError: It is not whole.
+        ValueError: It is incomplete or damaged.
     """
     import tensorflow as tf
 
@@ -58,7 +58,7 @@ def read_bundle(prefix: Path, *extra: str) -> Content:
 
 
 def _fingerprint(tensor: Any) -> bytes:
-    """Return the type, shape and hash of what a reader gives: an array, or the bytes of a scalar string."""
+    """Return the type, shape and hash of a value from a reader: an array, or the bytes of a scalar string."""
     if isinstance(tensor, bytes):
         return hashlib.sha256(tensor).digest()
     content = tensor.tobytes() if tensor.dtype.kind != "O" else _joined(tensor.ravel())

@@ -1,4 +1,4 @@
-"""What ``tf.train.Checkpoint`` writes, by itself or under a ``tf.train.CheckpointManager``."""
+"""Checkpoints that ``tf.train.Checkpoint`` writes, alone or through a ``tf.train.CheckpointManager``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTED = re.compile(r'^all_model_checkpoint_paths: "(.*)"$', re.MULTILINE)
 
 
 class TensorFlowCheckpoint:
-    """See `Format`. A manager's state file, which it writes last, says which checkpoints there are."""
+    """See `Format`. A manager's state file, which it writes last, lists the checkpoints."""
 
     kind = ModelKind.TF_CHECKPOINT
     description = "checkpoints of tf.train"
