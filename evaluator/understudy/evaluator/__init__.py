@@ -1,6 +1,6 @@
 """The evaluator: watches checkpoints, loads them onto replicas, scores them, and serves one of them.
 
-Knows neither gRPC nor Prometheus. TensorFlow is imported when an `Evaluator` is started, not before.
+Independent of gRPC and Prometheus. TensorFlow is imported when an `Evaluator` starts, not before.
 """
 
 from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset, load_npz

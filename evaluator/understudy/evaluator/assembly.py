@@ -1,4 +1,4 @@
-"""Puts the parts of an evaluator together. Imports TensorFlow."""
+"""Assembles the components of an evaluator. Imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _SCORING_THREADS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """What a running evaluator is made of."""
+    """The components of a running evaluator."""
 
     replicas: int
     devices: tuple[str, ...]
@@ -75,7 +75,7 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What was found out so far."""
+    """The results so far, and the objects that record them."""
 
     ledger: Ledger
     recorder: Recorder
@@ -94,22 +94,22 @@ def start_components(
     remaining_seconds: Callable[[], float],
     stack: ExitStack,
 ) -> Components:
-    """Build every part, from the lock of the state folder up, and start its threads.
+    """Build all components, beginning with the lock of the state folder, and start their threads.
 
     Args:
-        settings: What the operator chose.
-        source: Where checkpoints come from.
-        datasets: What they are scored on.
-        build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
-        observer: Told of what happens.
-        on_promoted: Told of each step that starts serving.
-        on_device_state: Called when the devices begin to fail, work again, or have failed for good.
-        remaining_seconds: Asked, when a part is to be closed, how long that may take.
-        stack: Closes the parts, in the reverse order, whether or not all could be started.
+        settings: The operator's settings.
+        source: The source of checkpoints.
+        datasets: The datasets to score them on.
+        build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
+        observer: Receives events.
+        on_promoted: Called with each step that starts serving.
+        on_device_state: Called when the devices begin to fail, recover, or fail permanently.
+        remaining_seconds: Called when a component is closed; returns how long that may take.
+        stack: Closes the components in reverse order, even if some could not be started.
 
     Raises:
-        ConfigurationError: The settings do not fit together.
-        DeviceError: The devices cannot be had.
+        ConfigurationError: The settings contradict each other.
+        DeviceError: The devices are not available.
         LedgerError: The ledger cannot be read.
         understudy.checkpoints.checkpoint_errors.LockHeldError: Another evaluator uses the state folder.
     """
@@ -245,7 +245,7 @@ def _open_records(
     observer: Observer,
     stack: ExitStack,
 ) -> Records:
-    """Open the ledger and what is derived from it, and learn from it what is best."""
+    """Open the ledger and the files derived from it, and rank the scores that it holds."""
     ranking = Ranking(monitor)
     ledger = Ledger(settings.state_dir / LEDGER_FILE)
     stack.callback(ledger.close)
@@ -265,7 +265,7 @@ def _open_records(
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
-    """Return what the settings say about devices, for `understudy.evaluator.compute.devices.build_strategy`."""
+    """Return the device settings, for `understudy.evaluator.compute.devices.build_strategy`."""
     return DeviceSettings(
         devices=settings.devices,
         logical_cpus=settings.logical_cpus,
@@ -277,7 +277,7 @@ def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
 
 
 class _WatcherWaker:
-    """Wakes a checkpoint watcher that is made later than those who wake it."""
+    """Wakes a checkpoint watcher that is created after its callers."""
 
     def __init__(self) -> None:
         self.watcher: CheckpointWatcher | None = None
@@ -288,7 +288,7 @@ class _WatcherWaker:
 
 
 def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> EngineSettings:
-    """Return what the settings say about batches on devices, named as `tf.distribute` does."""
+    """Return the batch settings for these devices, which have the names of `tf.distribute`."""
     cpus_only = all(tf.DeviceSpec.from_string(name).device_type == "CPU" for name in devices)
     return EngineSettings(
         max_batch_size=settings.max_batch_size * len(devices),

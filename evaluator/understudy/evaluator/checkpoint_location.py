@@ -1,4 +1,4 @@
-"""Where an evaluator's checkpoints and data come from."""
+"""The location of an evaluator's checkpoints and data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointLocation:
-    """Where checkpoints and the data to score them on come from.
+    """The location of the checkpoints and of the data to score them on.
 
     Attributes:
-        folder: A run folder of our trainer, or a folder that another program writes checkpoints to.
-        is_run: Which of the two it is.
-        experiment: What `understudy.experiments.load_experiment` takes, or None.
-        eval_data: What `understudy.evaluator.dataset_files.open_dataset` reads, by the name of the dataset.
+        folder: A run folder of the trainer, or a folder that another program writes checkpoints to.
+        is_run: Whether it is a run folder.
+        experiment: The argument for `understudy.experiments.load_experiment`, or None.
+        eval_data: Paths for `understudy.evaluator.dataset_files.open_dataset`, by the name of the dataset.
     """
 
     folder: Path
@@ -26,6 +26,6 @@ class CheckpointLocation:
 
     @property
     def url(self) -> str | None:
-        """The folder as a URL, if that is what it is. A `Path` made of a URL has lost one of its slashes."""
+        """The folder as a URL, or None for a local folder. A `Path` made from a URL has lost one of its slashes."""
         match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
         return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"

@@ -1,4 +1,4 @@
-"""The datasets that an operator names on the command line, by what lies at the path."""
+"""Opens the datasets that an operator names on the command line, by the kind of file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from understudy.evaluator.tfrecord_dataset import RecordDataset, find_records
 def open_dataset(name: str, path: Path) -> EvaluationDataset:
     """Return a dataset from an ``.npz`` file, TFRecord files, or a folder that `tf.data.Dataset.save` wrote.
 
-    TFRecord files and saved folders are read once from beginning to end, to see that they are whole and to tell them
-    from others, and then anew whenever they are scored on; they are never held in memory.
+    TFRecord files and saved folders are read once from beginning to end to verify and hash them, and again for each
+    evaluation; they are never held in memory.
 
     Raises:
-        ConfigurationError: There is nothing, or it is something else, or damaged.
+        ConfigurationError: The path does not exist, has another format, or is damaged.
     """
     if not path.exists():
         raise ConfigurationError(f"dataset {name!r}: there is no file {path}")

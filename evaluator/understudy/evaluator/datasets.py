@@ -1,4 +1,4 @@
-"""What checkpoints are scored on: the contract, and datasets held in memory or in an ``.npz`` file."""
+"""Evaluation datasets: the interface, and datasets held in memory or in an ``.npz`` file."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ TARGETS = "targets"
 """The name of the targets of a model with one output."""
 
 SAMPLE_WEIGHTS = "sample_weights"
-"""The name of sample weights that hold for every output."""
+"""The name of sample weights that apply to every output."""
 
 INPUT_ALIASES = ("x",)
-"""What else a model's only input may be called in a file."""
+"""Alternative names for a model's only input in a file."""
 
 TARGET_ALIASES = ("y", TARGETS)
-"""What else the target of a model's only output may be called in a file."""
+"""Alternative names for the target of a model's only output in a file."""
 
 _WEIGHT_KEY = "sample_weight"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class EvaluationDataset(Protocol):
-    """Labelled examples in a fixed order, which any number of threads can read as often as needed."""
+    """Labelled examples in a fixed order. Thread-safe; can be read any number of times."""
 
     @property
     def name(self) -> str:
-        """Its name, which is also a folder's."""
+        """Its name, which is also used as a folder name."""
 
     @property
     def digest(self) -> str:
-        """A SHA-256 that tells its content from another's."""
+        """The SHA-256 that identifies its content."""
 
     @property
     def examples(self) -> int | None:
         """The number of examples, or None if unknown."""
 
     def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
-        """Yield the examples in order, ``batch_size`` at a time, then what is left.
+        """Yield the examples in order in batches of ``batch_size``; the last batch may be smaller.
 
         Inputs are cast to the signature's dtypes within a kind or to a wider kind (float64 or uint8 to float32, but not
         float32 to int64), as Keras would.
@@ -63,11 +63,12 @@ class ArrayDataset:
 
     Args:
         name: Its name.
-        arrays: Arrays of equal length by the names of the model's inputs (``x`` for a lone one) and of its outputs
-            (``y`` or ``targets`` for a lone one), and optionally ``sample_weight``, ``[examples]``.
+        arrays: Arrays of equal length by the names of the model's inputs (``x`` for a single one) and of its outputs
+            (``y`` or ``targets`` for a single one), and optionally ``sample_weight``, ``[examples]``.
 
     Raises:
-        ConfigurationError: The name is no folder's, or the arrays are missing, empty or of different lengths.
+        ConfigurationError: The name is not a valid folder name, or the arrays are missing, empty or of different
+            lengths.
     """
 
     def __init__(self, name: str, arrays: Arrays) -> None:
@@ -89,15 +90,15 @@ class ArrayDataset:
 
 
 def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
-    """Tell inputs, targets and weights apart by the signature.
+    """Split arrays into inputs, targets and weights by the signature.
 
     Args:
-        dataset: What errors call the dataset.
-        arrays: Arrays ``[examples, ...]`` under the names that `ArrayDataset` takes.
-        signature: Of the model.
+        dataset: The name of the dataset in error messages.
+        arrays: Arrays ``[examples, ...]`` under the names that `ArrayDataset` accepts.
+        signature: The signature of the model.
 
     Raises:
-        InvalidInputError: An array is missing, of another kind, or none that the model knows.
+        InvalidInputError: An array is missing, has another kind of dtype, or is unknown to the model.
     """
     left = dict(arrays)
     weights = {SAMPLE_WEIGHTS: left.pop(_WEIGHT_KEY)} if _WEIGHT_KEY in left else {}
@@ -115,7 +116,7 @@ def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
 
 
 def spec_for(key: str, specs: Sequence[TensorSpec], aliases: Sequence[str]) -> TensorSpec | None:
-    """Return the tensor that an array of this name is for, or None."""
+    """Return the tensor that an array of this name belongs to, or None."""
     if len(specs) == 1 and key in aliases:
         return specs[0]
     return next((spec for spec in specs if spec.name == key), None)
@@ -125,7 +126,7 @@ def load_npz(name: str, file: Path) -> ArrayDataset:
     """Read a dataset from an ``.npz`` file as `numpy.savez` writes it; see `ArrayDataset` for its keys.
 
     Raises:
-        ConfigurationError: The file is missing, damaged, holds pickled objects, or cannot be a dataset.
+        ConfigurationError: The file is missing, damaged, holds pickled objects, or is not a valid dataset.
     """
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
@@ -144,7 +145,7 @@ def cast_inputs(dataset: str, inputs: Mapping[str, Array], signature: Signature)
     """Return the inputs in the dtypes of the signature.
 
     Raises:
-        InvalidInputError: One would lose its kind of value.
+        InvalidInputError: A cast would change the kind of values.
     """
     return {spec.name: _cast(dataset, spec, inputs[spec.name]) for spec in signature.inputs}
 
@@ -157,7 +158,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def digest_of(arrays: Arrays) -> str:
-    """Return the SHA-256 of names, dtypes, shapes ``[examples, ...]`` and values, whatever the order of the names."""
+    """Return the SHA-256 of names, dtypes, shapes ``[examples, ...]`` and values, independent of the names' order."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         array = np.ascontiguousarray(arrays[key])
@@ -171,10 +172,10 @@ def digest_of(arrays: Arrays) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return the name if it can be a folder's.
+    """Return the name if it is a valid folder name.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: It is not.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"a dataset's name is made of letters, digits, '_', '-' and '.', not {name!r}")
@@ -184,7 +185,7 @@ def checked_name(name: str) -> str:
 def _take(
     dataset: str, left: dict[str, Array], specs: Sequence[TensorSpec], aliases: Sequence[str]
 ) -> dict[str, Array]:
-    """Move the arrays of these tensors out of what is left."""
+    """Remove the arrays of these tensors from ``left``, and return them."""
     came = sorted(left)
     taken = {}
     for spec in specs:
@@ -230,7 +231,7 @@ def _common_length(name: str, arrays: Arrays) -> int:
 
 
 def _keys(specs: Sequence[TensorSpec], aliases: Sequence[str]) -> str:
-    """Say under which keys these tensors are looked for."""
+    """Describe the keys under which these tensors are looked up."""
     if len(specs) == 1:
         return " or ".join(repr(name) for name in dict.fromkeys((specs[0].name, *aliases)))
     return ", ".join(repr(spec.name) for spec in specs)

@@ -1,4 +1,4 @@
-"""How the devices do. Imports no TensorFlow, so that who listens need not either."""
+"""The health of the devices. Does not import TensorFlow, so that listeners need not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 from collections.abc import Callable
 
 END_AFTER = 2
-"""The devices have failed for good after this many times as many failures as make them count as failing."""
+"""The devices have failed permanently after this multiple of the failures that make them ``FAILING``."""
 
 
 class DeviceState(enum.Enum):
-    """How the devices do."""
+    """The health of the devices."""
 
     WORKING = "working"
     FAILING = "failing"

@@ -17,14 +17,14 @@ from understudy.evaluator.types import Array, Batch, EvaluationResult
 
 
 class EvaluationStream:
-    """Scores batches, one after another, on the checkpoint of one handle, which it releases in the end. Thread-safe.
+    """Scores batches, one after another, on the checkpoint of one handle, and finally releases it. Thread-safe.
 
-    Its state belongs to it alone and does not grow with the number of batches. A context manager that closes it.
+    Its state is private and does not grow with the number of batches. A context manager that closes it.
 
     Args:
-        handle: The checkpoint, borrowed for the length of the stream.
-        scorer: From the handle's slot.
-        engine: What runs the batches.
+        handle: The checkpoint, borrowed for the duration of the stream.
+        scorer: A scorer of the handle's slot.
+        engine: Runs the batches.
     """
 
     def __init__(self, handle: Handle, scorer: Scorer, engine: Engine) -> None:
@@ -44,12 +44,12 @@ class EvaluationStream:
 
     @property
     def age_seconds(self) -> float:
-        """How long ago it was opened."""
+        """The time since it was opened."""
         return time.monotonic() - self._opened
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more batches."""
+        """Whether it accepts no more batches."""
         return self._closed
 
     @property
@@ -59,20 +59,20 @@ class EvaluationStream:
 
     @property
     def without_example_losses(self) -> str:
-        """Why examples have no losses of their own, once a batch was scored and where they were asked for."""
+        """Why there are no per-example losses although they were requested; known once a batch was scored."""
         with self._lock:
             return self._state.without_example_losses
 
     @property
     def silent_seconds(self) -> float:
-        """How long no batch was under way, all such times together."""
+        """The total time during which no batch was in progress."""
         with self._lock:
             self._settle()
             return self._silent_seconds + (0.0 if self._under_way else time.monotonic() - self._active)
 
     @property
     def idle_seconds(self) -> float:
-        """For how long no batch has been under way; 0 while one is."""
+        """The time since the last batch was in progress; 0 while one is."""
         with self._lock:
             self._settle()
             return 0.0 if self._under_way else time.monotonic() - self._active
@@ -80,18 +80,18 @@ class EvaluationStream:
     def add(self, batch: Batch, deadline: float | None = None) -> Future[Array | None]:
         """Queue a batch. Waiting for each future before adding the next batch keeps one batch in memory.
 
-        The future's result is the losses of the examples, ``[examples]``, if the scorer gives them.
+        The future's result is the losses of the examples, ``[examples]``, if the scorer computes them.
 
         Args:
-            batch: Examples to score. Not to be changed until the future is done.
-            deadline: On `time.monotonic`'s clock. A batch dropped for it fails the stream.
+            batch: Examples to score. Do not change it until the future is done.
+            deadline: On the `time.monotonic` clock. If a batch misses it, the stream fails.
 
         Raises:
-            InvalidInputError: The batch does not fit the model. The stream may go on.
-            OverloadedError: Too many examples wait. The stream may go on.
+            InvalidInputError: The batch does not fit the model. The stream may continue.
+            OverloadedError: Too many examples wait. The stream may continue.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is shutting down.
-            CancelledError: The stream was closed, or what it was closed for.
+            CancelledError: The stream was closed. If it was closed with a reason, that error is raised instead.
         """
         examples = self._scorer.check(batch)
         added = time.monotonic()
@@ -118,7 +118,7 @@ class EvaluationStream:
 
         Raises:
             InvalidInputError: There was no batch.
-            EvaluatorError: What failed a batch, which is then missing from the stream, or what it was closed for.
+            EvaluatorError: The error of a failed batch, which the stream lacks, or the reason for which it was closed.
         """
         with self._lock:
             if self._closed:
@@ -140,10 +140,10 @@ class EvaluationStream:
         )
 
     def close(self, reason: EvaluatorError | None = None) -> None:
-        """Take back the batches that wait, and release the handle once none is under way. Idempotent.
+        """Cancel the waiting batches, and release the handle once no batch is in progress. Idempotent.
 
         Args:
-            reason: What `add` and `finish` raise from now on.
+            reason: The error that `add` and `finish` raise from now on.
         """
         with self._lock:
             if reason is not None and not self._closed:
@@ -172,7 +172,7 @@ class EvaluationStream:
         return state.example_losses
 
     def _between_pieces(self) -> None:
-        """Let predictions go first, and stop once the stream was closed."""
+        """Yield to predictions, and stop if the stream was closed."""
         if self._closed:
             raise self._reason
         self._engine.yield_to_predict()
@@ -190,7 +190,7 @@ class EvaluationStream:
             self._handle.release()
 
     def _settle(self) -> None:
-        """Forget the batches that are done, but for the first failure."""
+        """Forget the batches that are done, except for the first failure."""
         for batch in self._under_way:
             if batch.future.done() and self._failure is None:
                 self._failure = batch.failure()
@@ -203,7 +203,7 @@ class _BatchUnderWay:
     prepares: bool
 
     def failure(self) -> BaseException | None:
-        """Return why the batch was not scored, once it is done."""
+        """Return why the batch was not scored, or None. It must be done."""
         if self.future.cancelled():
             return CancelledError("a batch of the stream was cancelled, so its score would not be whole")
         return self.future.exception()

@@ -1,4 +1,4 @@
-"""The evaluator: follows checkpoints, scores them, serves one, and answers predictions and evaluations."""
+"""The evaluator: watches checkpoints, scores them, serves one, and answers predictions and evaluations."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ Must be quick and must not raise.
 class Evaluator:
     """Scores and serves the checkpoints of one source. Thread-safe; a context manager that starts and closes it.
 
-    Methods that return a `concurrent.futures.Future` do not block: what is wrong with the arguments is raised at once,
-    what goes wrong later is the future's exception. A ``deadline`` is a value of `time.monotonic`, or None for none.
-    Cancelling a future before its work has begun takes the work back.
+    Methods that return a `concurrent.futures.Future` do not block: they raise argument errors at once, and later errors
+    are the future's exception. A ``deadline`` is a value of `time.monotonic`, or None for none. Cancelling a future
+    before its work has begun cancels the work.
 
     Args:
-        settings: What the operator chose.
-        source: Where checkpoints come from.
-        datasets: What each checkpoint is scored on, in this order; names are unique.
-        build_model: Returns a new Keras model, for checkpoints that hold variables alone.
-        observer: Told of batches, loads and records as they happen.
+        settings: The operator's settings.
+        source: The source of checkpoints.
+        datasets: The datasets that each checkpoint is scored on, in this order; names are unique.
+        build_model: Returns a new Keras model, for checkpoints that hold only variables.
+        observer: Receives an event for each batch, load and record.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class Evaluator:
         self._close_by = float("inf")
 
     def start(self) -> None:
-        """Lock the state folder, open the ledger, build the replicas and begin to follow the source.
+        """Lock the state folder, open the ledger, build the replicas and start to watch the source.
 
-        TensorFlow cannot change its devices once it has run anything. If something of the user's runs before, such as
-        an experiment, build the strategy first, with the same settings; see `understudy.evaluator.assembly`.
+        TensorFlow cannot change its devices after its first operation. If user code, such as an experiment, runs
+        before, build the strategy first, with the same settings; see `understudy.evaluator.assembly`.
 
         Raises:
-            ConfigurationError: The settings do not fit together, or the monitored dataset does not exist.
-            DeviceError: The devices cannot be had.
+            ConfigurationError: The settings contradict each other, or the monitored dataset does not exist.
+            DeviceError: The devices are not available.
             LedgerError: The ledger cannot be read.
             understudy.checkpoints.checkpoint_errors.LockHeldError: Another evaluator uses the state folder.
         """
@@ -132,12 +132,12 @@ class Evaluator:
         _log.info("evaluator started", extra={"replicas": self.replicas, "devices": list(self._components.devices)})
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Refuse new work, finish what waits, end every thread and give the state folder free. Idempotent.
+        """Refuse new work, finish queued work, end all threads and unlock the state folder. Idempotent.
 
-        Evaluations that are under way are broken off, and done by the next evaluator on the same state folder.
+        Evaluations in progress are aborted; the next evaluator on the same state folder repeats them.
 
         Raises:
-            TimeoutError: A thread did not end, or a handle did not come back, in time. The rest was closed.
+            TimeoutError: A thread did not end, or a handle was not released, in time. Everything else was closed.
         """
         self._closing = True
         self._close_by = time.monotonic() + timeout_seconds
@@ -146,7 +146,7 @@ class Evaluator:
     def predict(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
     ) -> Future[Prediction]:
-        """Run one loaded version on examples; see `predict_for`, which says what is raised at once."""
+        """Run one loaded version on examples. Raises at once as `predict_for` does."""
         future: Future[Prediction] = Future()
         self.predict_for(future, _FUTURES, inputs, version=version, deadline=deadline)
         return future
@@ -164,20 +164,20 @@ class Evaluator:
         """Run one loaded version on inputs ``[examples, ...]`` by name, merged into batches with other requests.
 
         Args:
-            token: Who waits for the outcome.
-            sink: Tells it: the prediction, or DeadlineExceededError, VersionNotFoundError, ModelChangedError or what
-                went wrong. It is told the outcomes of a batch at once.
-            inputs: Every input by name; not to be changed until the outcome is told.
+            token: Opaque token that identifies the caller.
+            sink: Receives the outcome: the prediction, or DeadlineExceededError, VersionNotFoundError,
+                ModelChangedError or another error. It receives the outcomes of a batch in one call.
+            inputs: Every input by name. Do not change them until the outcome is delivered.
             version: The version to run.
             deadline: When the answer is no longer wanted.
-            dispatch: Whether to run it at once where the devices are idle; if not, `dispatch` is to be called soon, so
-                that requests that come at one time share a batch.
+            dispatch: Whether to run the request at once if the devices are idle. If False, call `dispatch` soon, so
+                that requests that arrive together share a batch.
 
         Raises:
-            InvalidInputError: The inputs do not fit the model's signature, or are more examples than the queue holds.
+            InvalidInputError: The inputs do not fit the model's signature, or have more examples than the queue holds.
             NotReadyError: Nothing is serving yet.
             VersionNotFoundError: The version does not exist or is not loaded.
-            OverloadedError: The queue is full, or the deadline will pass before those who wait are done.
+            OverloadedError: The queue is full, or the deadline would pass before the queued requests are done.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is being closed.
         """
@@ -197,16 +197,16 @@ class Evaluator:
         )
 
     def check_admission(self, deadline: float | None) -> None:
-        """Raise what `predict_for` would because of load, the deadline or the end, whatever the request.
+        """Raise as `predict_for` does for overload, the deadline or shutdown, independent of the request.
 
-        For whoever wants to know before taking a request apart.
+        An admission check before the request is parsed.
         """
         self._started_components().engine.check_admission(deadline)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
-        """Raise what `predict_for` would because of the names, dtypes and shapes of the inputs, and of the version.
+        """Raise as `predict_for` does for the names, dtypes and shapes of the inputs, and for the version.
 
-        For callers that want to know before they build the arrays.
+        A check before the arrays are built.
         """
         from understudy.evaluator.compute.inputs import check_forms
 
@@ -216,16 +216,16 @@ class Evaluator:
         components.engine.check_size(examples)
 
     def dispatch(self) -> None:
-        """Run what waits, if the devices are idle."""
+        """Run the queued requests if the devices are idle."""
         self._components.engine.dispatch()
 
     def open_stream(
         self, *, version: Version = "serving", metrics: Sequence[MetricSpec] = (), deadline: float | None = None
     ) -> Future[EvaluationStream]:
-        """Open a stream of batches to be scored on one version, which is loaded on demand if need be.
+        """Open a stream of batches to score on one version, which is loaded on demand if necessary.
 
-        The stream must be closed by the caller. The future's exception may be InvalidInputError (no such metric),
-        NotEvaluableError, OverloadedError (the deadline passed while waiting in line for a slot) or LoadError.
+        The caller must close the stream. The future's exception may be InvalidInputError (no such metric),
+        NotEvaluableError, OverloadedError (the deadline passed while the request waited for a slot) or LoadError.
 
         Raises:
             NotReadyError: Nothing is serving yet, and the version is ``serving``.
@@ -253,7 +253,7 @@ class Evaluator:
     ) -> Future[EvaluationRecord]:
         """Score one version on a dataset known to the evaluator, and record the result.
 
-        A result that the ledger already holds for the same checkpoint and data is returned without computing. The
+        If the ledger already holds a result for the same checkpoint and data, it is returned without computing. The
         future's exceptions are those of `open_stream`, and DeadlineExceededError.
 
         Raises:
@@ -287,17 +287,17 @@ class Evaluator:
         bootstrap: BootstrapOptions | None = None,
         deadline: float | None = None,
     ) -> Future[Comparison]:
-        """Score versions on the same batches and hold them against the first.
+        """Score versions on the same batches and compare them with the first.
 
-        Those that are loaded are scored side by side. Then the others take turns in a slot for on-demand versions, on
-        the same batches. The future's exceptions are those of `open_stream` and of the batches. Nothing goes to the
-        ledger.
+        Loaded versions are scored side by side. Then the others are loaded one after another into a slot for on-demand
+        versions and scored on the same batches. The future's exceptions are those of `open_stream` and of the batches.
+        The ledger records nothing.
 
         Args:
-            versions: From 2 to 16.
-            batches: Read on a thread of the evaluator; or the name of a dataset known to it.
-            metrics: The compiled ones by default.
-            bootstrap: How to tell a difference from noise.
+            versions: 2 to 16 versions.
+            batches: The batches, which a thread of the evaluator reads, or the name of a dataset of the evaluator.
+            metrics: The metrics to compute; by default the compiled ones.
+            bootstrap: Options of the confidence intervals.
             deadline: When the result is no longer wanted.
 
         Raises:
@@ -319,15 +319,15 @@ class Evaluator:
         )
 
     def pin(self, version: Version, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Put a serving version, loading it if need be, and keep it there until `unpin`, also after a restart."""
+        """Serve a version, loading it if necessary, and keep serving it until `unpin`, also after a restart."""
         return self._started_components().controller.pin(self._resolve(version), deadline=deadline)
 
     def unpin(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Remove the pin and follow the serving policy again. Without a pin, nothing changes."""
+        """Remove the pin and follow the version policy again. Without a pin, nothing changes."""
         return self._started_components().controller.unpin(deadline=deadline)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Put the version that was serving before the present one there again, and pin it.
+        """Serve the previous serving version again, and pin it.
 
         Raises:
             VersionNotFoundError: Nothing was serving before.
@@ -357,21 +357,21 @@ class Evaluator:
         return self._components.version_monitor.statuses(serving=self.serving_step)
 
     def is_caught_up(self, since: float) -> bool:
-        """Return whether it looked for checkpoints after a moment, by `time.monotonic`, and left none unevaluated."""
+        """Return whether a poll after ``since``, on the `time.monotonic` clock, found nothing left to evaluate."""
         return self._components.watcher.is_caught_up(since)
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the newest entry of the ledger, 0 if there is none."""
+        """The sequence number of the newest entry of the ledger, 0 if there is none."""
         return self._components.records.ledger.last_sequence
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """Return the checkpoints that can be asked for, by ascending step."""
+        """Return the checkpoints that can be requested, by ascending step."""
         return self._components.store.checkpoints()
 
     @property
     def ledger(self) -> Ledger:
-        """The record of every evaluation. Open from `start` to `close`."""
+        """The ledger of every evaluation. Open from `start` to `close`."""
         return self._components.records.ledger
 
     @property
@@ -382,7 +382,7 @@ class Evaluator:
 
     @property
     def latest_step(self) -> int | None:
-        """The newest step that has been loaded, or None before the first."""
+        """The newest step that was ever loaded, or None before the first."""
         return self._components.version_monitor.latest_step
 
     @property
@@ -401,7 +401,7 @@ class Evaluator:
         return self._components.replicas
 
     def checkpoint_age_seconds(self) -> float | None:
-        """Return how long ago the serving checkpoint was written, or None if none is."""
+        """Return the age of the serving checkpoint, or None if there is none."""
         serving = self._serving()
         return None if serving is None else max(0.0, time.time() - serving.created_at)
 
@@ -412,33 +412,33 @@ class Evaluator:
         return device_memory()
 
     def gpu_readings(self) -> Mapping[str, GpuReading]:
-        """Return what NVML says of each GPU in use, by name; nothing without GPUs or NVML."""
+        """Return NVML's readings of each GPU in use, by name; empty without GPUs or NVML."""
         from understudy.evaluator.compute.devices import gpu_readings
 
         return gpu_readings()
 
     def wait_ready(self, timeout_seconds: float) -> bool:
-        """Wait until a servable is serving; return whether one is."""
+        """Wait until a servable is serving; return False on timeout."""
         return self._ready.wait(timeout_seconds)
 
     def on_ready(self, callback: Callable[[int], None]) -> None:
-        """Call back once with the step when the first servable is serving; at once if one is.
+        """Call back once, with the step, when the first servable is serving; at once if one already is.
 
-        The callback runs on a thread of the evaluator or on this one, must be quick and must not raise.
+        The callback runs on a thread of the evaluator or on the calling thread, must be quick and must not raise.
         """
         self._ready.call(callback)
 
     def on_device_state(self, listener: DeviceListener) -> None:
-        """Call back when the devices begin to fail, when they work again, and when they have failed for good.
+        """Call back when the devices begin to fail, when they recover, and when they fail permanently.
 
-        Replaces the listener there was. It runs on a thread of the evaluator, must be quick and must not raise.
+        Replaces the previous listener. It runs on a thread of the evaluator, must be quick and must not raise.
         """
         self._device_listener = listener
 
     def try_devices(self) -> Future[None]:
-        """Run the serving version on made-up data, in its turn; the listener is called if that changes the state.
+        """Queue a run of the serving version on generated data; the listener is called if the device state changes.
 
-        The future's exception is what the run raised, or NotReadyError.
+        The future's exception is the error of the run, or NotReadyError.
 
         Raises:
             OverloadedError: Too many examples wait.
@@ -489,7 +489,7 @@ class Evaluator:
         return self._components.manager.serving
 
     def _resolve(self, version: Version) -> int:
-        """Return the step that a version stands for at this moment."""
+        """Return the step that a version currently stands for."""
         if isinstance(version, int):
             return version
         step = {"serving": self.serving_step, "latest": self.latest_step, "best": self.best_step}[version]
@@ -500,7 +500,7 @@ class Evaluator:
         return step
 
     def _check_inputs(self, slot: ModelSlot, inputs: Arrays) -> None:
-        """Check the inputs against the signature, which all checkpoints have that may be in the slot later on."""
+        """Check the inputs against the signature, which later checkpoints in the slot share."""
         try:
             slot.check_inputs(inputs)
         except InvalidInputError:
@@ -508,5 +508,5 @@ class Evaluator:
             raise
 
     def _remaining_seconds(self) -> float:
-        """Return how long a part may take to close."""
+        """Return how long a component may take to close."""
         return min(max(0.0, self._close_by - time.monotonic()), CLOSE_SECONDS)

@@ -4,46 +4,46 @@ EvaluatorError
 ├── InvalidInputError             the caller's data does not fit the model
 ├── VersionNotFoundError          there is no such version, or it is not loaded
 ├── DatasetNotFoundError          the evaluator has no such dataset
-├── ModelChangedError             the serving model changed while a request waited that does not fit the new one
+├── ModelChangedError             the serving model changed while the request waited, and the request does not fit it
 ├── NotReadyError                 no servable is serving yet
 ├── DrainingError                 the evaluator is shutting down
 ├── OverloadedError               a queue or every slot is taken
-├── OutOfResourcesError           the machine has not enough memory, file descriptors or disk space now
+├── OutOfResourcesError           the machine currently lacks memory, file descriptors or disk space
 ├── DeadlineExceededError         the caller's deadline passed before the work began
 ├── CancelledError                the caller went away before the work began
-├── StreamIdleError               an evaluation stream was silent for too long
-├── NotEvaluableError             the model carries no loss or metrics to score it with
+├── StreamIdleError               an evaluation stream was idle for too long
+├── NotEvaluableError             the model has no loss or metrics to score it with
 ├── ConfigurationError            a setting or a dataset cannot be used
-├── DeviceError                   the devices asked for cannot be had
+├── DeviceError                   the requested devices are not available
 ├── LoadError                     a checkpoint could not be loaded
 │   └── ArchitectureMismatchError its model is not the one the slot was built for
 ├── LedgerError                   the ledger cannot be read or written
-└── StorageError                  another file of the evaluator's own cannot be written
+└── StorageError                  another file of the evaluator cannot be written
 
-The service maps each to one gRPC status; anything else is a defect and becomes INTERNAL.
+The service maps each to one gRPC status; any other exception is a defect and becomes INTERNAL.
 """
 
 from __future__ import annotations
 
 
 class EvaluatorError(Exception):
-    """The root of every exception that the evaluator raises on purpose. Its text is meant for the caller."""
+    """Base class of the evaluator's exceptions. The text is meant for the caller."""
 
 
 class InvalidInputError(EvaluatorError):
-    """The caller's data does not fit the model. The text names the tensor, what came and what was expected."""
+    """The caller's data does not fit the model. The text names the tensor, its actual and its expected form."""
 
 
 class ModelChangedError(EvaluatorError):
-    """The serving model changed while a request waited, and takes something else now. The text says what."""
+    """The serving model changed while a request waited, and has other inputs now. The text names them."""
 
 
 class VersionNotFoundError(EvaluatorError):
-    """There is no such version, or it is not loaded. The text names the versions there are."""
+    """There is no such version, or it is not loaded. The text names the available versions."""
 
 
 class DatasetNotFoundError(EvaluatorError):
-    """The evaluator has no such dataset. The text names the datasets there are."""
+    """The evaluator has no such dataset. The text names the available datasets."""
 
 
 class NotReadyError(EvaluatorError):
@@ -59,7 +59,7 @@ class OverloadedError(EvaluatorError):
 
     Args:
         message: What is full, and how full.
-        retry_after_seconds: When trying again is likely to succeed.
+        retry_after_seconds: The delay after which a retry is likely to succeed.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float = 0.1) -> None:
@@ -68,7 +68,7 @@ class OverloadedError(EvaluatorError):
 
 
 class OutOfResourcesError(EvaluatorError):
-    """The machine has not enough memory, file descriptors or disk space now. The same may succeed later."""
+    """The machine currently lacks memory, file descriptors or disk space. A retry may succeed later."""
 
 
 class DeadlineExceededError(EvaluatorError):
@@ -80,23 +80,23 @@ class CancelledError(EvaluatorError):
 
 
 class StreamIdleError(EvaluatorError):
-    """An evaluation stream was silent for longer than it may be."""
+    """An evaluation stream was idle for longer than the limit."""
 
 
 class NotEvaluableError(EvaluatorError):
-    """The model carries no loss and no metrics, and the caller named none."""
+    """The model has no loss and no metrics, and the caller named none."""
 
 
 class ConfigurationError(EvaluatorError, ValueError):
-    """A setting or a dataset cannot be used. The text names it, what came, what was expected and the remedy."""
+    """A setting or a dataset cannot be used. The text names it, the actual and expected values, and the remedy."""
 
 
 class DeviceError(EvaluatorError):
-    """The devices asked for cannot be had. The text names those there are."""
+    """The requested devices are not available. The text names the available ones."""
 
 
 class LoadError(EvaluatorError):
-    """A checkpoint could not be loaded. The text says which and why."""
+    """A checkpoint could not be loaded. The text names the checkpoint and the cause."""
 
 
 class ArchitectureMismatchError(LoadError):
@@ -108,4 +108,4 @@ class LedgerError(EvaluatorError):
 
 
 class StorageError(EvaluatorError):
-    """A file of the evaluator's own cannot be written, as on a full disk. The text names it and the remedy."""
+    """A file of the evaluator cannot be written, for example on a full disk. The text names it and the remedy."""

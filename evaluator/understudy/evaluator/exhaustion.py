@@ -1,4 +1,4 @@
-"""Tells what the machine lacked from what a checkpoint or a dataset got wrong."""
+"""Distinguishes a lack of resources from faults of a checkpoint or a dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from understudy.evaluator.evaluator_errors import EvaluatorError, OutOfResources
 
 
 class Resource(enum.Enum):
-    """What a machine may run out of."""
+    """A resource that a machine may run out of."""
 
     MEMORY = "memory"
     OTHER = "disk space, file descriptors or a disk that works"
@@ -31,10 +31,10 @@ _MEMORY_TEXT = re.compile(
 
 
 def exhausted_resource(error: BaseException) -> Resource | None:
-    """Return what the machine ran out of, or None if the error says something else.
+    """Return the resource that the machine ran out of, or None if the error has another cause.
 
-    Such an error says nothing about what was being loaded or scored: the same may succeed later. TensorFlow, CUDA, HDF5
-    and Keras report it as errors of many classes, some of which wrap others, so texts count as well.
+    Such an error says nothing about the checkpoint or dataset: a retry may succeed. TensorFlow, CUDA, HDF5 and Keras
+    report it as errors of many classes, some of which wrap others, so texts are searched as well.
     """
     chain = list(_chain(error))
     is_damaged = any(isinstance(link, CheckpointError) for link in chain)
@@ -43,7 +43,7 @@ def exhausted_resource(error: BaseException) -> Resource | None:
 
 
 def blame_machine(error: Exception) -> Exception:
-    """Return an error as it is, or as `OutOfResourcesError` if the machine ran out of something."""
+    """Return an `OutOfResourcesError` if the machine ran out of a resource, else the error unchanged."""
     resource = exhausted_resource(error)
     if resource is None or isinstance(error, OutOfResourcesError):
         return error
@@ -62,7 +62,7 @@ def _by_kind(error: BaseException) -> Resource | None:
 
 
 def _by_text(error: BaseException) -> Resource | None:
-    if isinstance(error, EvaluatorError):  # our own words, with a cause of their own
+    if isinstance(error, EvaluatorError):  # our own text, whose cause is checked separately
         return None
     text = str(error)
     if _OTHER_TEXT.search(text):
@@ -73,7 +73,7 @@ def _by_text(error: BaseException) -> Resource | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Give an error and what led to it."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

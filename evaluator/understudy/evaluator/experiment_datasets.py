@@ -21,15 +21,16 @@ _PARTS_WITH_WEIGHTS = 3
 class ExperimentDataset:
     """A ``tf.data.Dataset`` of unbatched ``(x, y)`` or ``(x, y, sample_weight)`` examples.
 
-    Its content is told from another's by its element types, its length and its first 256 examples, as reading all of it
-    only for that would cost as much as scoring it.
+    Its digest covers its element types, its length and its first 256 examples, because reading all of it would cost as
+    much as scoring it.
 
     Args:
         name: Its name.
-        examples: The dataset; the order of its examples does not change.
+        examples: The dataset; the order of its examples must not change.
 
     Raises:
-        ConfigurationError: The name is no folder's, the elements are something else, or there are none.
+        ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
+            none.
     """
 
     def __init__(self, name: str, examples: Any) -> None:
@@ -72,7 +73,7 @@ class ExperimentDataset:
         return self._named(structure, signature.outputs, "sample weights")
 
     def _named(self, structure: Any, specs: Sequence[TensorSpec], what: str) -> dict[str, Array]:
-        """Name the leaves: by their own keys where those are the model's names, else by their places."""
+        """Name the leaves: by their own keys if those are the model's names, else by position."""
         leaves = _leaves(structure)
         names = [spec.name for spec in specs]
         found = dict(leaves)
@@ -90,7 +91,7 @@ def datasets_of(experiment: Experiment) -> list[ExperimentDataset]:
 
     Raises:
         ConfigurationError: One of them cannot be used.
-        Exception: What the experiment raises.
+        Exception: Whatever the experiment raises.
     """
     return [ExperimentDataset(name, examples) for name, examples in experiment.evaluation_data().items()]
 

@@ -1,6 +1,6 @@
-"""Takes a checkpoint out of a run, as a Keras file or as a SavedModel. Needs no running evaluator.
+"""Exports a checkpoint of a run as a Keras file or as a SavedModel. Needs no running evaluator.
 
-TensorFlow is imported only where the model has to be built.
+TensorFlow is imported only if the model must be built.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ KERAS_SUFFIX = ".keras"
 
 
 class CheckpointExporter:
-    """The checkpoints of a run on disk: those the trainer has kept, and those the evaluator holds.
+    """The checkpoints of a run on disk: those that the trainer keeps, and those that the evaluator leases.
 
     Args:
-        run_dir: The run folder, or None if somebody else writes the checkpoints.
+        run_dir: The run folder, or None if another program writes the checkpoints.
         state_dir: The evaluator's state folder.
-        build_model: Returns a new Keras model, for checkpoints that hold variables alone; None if nobody builds it.
+        build_model: Returns a new Keras model, for checkpoints that hold only variables; None if there is no such
+            function.
     """
 
     def __init__(self, *, run_dir: Path | None, state_dir: Path, build_model: Callable[[], Any] | None = None) -> None:
@@ -46,10 +47,10 @@ class CheckpointExporter:
         return sorted({*(step for step in leased if step is not None), *kept})
 
     def resolve(self, step: int | Literal["best", "latest"]) -> int:
-        """Return the step that is meant.
+        """Return the step that ``best`` or ``latest`` stands for, or the step itself.
 
         Raises:
-            VersionNotFoundError: There is none yet.
+            VersionNotFoundError: There is no checkpoint yet.
             ConfigurationError: The evaluator's ``best.json`` is damaged.
         """
         if step == "best":
@@ -62,20 +63,20 @@ class CheckpointExporter:
         return step
 
     def export(self, step: int, output: Path, form: ExportFormat) -> Path:
-        """Write one checkpoint; return where it is. It appears there as a whole or not at all.
+        """Write one checkpoint atomically; return its path.
 
         Args:
             step: The step.
             output: For ``keras``, a path that ends in ``.keras``, or the folder to put ``model.keras`` into; for
                 ``saved_model``, the folder that becomes the SavedModel.
-            form: ``keras`` copies a ``.keras`` file as it is, and makes one, without the optimizer's state, of what
-                else holds a Keras model; ``saved_model`` writes what serving systems load: one signature,
-                ``serving_default``, with the model's names for inputs and outputs and any number of examples.
+            form: ``keras`` copies a ``.keras`` file unchanged, and converts other formats that hold a Keras model,
+                without the optimizer's state; ``saved_model`` writes a model for serving systems: one signature,
+                ``serving_default``, with the model's names for inputs and outputs and any batch size.
 
         Raises:
             VersionNotFoundError: There is no checkpoint of this step.
-            ConfigurationError: There is something at the output already.
-            LoadError: The checkpoint is not whole, or cannot be written in this form.
+            ConfigurationError: The output already exists.
+            LoadError: The checkpoint is damaged, or cannot be written in this form.
             OSError: The output cannot be written.
         """
         target = output / MODEL_FILE if form == "keras" and output.suffix != KERAS_SUFFIX else output
@@ -111,7 +112,7 @@ class CheckpointExporter:
 
     @contextmanager
     def _local_checkpoint(self, step: int, folder: Path) -> Iterator[LocalCheckpoint]:
-        """Give a verified copy of a checkpoint, which nobody deletes meanwhile."""
+        """Yield a verified private copy of a checkpoint."""
         for origin in self._origins(step):
             try:
                 checkpoint = PublishedCheckpoint.of(origin, read_manifest(origin))

@@ -1,4 +1,4 @@
-"""Builds an evaluator from what a command line says: folders, an experiment by name, files of data."""
+"""Builds an evaluator from command-line values: folders, the name of an experiment, data files."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NamedEvaluator:
-    """An evaluator that has not been started, and what its model is called unless the operator says otherwise."""
+    """An evaluator that has not been started, and the default name of its model."""
 
     evaluator: Evaluator
     model_name: str
 
 
 def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, observer: Observer) -> NamedEvaluator:
-    """Lay out the devices, load the experiment and the datasets, and build the evaluator. Blocks.
+    """Configure the devices, load the experiment and the datasets, and build the evaluator. Blocks.
 
-    The devices come first, because a user's own code may set TensorFlow going, after which they cannot be changed.
+    The devices come first, because user code may initialize TensorFlow, after which they cannot be changed.
 
     Raises:
-        DeviceError: The devices cannot be had.
+        DeviceError: The devices are not available.
         ExperimentError: The experiment cannot be loaded.
         ConfigurationError: A dataset or the folder of checkpoints cannot be used.
         StorageError: The disk of the state folder is full.
-        CheckpointError: The state folder holds something else, or the checkpoints cannot be read.
+        CheckpointError: The state folder holds other files, or the checkpoints cannot be read.
     """
     _check_state_dir(settings.state_dir)
     build_strategy(device_settings(settings))
@@ -104,7 +104,7 @@ def _foreign_source(location: CheckpointLocation, settings: EvaluatorSettings) -
 
 
 def _say_if_missing(folder: Path) -> None:
-    """Say that a folder may be mistyped; its writer may also have to begin yet."""
+    """Warn about a missing folder: its name may be mistyped, or its writer has not started yet."""
     if not folder.is_dir():
         _log.warning("there is no folder %s; waiting for it to appear", folder)
 

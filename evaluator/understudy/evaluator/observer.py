@@ -1,4 +1,4 @@
-"""What the evaluator tells whoever watches it work."""
+"""The interface for metrics and monitoring of the evaluator."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Observer(Protocol):
         compute_seconds: float,
         step: int | None = None,
     ) -> None:
-        """A batch left the device. Called by one thread at a time, as batches run one at a time.
+        """A batch is done. Called by one thread at a time, because batches run one at a time.
 
         Args:
-            operation: What the batch was for.
+            operation: The operation that the batch was for.
             examples: Its number of examples, without padding.
             queue_seconds: How long each of its requests had waited before the batch was closed.
             fill_seconds: How long the batch was held open for more requests.
-            compute_seconds: From the call of the function to the outputs being in host memory.
+            compute_seconds: From the call of the function until the outputs are in host memory.
             step: The step of the checkpoint that computed a Predict batch; None for Evaluate.
         """
 
     def request_failed(self, *, step: int, seconds: float) -> None:
-        """The computation of a Predict request failed at this step, as long after its arrival as this."""
+        """A Predict request failed at this step, ``seconds`` after its arrival."""
 
     def queue_changed(self, examples: int) -> None:
         """The queue now holds this many examples."""
@@ -44,12 +44,12 @@ class Observer(Protocol):
     def rejected(self, reason: str) -> None:
         """A request was refused or dropped.
 
-        The reason is ``queue_full``, ``deadline`` (it has passed), ``unmeetable`` (it would have by the time
-        those who wait are done), ``cancelled``, ``invalid`` or ``draining``.
+        The reason is ``queue_full``, ``deadline`` (it has passed), ``unmeetable`` (it would pass before the queued
+        requests are done), ``cancelled``, ``invalid`` or ``draining``.
         """
 
     def function_traced(self) -> None:
-        """TensorFlow traced a function, which takes long: when a checkpoint is loaded, or a new way to score begins."""
+        """TensorFlow traced a function, which is slow: for a new checkpoint, or for a new combination of metrics."""
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""
@@ -59,7 +59,7 @@ class Observer(Protocol):
 
 
 class SilentObserver:
-    """An observer that looks away."""
+    """An observer that ignores all events."""
 
     def batch_computed(
         self,

@@ -1,4 +1,4 @@
-"""The evaluation streams that are open, and which of them gives its slot up to a checkpoint that waits for one."""
+"""The open evaluation streams, and which of them is closed when a checkpoint waits for a slot."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from understudy.evaluator.evaluation_stream import EvaluationStream
 from understudy.evaluator.evaluator_errors import StreamIdleError
 
 RECALL_SILENT_SECONDS = 10.0
-"""A stream that its caller left without a batch for so long, in all, gives its slot up to whoever waits for one."""
+"""A stream that was idle for this long in total is closed if a checkpoint waits for its slot."""
 RECALL_STARVED_SECONDS = 30.0
-"""After so long, the oldest stream gives its slot up to the next serving version, however busy it is."""
+"""After this wait of the next serving version, the oldest stream is closed, even if it is busy."""
 
 _log = logging.getLogger(__name__)
 
 
 class OpenStreams:
-    """Remembers streams as long as others do. Thread-safe."""
+    """Weak references to the open streams. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
 
     def add(self, stream: EvaluationStream) -> None:
-        """Remember a stream."""
+        """Add a stream."""
         with self._lock:
             self._streams.add(stream)
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all streams."""
         for stream in self._open():
             stream.close()
 
     def recall(self, step: int, *, waiting_seconds: float, to_serve: bool, serving_step: int | None) -> None:
-        """Close a stream whose slot a checkpoint waits for: the most silent one, or at last the oldest.
+        """Close a stream whose slot a checkpoint waits for: the one with the most idle time, or finally the oldest.
 
-        Streams on the serving version hold no slot that would be free without them.
+        Closing a stream on the serving version would free no slot.
 
         Args:
             step: The checkpoint that waits.
-            waiting_seconds: For how long.
-            to_serve: Whether it is to be served.
-            serving_step: The version that is served.
+            waiting_seconds: How long it has waited.
+            to_serve: Whether it becomes the serving version.
+            serving_step: The current serving version.
         """
         holding = [stream for stream in self._open() if stream.step != serving_step]
         silent = [stream for stream in holding if stream.silent_seconds >= RECALL_SILENT_SECONDS]

@@ -1,4 +1,4 @@
-"""How the outcomes of predictions reach those who wait for them."""
+"""Delivers the outcomes of predictions to their callers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _Token_contra = TypeVar("_Token_contra", contravariant=True)
 
 
 class ResultSink(Protocol[_Token_contra]):
-    """Tells those who wait what became of their predictions. Called on the device's thread, so it must be quick.
+    """Delivers the outcomes of predictions. Called on the device's thread, so it must be quick.
 
     A token is opaque to the engine: it identifies the caller to the sink.
     """
 
     def begin(self, token: _Token_contra) -> bool:
-        """Return whether somebody still waits; called once, when the work begins."""
+        """Return whether the caller still waits; called once, when the work begins."""
 
     def is_cancelled(self, token: _Token_contra) -> bool:
-        """Return whether nobody waits any more, before the work has begun."""
+        """Return whether the caller cancelled before the work began."""
 
     def deliver(self, outcomes: Sequence[tuple[_Token_contra, Outcome]]) -> None:
-        """Tell the outcomes of one batch, each to its waiter."""
+        """Deliver the outcomes of one batch, each to its caller."""
 
 
 class FutureSink:

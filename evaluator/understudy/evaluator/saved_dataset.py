@@ -1,4 +1,4 @@
-"""Datasets in folders that `tf.data.Dataset.save` wrote."""
+"""Datasets in folders written by `tf.data.Dataset.save`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS = ("dataset_spec.pb", "snapshot.metadata")
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Return whether a folder looks like one that `tf.data.Dataset.save` wrote."""
+    """Return whether a folder has the layout of `tf.data.Dataset.save`."""
     return any((path / mark).is_file() for mark in _MARKS)
 
 
@@ -24,7 +24,7 @@ def load_saved(name: str, folder: Path) -> SavedDataset:
     """Open a folder of single examples ``(x, y)`` or ``(x, y, sample_weight)``; see `ExperimentDataset`.
 
     Raises:
-        ConfigurationError: It is damaged, or cannot be a dataset.
+        ConfigurationError: It is damaged, or is not a valid dataset.
     """
     import tensorflow as tf
 
@@ -41,15 +41,16 @@ def load_saved(name: str, folder: Path) -> SavedDataset:
 
 
 class SavedDataset(ExperimentDataset):
-    """A dataset that is read from a folder whenever it is scored on. Its digest is that of all files.
+    """A dataset that is read from a folder for each evaluation. Its digest covers all files.
 
     Args:
         name: Its name.
-        examples: What the folder holds.
+        examples: The loaded dataset.
         folder: The folder.
 
     Raises:
-        ConfigurationError: The name is no folder's, the elements are something else, or there are none.
+        ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
+            none.
     """
 
     def __init__(self, name: str, examples: object, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an operator may choose about the evaluator."""
+"""The operator's settings for the evaluator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MonitorMode = Literal["min", "max"]
 Precision = Literal["exact", "fast"]
 
 MIN_SLOTS = 2
-"""One serving and one to load the next checkpoint into."""
+"""One for the serving version, and one to load the next checkpoint into."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings:
-    """Every choice, validated. Each field's metadata holds its help text for the command line.
+    """All settings, validated. Each field's metadata holds its help text for the command line.
 
     Raises:
         ConfigurationError: A value is out of its range. The text names the field, the value and the range.

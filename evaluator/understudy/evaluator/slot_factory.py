@@ -1,4 +1,4 @@
-"""Makes slots on the replicas."""
+"""Creates slots on the replicas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ReplicaSlotFactory:
 
     Args:
         strategy: A `tf.distribute.MirroredStrategy`.
-        max_batch_size: The most examples of one call.
+        max_batch_size: The maximum number of examples of one call.
         on_trace: Called each time a function is traced.
-        build_model: Builds the model of checkpoints that hold variables alone; None if nobody does.
+        build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
     """
 
     def __init__(

@@ -1,14 +1,13 @@
 """Datasets in TFRecord files, one `tf.train.Example` for each example.
 
-A feature has the name of the model's input or output (``x`` for a lone input, ``y`` for a lone output), or is
+A feature has the name of the model's input or output (``x`` for a single input, ``y`` for a single output), or is
 ``sample_weight``. It holds one of:
 
 - numbers (``int64_list``, ``float_list``): the values of the example's tensor, the last axis varying fastest. An input
-gets
-  the shape that the model's signature says, and so does a target with as many values as the output. A target of one
-  value is a scalar, as class indices are; any other is a vector.
-- ``bytes_list``, where the model takes strings: the strings, shaped in the same way.
-- ``bytes_list`` elsewhere: one tensor of any dtype and shape, serialised with `tf.io.serialize_tensor`.
+  has the shape in the model's signature, and so has a target with as many values as the output. A target of one value
+  is a scalar, such as a class index; any other is a vector.
+- ``bytes_list``, for a string tensor of the model: the strings, shaped in the same way.
+- ``bytes_list``, for any other tensor: one tensor of any dtype and shape, serialised with `tf.io.serialize_tensor`.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _GZIP = ".gz"
 
 
 def find_records(path: Path) -> list[Path]:
-    """Return the TFRecord files at a path: the file itself, or those in the folder by their names."""
+    """Return the TFRecord files at a path: the file itself, or those in the folder, sorted by name."""
     candidates = sorted(path.iterdir()) if path.is_dir() else [path]
     return [file for file in candidates if file.name.removesuffix(_GZIP).endswith(_SUFFIXES)]
 
 
 class RecordDataset:
-    """A dataset in TFRecord files, which are read anew whenever it is scored on. See `EvaluationDataset`.
+    """A dataset in TFRecord files, which are read for each evaluation. See `EvaluationDataset`.
 
     Args:
         name: Its name.
         files: The files in order, compressed if they end in ``.gz``.
 
     Raises:
-        ConfigurationError: The name is no folder's, a file is damaged, or there is no example.
+        ConfigurationError: The name is not a valid folder name, a file is damaged, or there is no example.
     """
 
     def __init__(self, name: str, files: Sequence[Path]) -> None:
@@ -94,7 +93,7 @@ class RecordDataset:
             ) from error
 
     def _column(self, key: str, examples: Sequence[dict[str, Array]]) -> Array:
-        """Put the values of one feature together, ``[examples, ...]``."""
+        """Stack the values of one feature, ``[examples, ...]``."""
         try:
             return np.stack([example[key] for example in examples])
         except KeyError as error:
@@ -129,7 +128,7 @@ def _takes_strings(key: str, signature: Signature) -> bool:
 
 
 def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...]:
-    """Return the shape of an example's tensor of so many values; -1 stands for one length to be inferred."""
+    """Return the shape of an example's tensor of ``count`` values; -1 stands for one inferred length."""
     spec = spec_for(key, signature.inputs, INPUT_ALIASES)
     if spec is not None:
         return tuple(-1 if length is None else length for length in spec.shape[1:])

@@ -1,4 +1,4 @@
-"""When the evaluator's work is done: training is over, and everything that it left is evaluated."""
+"""Detects when the evaluator may exit: training is over, and all its checkpoints are evaluated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExitReason(enum.Enum):
-    """Why a service that follows a training ended."""
+    """Why a service that follows a training run ended."""
 
     SIGNALLED = "signalled"
     FINISHED = "finished"
@@ -28,35 +28,35 @@ class ExitReason(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceExit:
-    """Why it ended, and a sentence about it for people."""
+    """The reason for the exit, and a message for the user."""
 
     reason: ExitReason
     message: str = ""
 
 
 class EvaluatorProgress(Protocol):
-    """What is asked of the evaluator."""
+    """The part of the evaluator that the monitor queries."""
 
     def is_caught_up(self, since: float) -> bool:
-        """Return whether it looked for checkpoints after a moment, by `time.monotonic`, and left none unevaluated."""
+        """Return whether a poll after ``since``, on the `time.monotonic` clock, found nothing left to evaluate."""
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the newest entry of the ledger."""
+        """The sequence number of the newest entry of the ledger."""
 
 
 class TrainingEndMonitor:
-    """Watches the training journal, then the evaluations that are left. For one thread at a time; `check` blocks.
+    """Watches the training journal, then the remaining evaluations. For one thread at a time; `check` blocks.
 
-    Time runs out while there is nothing to be seen: no training has begun, or training is over and no entry is added to
-    the ledger.
+    The timeout applies while there is no progress: no training has begun, or training is over and the ledger gets no
+    new entry.
 
     Args:
         run: The run folder.
-        evaluator: Says what is left.
-        timeout_seconds: How long there may be nothing to be seen.
-        clock: Gives monotonic seconds.
-        wall_clock: Gives seconds since the epoch, against which the journal's heartbeat is held.
+        evaluator: Reports the progress of evaluation.
+        timeout_seconds: How long there may be no progress.
+        clock: Monotonic clock, in seconds.
+        wall_clock: Seconds since the Unix epoch, to compare with the journal's heartbeat.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class TrainingEndMonitor:
         self._ended: tuple[TrainingStatus, float] | None = None
 
     def check(self) -> ServiceExit | None:
-        """Return why it may end now, or None if it may not.
+        """Return the reason to exit now, or None to continue.
 
         Raises:
-            UnsupportedFormatError: The training journal is of another version, or no journal.
+            UnsupportedFormatError: The file has another version, or is not a training journal.
         """
         now = self._clock()
         status = self._status()

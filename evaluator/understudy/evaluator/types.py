@@ -10,16 +10,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
-from understudy.checkpoints.signature import Signature as Signature  # noqa: PLC0414 - likewise
-from understudy.checkpoints.signature import TensorSpec as TensorSpec  # noqa: PLC0414 - the service takes it from here
-from understudy.devices.nvml import GpuReading as GpuReading  # noqa: PLC0414 - likewise
+from understudy.checkpoints.signature import Signature as Signature  # noqa: PLC0414 - re-exported
+from understudy.checkpoints.signature import TensorSpec as TensorSpec  # noqa: PLC0414 - re-exported
+from understudy.devices.nvml import GpuReading as GpuReading  # noqa: PLC0414 - re-exported
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
 
 class ArrayForm(NamedTuple):
-    """What an array is before it is built: NumPy's name of its dtype (``string`` for bytes), and its shape."""
+    """The form of an array that need not exist yet: NumPy's name of its dtype (``string`` for bytes), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ Version = int | VersionLabel
 
 
 class VersionState(enum.Enum):
-    """The life of a version, in TensorFlow Serving's words and numbers (``get_model_status.proto``)."""
+    """The states of a version, with TensorFlow Serving's names and numbers (``get_model_status.proto``)."""
 
     START = 10
     LOADING = 20
@@ -42,7 +42,7 @@ class VersionState(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class VersionStatus:
-    """The state of one version; ``error`` says why the last attempt to load it failed, or is empty."""
+    """The state of one version; ``error`` is the error of the last failed attempt to load it, or empty."""
 
     step: int
     state: VersionState
@@ -51,7 +51,7 @@ class VersionStatus:
 
 
 class Prediction(NamedTuple):
-    """What one version made of one batch: outputs by name, each ``[examples, ...]``, all computed at ``step``."""
+    """The outputs of one version for one batch, by name, each ``[examples, ...]``, all computed at ``step``."""
 
     outputs: Arrays
     step: int
@@ -59,11 +59,11 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Examples with what the model should have made of them.
+    """Labelled examples.
 
     Attributes:
         inputs: Every input by name, each ``[examples, ...]``.
-        targets: Every target by the name of its output, or ``{"targets": ...}`` where there is one output.
+        targets: Every target by the name of its output, or ``{"targets": ...}`` for a single output.
         sample_weights: Weights ``[examples]`` by the name of the output, or ``{"sample_weights": ...}`` for all
             outputs; may be empty.
     """
@@ -92,12 +92,12 @@ class EvaluationResult:
 
     Attributes:
         metrics: The loss (as ``loss``) and every metric by name.
-        examples: The examples scored.
-        batches: The batches scored.
+        examples: The number of examples scored.
+        batches: The number of batches scored.
         step: The step of the checkpoint.
-        waiting_seconds: What the batches spent waiting for a device, summed.
-        computing_seconds: What they spent computing, summed.
-        notes: What keeps the numbers from being exactly a single device's, or forced them onto one replica.
+        waiting_seconds: The total time that the batches waited for a device.
+        computing_seconds: The total time that the batches were computed.
+        notes: Why the numbers may differ from a single device's, or why they were computed on one replica.
     """
 
     metrics: Mapping[str, float]
@@ -110,7 +110,7 @@ class EvaluationResult:
 
 
 class EvaluationOutcome(enum.Enum):
-    """What became of a checkpoint on a dataset: its score, or why there is none, or what the gate said to its score."""
+    """The outcome of a checkpoint on a dataset: a score, a reason for having none, or the gate's decision."""
 
     SCORED = "scored"
     SKIPPED = "skipped"
@@ -121,7 +121,7 @@ class EvaluationOutcome(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """One committed entry of the ledger. ``dataset`` is empty where it speaks of the checkpoint as a whole.
+    """One committed entry of the ledger. ``dataset`` is empty if the entry is about the checkpoint as a whole.
 
     ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in seconds since the epoch.
     """
@@ -150,13 +150,13 @@ class CheckpointInfo:
 
     @cached_property
     def key(self) -> tuple[int, str]:
-        """What tells it from every other checkpoint."""
+        """The step and digest, which identify the checkpoint."""
         return self.step, self.digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """What one loaded version takes and gives, and where it runs.
+    """The inputs and outputs of one loaded version, and where it runs.
 
     Attributes:
         step: The step of the checkpoint.
@@ -164,7 +164,7 @@ class ModelDescription:
         replicas: The number of replicas a batch is split over.
         devices: The devices of the replicas, in order.
         datasets: The datasets known to the evaluator, in the order they are scored.
-        notes: What keeps evaluations from being exactly a single device's, or forces them onto one replica.
+        notes: Why evaluations may differ from a single device's, or why they run on one replica.
     """
 
     step: int
@@ -177,7 +177,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingChange:
-    """What is serving after a decision, what was before it, and what is pinned at run time."""
+    """The serving step after a decision, the one before it, and the pinned step."""
 
     serving_step: int
     previous_step: int | None
