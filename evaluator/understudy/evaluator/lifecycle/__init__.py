@@ -1,1 +1,1 @@
-"""The life of checkpoints in the evaluator: discovered, loaded, scored, promoted, let go."""
+"""The life cycle of checkpoints in the evaluator: discovered, loaded, scored, promoted, released."""

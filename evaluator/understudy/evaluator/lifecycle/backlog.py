@@ -10,10 +10,10 @@ from understudy.evaluator.types import CheckpointInfo
 
 
 class Backlog:
-    """Gives checkpoints out in step order, one at a time. Thread-safe.
+    """Returns checkpoints in step order, one at a time. Thread-safe.
 
     Args:
-        policy: ``latest`` passes over those that a newer one overtook in waiting; every other gives out all of them.
+        policy: ``latest`` skips waiting checkpoints when a newer one arrives; any other policy returns all of them.
     """
 
     def __init__(self, policy: EvaluationPolicy | int) -> None:
@@ -24,7 +24,7 @@ class Backlog:
         self._closed = False
 
     def offer(self, checkpoints: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Replace what waits, but for what was given out; return those passed over, which will not be given out."""
+        """Replace the waiting checkpoints; return the skipped ones, which `next` will not return."""
         with self._changed:
             waiting = {info.step: info for info in checkpoints if info != self._given_out}
             passed_over: list[CheckpointInfo] = []
@@ -36,7 +36,7 @@ class Backlog:
             return passed_over
 
     def next(self) -> CheckpointInfo | None:
-        """Give out the lowest step as soon as there is one; None once closed. `finished` must follow."""
+        """Wait for the lowest step and return it; None once closed. `finished` must follow."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting)
             if self._closed:
@@ -45,12 +45,12 @@ class Backlog:
             return self._given_out
 
     def finished(self) -> None:
-        """Say that what was given out is done with, for now or for good."""
+        """Mark the checkpoint from `next` as done, for now or permanently."""
         with self._changed:
             self._given_out = None
 
     def close(self) -> None:
-        """Give out nothing more."""
+        """Return no more checkpoints."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Says on disk which checkpoint is best, for those who do not ask the server."""
+"""Publishes the best checkpoint in a file, for programs that do not query the server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from understudy.evaluator.lifecycle.promotion import Monitor
 class BestFile:
     """The file ``best.json`` in the state folder. For one thread at a time.
 
-    It holds ``step``, ``value``, and by what it is best: ``dataset``, ``metric`` and ``mode``. The checkpoint itself is
-    in the state folder's ``leases/``, for as long as it is the best.
+    It holds ``step`` and ``value``, and the criterion: ``dataset``, ``metric`` and ``mode``. The checkpoint itself is
+    in the state folder's ``leases/`` while it is the best.
 
     Args:
         directory: The state folder.
-        monitor: What makes a checkpoint the best; None if nothing does.
+        monitor: The criterion for the best checkpoint; None if there is none.
     """
 
     def __init__(self, directory: Path, monitor: Monitor | None) -> None:
@@ -26,7 +26,7 @@ class BestFile:
         self._written: tuple[int, float] | None = None
 
     def publish(self, step: int, value: float) -> None:
-        """Write down the best step and its value, if they are news; raise OSError if that is not possible."""
+        """Write the best step and its value if they have changed; raise OSError if that fails."""
         if self._monitor is None or (step, value) == self._written:
             return
         by = {"dataset": self._monitor.dataset, "metric": self._monitor.metric, "mode": self._monitor.mode}

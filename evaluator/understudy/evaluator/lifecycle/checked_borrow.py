@@ -1,4 +1,4 @@
-"""Borrows a servable for inputs that were checked against one that may have been replaced since."""
+"""Borrows a servable for inputs that were checked against an earlier one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def borrow_checked(
     """Borrow a loaded servable, checking the inputs again if it is of another architecture. Does not block.
 
     Args:
-        manager: Lends it.
-        step: Its step; None stands for the one that is served.
+        manager: The manager to borrow from.
+        step: Its step; None stands for the serving version.
         inputs: Every input by name, ``[examples, ...]``.
         checked_step: The step of the servable that the inputs were checked against.
-        checked_architecture: The architecture of that.
+        checked_architecture: The architecture of that servable.
 
     Raises:
         ModelChangedError: The inputs do not fit it.
-        NotReadyError: Nothing is served yet.
+        NotReadyError: Nothing is serving yet.
         VersionNotFoundError: The step is not loaded.
     """
     handle = manager.borrow(step)

@@ -1,4 +1,4 @@
-"""The checkpoints there are, and which of them are held against deletion."""
+"""The known checkpoints, and the leases that keep them from being deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ADOPTED_AT_ONCE = 512
 
 @dataclass
 class _Item:
-    """One step: what the source offers now, and the private folder if somebody holds it."""
+    """One step: the source's current checkpoint, and the private folder if it is leased."""
 
     info: CheckpointInfo
     offered: Checkpoint | None
@@ -36,14 +36,14 @@ class _Item:
 
 
 class CheckpointStore:
-    """The checkpoints that can be loaded: those the source offers, and those held in private folders. Thread-safe.
+    """The checkpoints that can be loaded: those of the source, and those in private folders. Thread-safe.
 
-    A checkpoint is held while any `Lease` on it is out; then its private folder goes. Folders left by an earlier
-    process count as checkpoints until `discard_leftovers`. Nothing is hashed but by `Lease.verify`.
+    The private folder of a checkpoint is kept while any `Lease` on it is open, and then deleted. Folders of an earlier
+    process count as checkpoints until `discard_leftovers`. Only `Lease.verify` hashes files.
 
     Args:
-        source: Where checkpoints come from. Polled only by `refresh`.
-        directory: The parent of the private folders, ``leases/``; made if it is missing.
+        source: The source of checkpoints. Polled only by `refresh`.
+        directory: The parent of the private folders, ``leases/``; created if missing.
     """
 
     def __init__(self, source: CheckpointSource, directory: Path) -> None:
@@ -60,19 +60,19 @@ class CheckpointStore:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last `refresh` found everything. If not, the next one finds more."""
+        """Whether the last `refresh` found all checkpoints. If not, the next one finds more."""
         return self._source.is_complete and not self._strange_leftovers
 
     def refresh(self, wanted: Collection[int] = ()) -> bool:
-        """Ask the source what there is now: of much that is new, the newest first. For one thread at a time.
+        """Poll the source for its current checkpoints, newest first. For one thread at a time.
 
-        Returns whether anything may have changed since the last time.
+        Returns whether anything may have changed since the last call.
 
         Args:
-            wanted: The steps to find before all others.
+            wanted: The steps to find first.
 
         Raises:
-            understudy.checkpoints.checkpoint_errors.UnsupportedFormatError: The source holds only what is not read.
+            understudy.checkpoints.checkpoint_errors.UnsupportedFormatError: The source holds only unsupported formats.
             OSError: The source could not be read.
         """
         polled = self._source.poll(wanted)
@@ -99,7 +99,7 @@ class CheckpointStore:
                     del self._items[step]
 
     def peek(self) -> object:
-        """Return something that differs from last time if `refresh` may find something new. Costs next to nothing."""
+        """Return a value that differs from the last one if `refresh` may find something new. Cheap."""
         return self._source.peek()
 
     def checkpoints(self) -> list[CheckpointInfo]:
@@ -122,7 +122,7 @@ class CheckpointStore:
         return self._item(step).info
 
     def lease(self, info: CheckpointInfo) -> Lease:
-        """Pin a checkpoint in its private folder, unless it is held already. `Lease.verify` it before it is used.
+        """Lease a checkpoint; the first lease fetches it into its private folder. Call `Lease.verify` before use.
 
         Raises:
             VersionNotFoundError: There is none of this step.
@@ -137,11 +137,11 @@ class CheckpointStore:
                 item.checkpoint = self._fetch(item)
             item.leases += 1
             with self._lock:
-                self._items.setdefault(info.step, item)  # A refresh may have dropped it while it was being fetched.
+                self._items.setdefault(info.step, item)  # A refresh may have dropped it during the fetch.
         return Lease(self, item, item.checkpoint)
 
     def is_dear(self, info: CheckpointInfo) -> bool:
-        """Return whether holding a checkpoint would copy it, rather than link it or open its private folder."""
+        """Return whether a lease would copy the checkpoint, rather than link it or open its private folder."""
         with self._lock:
             item = self._items.get(info.step)
             may_be_there = info.step in self._leftovers
@@ -153,7 +153,7 @@ class CheckpointStore:
         )
 
     def discard_leftovers(self) -> None:
-        """Delete the folders of an earlier process that nobody holds."""
+        """Delete the folders of an earlier process that have no lease."""
         with self._lock:
             leftovers, self._leftovers = self._leftovers, set()
             items = [self._items[step] for step in leftovers if step in self._items]
@@ -163,7 +163,7 @@ class CheckpointStore:
                     remove_folder(self._folder(item.info.step))
 
     def _verify(self, item: _Item) -> LocalCheckpoint:
-        """Verify a held checkpoint; one that is damaged is taken again if the source still has it."""
+        """Verify a leased checkpoint; fetch it again if it is damaged and the source still has it."""
         with item.lock:
             if item.checkpoint is not None:
                 try:
@@ -189,7 +189,7 @@ class CheckpointStore:
                 checkpoint.release()
 
     def _is_current(self, item: _Item) -> bool:
-        """Return whether the private folder of the step is still this item's; forget the item if nothing is left."""
+        """Return whether the private folder of the step is still this item's; drop the item if it is obsolete."""
         with self._lock:
             step = item.info.step
             if self._items.get(step) is not item:
@@ -219,7 +219,7 @@ class CheckpointStore:
         return self._directory / step_name(step)
 
     def _adopt_leftovers(self, wanted: Collection[int]) -> None:
-        """Find out what some of the folders of an earlier process are, newest first, once the source has no more."""
+        """Identify some folders of an earlier process, newest first, once the source is complete."""
         if not self._strange_leftovers or not (self._source.is_complete or self._newest_is_left_over()):
             return
         newest_first = sorted(self._strange_leftovers, key=lambda step: (step not in wanted, -step))
@@ -257,18 +257,18 @@ class Lease:
         self.checkpoint = checkpoint
 
     def verify(self) -> None:
-        """Read all of the checkpoint, and check that it is whole and still the one that was held.
+        """Read the whole checkpoint, and check that it is undamaged and still the leased one.
 
-        One that is damaged is first taken from the source again, where that still has it.
+        A damaged checkpoint is first fetched again if the source still has it.
 
         Raises:
             understudy.checkpoints.checkpoint_errors.CheckpointError: It is damaged, deleted or replaced.
-            OSError: It could not be read, or the private folder not be written.
+            OSError: It could not be read, or the private folder could not be written.
         """
         self.checkpoint = self._store._verify(self._item)  # noqa: SLF001 - as below
 
     def release(self) -> None:
-        """Let the checkpoint go. Doing so again does nothing."""
+        """Release the checkpoint. Idempotent."""
         with self._lock:
             if self._released:
                 return

@@ -1,4 +1,4 @@
-"""The thread that follows the source."""
+"""The thread that watches the source of checkpoints."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _PEEK_SECONDS = 0.05
 
 _LOOK_SECONDS = 0.5
-"""How long a look may take to hold checkpoints, or to pass over some, before it looks for newer ones."""
+"""How long one pass may lease or skip checkpoints before it polls for newer ones."""
 
 _NEXT_COPIES = 4
 _MOST_COPIES = 64
-"""How many checkpoints are held where that takes copies, besides the next ones to evaluate."""
+"""The maximum number of leases that need a copy, besides the next checkpoints to evaluate."""
 
 _SUPERSEDED = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
 
@@ -43,28 +43,28 @@ _Key = tuple[int, str]
 
 
 class CheckpointWatcher:
-    """Discovers checkpoints, holds those that are needed, and keeps the serving version and the backlog up to date.
+    """Discovers checkpoints, leases those that are needed, and keeps the serving version and the backlog up to date.
 
-    What should be serving is found, held and loaded first; then the others are found, held, and given to the backlog in
-    step order. A checkpoint is held from then until it is settled (scored on every dataset, or a reason is recorded why
-    not), and while it is serving, the one before that, pinned or best. If holding takes a copy, those that wait long
-    are held when their turn comes; what is deleted before is recorded with that reason. The ledger alone says what is
-    settled, so a restart goes on where the last process was.
+    The checkpoint that should be serving is found, leased and loaded first. Then the others are found, leased, and
+    added to the backlog in step order. A checkpoint is leased until it is settled (every dataset has a score or a
+    recorded reason), and while it is serving, the previous serving version, pinned or best. If a lease needs a copy, a
+    checkpoint that waits long is leased only when its turn comes; if it is deleted before, that reason is recorded.
+    Only the ledger decides what is settled, so a restart continues where the last process stopped.
 
-    Files are hashed when they are loaded, or, where only the latest is evaluated, before it overtakes the others.
+    Files are hashed when they are loaded, or, under the policy ``latest``, before a checkpoint supersedes others.
 
     Args:
         store: The checkpoints.
-        manager: Knows what is serving.
-        version_monitor: Told of checkpoints that are new, and of those that cannot be held.
-        quarantine: Knows which are bad.
-        recorder: Knows what is settled, and takes the reasons.
-        ranking: Knows which is best.
-        controller: Decides what is serving.
-        backlog: Given what is to be evaluated.
-        best_file: Told which is best, once it is held.
+        manager: Provides the serving version.
+        version_monitor: Notified of new checkpoints, and of those that cannot be leased.
+        quarantine: The checkpoints that failed.
+        recorder: Provides what is settled, and records reasons.
+        ranking: Provides the best checkpoint.
+        controller: Decides which version is serving.
+        backlog: Receives the checkpoints to evaluate.
+        best_file: Receives the best checkpoint, once it is leased.
         policy: Which checkpoints to evaluate.
-        poll_interval_seconds: How often to look, unless woken or a peek shows something new.
+        poll_interval_seconds: The poll interval, unless woken or `peek` changes.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class CheckpointWatcher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have it look now."""
+        """Trigger a pass now."""
         self._woken.set()
 
     def is_caught_up(self, since: float) -> bool:
-        """Return whether a look that began after a moment, by `time.monotonic`, found nothing left to evaluate."""
+        """Return whether a pass that began after ``since``, on the `time.monotonic` clock, left nothing to evaluate."""
         return self._caught_up_at > since
 
     def close(self, timeout_seconds: float) -> None:
-        """End the thread. What is held stays on disk for the next process. Idempotent.
+        """End the thread. Leased checkpoints stay on disk for the next process. Idempotent.
 
         Raises:
             TimeoutError: The source did not answer in time.
@@ -141,13 +141,13 @@ class CheckpointWatcher:
                 failures = 0
             except DrainingError:
                 return
-            except Exception:  # noqa: BLE001 - the thread must outlive whatever a disk or a source does
+            except Exception:  # noqa: BLE001 - the thread must survive any error of a disk or a source
                 failures += 1
                 _log.exception("following the source failed, to be tried again", extra={"failures": failures})
             self._pause(self._pause_seconds(failures), seen)
 
     def _pause(self, seconds: float, seen: object) -> None:
-        """Wait until it is time to look again, or woken, or what a peek shows is not what was seen."""
+        """Wait until the next pass is due, `wake` is called, or `peek` differs from ``seen``."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._woken.wait(min(left, _PEEK_SECONDS)) or self._store.peek() != seen:
@@ -190,7 +190,7 @@ class CheckpointWatcher:
         self._caught_up_at = -math.inf if self._unsettled else began
 
     def _classify(self, stored: Iterable[CheckpointInfo]) -> None:
-        """Find out what is unsettled."""
+        """Determine which checkpoints are unsettled."""
         for info in stored:
             key = info.key
             if key in self._settled:
@@ -205,9 +205,9 @@ class CheckpointWatcher:
                 self._settle(info)
 
     def _skip_by_policy(self) -> bool:
-        """Pass over new checkpoints that the policy leaves out; restarted, it leaves out the same ones.
+        """Skip new checkpoints that the policy excludes; the choice is the same after a restart.
 
-        Returns False if the time was up before the last.
+        Returns False if the time was up before the last one.
         """
         new, self._new = self._new, []
         if not isinstance(self._policy, int):
@@ -226,7 +226,7 @@ class CheckpointWatcher:
         self._settled.add(info.key)
 
     def _to_serve(self, stored: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Return what must not be deleted even when it is settled, in step order."""
+        """Return the checkpoints to keep even when they are settled, in step order."""
         serving = self._manager.serving
         steps = {
             None if serving is None else serving.step,
@@ -238,15 +238,15 @@ class CheckpointWatcher:
         return [info for info in stored if info.step in steps]
 
     def _waiting(self) -> list[CheckpointInfo]:
-        """Return what is unsettled and may be tried now, in step order."""
+        """Return the unsettled checkpoints that may be tried now, in step order."""
         admitted = (info for info in self._unsettled.values() if self._quarantine.admits(info.key))
         return sorted(admitted, key=attrgetter("step"))
 
     def _in_turn(self) -> list[CheckpointInfo]:
-        """Return what of the unsettled to hold, in this order.
+        """Return the unsettled checkpoints to lease, in this order.
 
-        Where that costs a link, it is all. Where it costs a copy, it is the next ones to evaluate, and the newest as
-        long as few are held.
+        Under the policy ``latest``, this is the newest. Otherwise, if a lease is a link, these are all. If it is a
+        copy, these are the next ones to evaluate, and the newest while few are leased.
         """
         waiting = self._waiting()
         if self._policy == "latest":
@@ -259,14 +259,14 @@ class CheckpointWatcher:
         return [info for info in waiting if info.key not in postponed]
 
     def _evaluable(self) -> list[CheckpointInfo]:
-        """Return what the backlog may give out: all that is held and not preceded by what has still to be."""
+        """Return the checkpoints for the backlog: the leased ones before the first that is still to be leased."""
         waiting = self._waiting()
         if self._policy == "latest":
             return waiting if waiting and waiting[-1].key in self._verified else []
         return list(itertools.takewhile(lambda info: info.key in self._leases, waiting))
 
     def _acquire_leases(self, needed: Iterable[CheckpointInfo]) -> bool:
-        """Hold checkpoints, in this order; return False if the time was up before the last."""
+        """Lease checkpoints, in this order; return False if the time was up before the last one."""
         until = time.monotonic() + _LOOK_SECONDS
         for info in needed:
             if info.key in self._leases or not self._quarantine.admits(info.key):
@@ -280,7 +280,7 @@ class CheckpointWatcher:
         return True
 
     def _verify_latest(self) -> None:
-        """Find the newest checkpoint that is whole: only such a one overtakes others."""
+        """Find the newest undamaged checkpoint: only such a checkpoint supersedes others."""
         while waiting := self._waiting():
             newest = waiting[-1]
             self._acquire_leases([newest])
@@ -307,7 +307,7 @@ class CheckpointWatcher:
             self._leases.pop(key).release()
 
     def _record_failures(self, stored: Iterable[CheckpointInfo]) -> None:
-        """Record why those who were given up, or are gone, have no score."""
+        """Record why abandoned or deleted checkpoints have no score."""
         present = {info.key for info in stored}
         for info in [*self._unsettled.values(), *self._unscored(stored)]:
             failure = self._quarantine.failure(info.key)
@@ -318,7 +318,7 @@ class CheckpointWatcher:
                 self._record_failure(info, f"step {info.step} was deleted before it could be evaluated{before}")
 
     def _unscored(self, stored: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Return what is settled only because there is no dataset to score it on."""
+        """Return the checkpoints that are settled only because there is no dataset to score them on."""
         if self._recorder.datasets:
             return []
         return [info for info in stored if info.key not in self._failed]
@@ -329,7 +329,7 @@ class CheckpointWatcher:
         self._settle(info)
 
     def _record_skip(self, infos: Iterable[CheckpointInfo], reason: str) -> bool:
-        """Record why checkpoints are not evaluated; return False if the time was up before the last."""
+        """Record why checkpoints are not evaluated; return False if the time was up before the last one."""
         until = time.monotonic() + _LOOK_SECONDS
         for info in infos:
             if time.monotonic() > until:

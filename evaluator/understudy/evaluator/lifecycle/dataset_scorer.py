@@ -29,7 +29,7 @@ class DatasetScorer:
 
     Args:
         engine: Runs the batches.
-        recorder: Takes the results.
+        recorder: Records the results.
         batch_size: Examples per batch.
     """
 
@@ -50,14 +50,14 @@ class DatasetScorer:
         """Score a servable, which must stay loaded meanwhile, and record the result. Blocks.
 
         Args:
-            servable: What to score.
-            dataset: What to score it on.
-            is_wanted: Asked between batches whether to go on.
-            deadline: When the score is no longer wanted, by `time.monotonic`.
-            progress: Told of every batch.
+            servable: The servable to score.
+            dataset: The dataset to score it on.
+            is_wanted: Called between batches; returns whether to continue.
+            deadline: When the score is no longer wanted, on the `time.monotonic` clock.
+            progress: Called after each batch.
 
         Raises:
-            CancelledError: It is not wanted any more.
+            CancelledError: The score is no longer wanted.
             InvalidInputError: The dataset does not fit the model.
             NotEvaluableError: The model was not compiled.
             DeadlineExceededError: The deadline passed.
@@ -77,7 +77,7 @@ class DatasetScorer:
         deadline: float | None,
         progress: Progress | None,
     ) -> EvaluationResult:
-        """Keep one batch under way while the next is read."""
+        """Keep one batch in progress while the next is read."""
         scorer = servable.slot.scorer(())
         scored = 0
         under_way: tuple[Future[Any], int] | None = None

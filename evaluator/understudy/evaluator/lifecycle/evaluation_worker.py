@@ -45,20 +45,20 @@ class Scoring(Protocol):
 
 
 class EvaluationWorker:
-    """Takes checkpoints from the backlog, has each loaded, and scores it on what remains for it.
+    """Takes checkpoints from the backlog, loads each, and scores it on the remaining datasets.
 
-    A dataset on which a checkpoint fails is tried again; once that is permanent or was tried often enough, the reason
-    is recorded. Nothing is recorded when it is not the checkpoint's fault: a shutdown, a full disk, an overload, or
-    that the machine runs out of memory.
+    If a checkpoint fails on a dataset, it is tried again. After a permanent failure or the last attempt, the reason is
+    recorded. Failures that are not the checkpoint's fault are not recorded: a shutdown, a full disk, an overload, or a
+    lack of memory.
 
     Args:
-        backlog: What is to be evaluated.
-        manager: Loads it.
-        recorder: Knows what remains.
-        scoring: Scores it.
-        quarantine: Knows which checkpoints do not load.
+        backlog: The checkpoints to evaluate.
+        manager: Loads checkpoints.
+        recorder: Provides the remaining datasets.
+        scoring: Scores checkpoints.
+        quarantine: The checkpoints that failed to load.
         failures: Counts failures by checkpoint and dataset.
-        on_progress: Called after each checkpoint that something was recorded for; must be quick and must not raise.
+        on_progress: Called after each checkpoint with a new record; must be quick and must not raise.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EvaluationWorker:
         self._thread.start()
 
     def close(self, timeout_seconds: float) -> None:
-        """Break off what is being evaluated and end the thread. Idempotent.
+        """Abort the current evaluation and end the thread. Idempotent.
 
         Raises:
             TimeoutError: A batch did not end in time.
@@ -103,7 +103,7 @@ class EvaluationWorker:
         while (info := self._backlog.next()) is not None:
             try:
                 progressed = self._examine(info)
-            except Exception:  # noqa: BLE001 - the thread must outlive whatever a checkpoint or a disk does
+            except Exception:  # noqa: BLE001 - the thread must survive any error of a checkpoint or a disk
                 _log.exception("evaluation broken off, to be tried again", extra={"step": info.step})
                 self._closing.wait(_PAUSE_SECONDS)
                 progressed = False
@@ -112,7 +112,7 @@ class EvaluationWorker:
                 self._on_progress()
 
     def _examine(self, info: CheckpointInfo) -> bool:
-        """Score a checkpoint on whatever may be tried now; return whether anything was recorded."""
+        """Score a checkpoint on the datasets that may be tried now; return whether anything was recorded."""
         remaining = self._recorder.remaining(info.step, info.digest)
         datasets = [dataset for dataset in remaining if self._failures.admits(_key(info, dataset))]
         handle = self._acquire(info) if datasets and self._quarantine.admits(info.key) else None
@@ -123,7 +123,7 @@ class EvaluationWorker:
         return any(recorded)
 
     def _acquire(self, info: CheckpointInfo) -> Handle | None:
-        """Wait for the checkpoint to be loaded; return None if it cannot be, which the manager has noted."""
+        """Wait for the checkpoint to be loaded; return None if that failed, which the manager has recorded."""
         try:
             acquiring = self._manager.acquire(info.step)
         except EvaluatorError:
@@ -139,7 +139,7 @@ class EvaluationWorker:
         return None
 
     def _settle(self, servable: Servable, info: CheckpointInfo, dataset: EvaluationDataset) -> bool:
-        """Score a checkpoint on a dataset, or deal with why it cannot be; return whether anything was recorded."""
+        """Score a checkpoint on a dataset, or handle the failure; return whether anything was recorded."""
         if self._closing.is_set():
             return False
         key = _key(info, dataset)
@@ -158,7 +158,7 @@ class EvaluationWorker:
         return True
 
     def _postpone(self, info: CheckpointInfo, dataset: EvaluationDataset, error: Exception) -> None:
-        """Put a score off until the machine may have room for it; however often, that is no failure."""
+        """Postpone a score until the machine may have enough resources; this never counts as a failure."""
         postponed = self._failures.postpone(_key(info, dataset), str(error)).postponed
         _log.warning(
             "evaluation put off for want of resources",
@@ -185,7 +185,7 @@ def _key(info: CheckpointInfo, dataset: EvaluationDataset) -> tuple[int, str, st
 
 
 def _give_back(acquiring: Future[Handle]) -> None:
-    """Leave the line, or return the handle if it came all the same."""
+    """Cancel the request, or release the handle if it was already granted."""
 
     def release(done: Future[Handle]) -> None:
         if not done.cancelled() and done.exception() is None:

@@ -1,4 +1,4 @@
-"""The gate: which checkpoints may be served at all, decided once for each, by the numbers, and written down."""
+"""The gate: decides once for each checkpoint, by its score, whether it may be served, and records the decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether a checkpoint may be served, why, and the numbers that say so."""
+    """Whether a checkpoint may be served, the reason, and the numbers behind it."""
 
     admitted: bool
     reason: str
@@ -26,12 +26,12 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """What the monitored value of a checkpoint has to be.
+    """The condition on the monitored value of a checkpoint.
 
     Attributes:
-        monitor: Which value, and whether less or more of it is better.
+        monitor: The monitored value, and whether less or more of it is better.
         min_value: The worst value that passes, or None for no such bound.
-        min_improvement: By how much it must be better than the serving checkpoint, or None if it need not be.
+        min_improvement: The required improvement over the serving checkpoint, or None if none is required.
     """
 
     monitor: Monitor
@@ -43,7 +43,7 @@ class Gate:
 
         Args:
             record: Its score.
-            incumbent: The step that should be serving and its monitored value, or None if there is none to compare
+            incumbent: The step that should be serving and its monitored value, or None if there is nothing to compare
                 with.
         """
         name, value = self.monitor.metric, self.monitor.value_of(record)
@@ -75,10 +75,10 @@ class Gate:
 
 
 def build_gate(monitor: Monitor | None, *, min_value: float | None, min_improvement: float | None) -> Gate | None:
-    """Return the gate that the settings ask for, or None if they ask for none.
+    """Return the gate of the settings, or None if they have none.
 
     Raises:
-        ConfigurationError: There is no dataset by which to decide.
+        ConfigurationError: There is no dataset to decide by.
     """
     if min_value is None and min_improvement is None:
         return None
@@ -99,9 +99,9 @@ class Gatekeeper:
     Args:
         gate: Decides.
         dataset: The monitored dataset.
-        ranking: Knows the value of the serving checkpoint.
+        ranking: Provides the value of the serving checkpoint.
         ledger: Holds the scores and the decisions.
-        recorder: Takes the decisions.
+        recorder: Records the decisions.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class Gatekeeper:
         return key in self._admitted
 
     def catch_up(self, incumbent: Callable[[], int | None]) -> None:
-        """Decide on every score that was not decided on.
+        """Decide on all scores without a decision.
 
         Args:
-            incumbent: Asked before each decision which step should be serving.
+            incumbent: Called before each decision; returns the step that should be serving.
 
         Raises:
-            LedgerError: A decision cannot be written down. It is made again the next time.
+            LedgerError: A decision cannot be recorded. The next call repeats it.
         """
         for record in self._unread():
             self._read(record)

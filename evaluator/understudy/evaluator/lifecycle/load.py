@@ -1,4 +1,4 @@
-"""Puts a checkpoint into a slot."""
+"""Loads a checkpoint into a slot."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ _PERMANENT = (CheckpointGoneError, UnsupportedFormatError)
 
 
 class SlotFactory(Protocol):
-    """Makes slots. Used by the manager's thread only."""
+    """Creates slots. Used only by the manager's thread."""
 
     def build(self, checkpoint: LocalCheckpoint) -> ModelSlot:
-        """Make a slot that holds the model and weights of a checkpoint.
+        """Create a slot that holds the model and weights of a checkpoint.
 
         Raises:
-            LoadError: The checkpoint cannot be loaded; because of what the machine lacks if
-                `understudy.evaluator.exhaustion.exhausted_resource` says so.
+            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.exhaustion.exhausted_resource` returns
+                the resource if the machine lacked one.
         """
 
     def architecture_of(self, checkpoint: LocalCheckpoint) -> str:
-        """Return the fingerprint that a slot built from it would have; raise LoadError if it has none."""
+        """Return the architecture fingerprint of a checkpoint; raise LoadError if it has none."""
 
     def reclaim(self) -> bool:
-        """Free what dropped models held; return whether the next call of every function will take longer."""
+        """Free the memory of dropped models; return whether the next call of every function will be slower."""
 
 
 def load_into(
     target: ModelSlot | NewSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory
 ) -> tuple[ModelSlot, bool]:
-    """Load and warm up a checkpoint in the slot given, or in a new one if that one does not fit.
+    """Load and warm up a checkpoint in the given slot, or in a new one if it does not fit.
 
     Args:
-        target: A free slot, or leave to make one.
+        target: A free slot, or permission to create one.
         checkpoint: The checkpoint.
-        slots: Makes slots.
+        slots: Creates slots.
 
     Returns:
         The slot that holds it, and whether a model was dropped for it.
 
     Raises:
-        LoadError: It cannot be loaded. The slot given may be used for another checkpoint.
+        LoadError: It cannot be loaded. The given slot may be used for another checkpoint.
     """
     architecture = slots.architecture_of(checkpoint)
     if not isinstance(target, NewSlot) and target.architecture == architecture:
@@ -63,7 +63,7 @@ def load_into(
 
 
 def _reload(slot: ModelSlot, checkpoint: LocalCheckpoint) -> bool | None:
-    """Load the weights into a slot of the same architecture; return None if they do not fit all the same."""
+    """Load the weights into a slot of the same architecture; return None if they do not fit nevertheless."""
     try:
         return slot.load(checkpoint.model_file)
     except LoadError as error:
@@ -74,7 +74,7 @@ def _reload(slot: ModelSlot, checkpoint: LocalCheckpoint) -> bool | None:
 
 
 def is_permanent(error: Exception) -> bool:
-    """Return whether trying again cannot help."""
+    """Return whether a retry cannot succeed."""
     return isinstance(error, _PERMANENT)
 
 
@@ -89,7 +89,7 @@ def as_evaluator_error(step: int, error: Exception) -> EvaluatorError:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the models that the frames of an error and of its causes hold; whoever keeps the error keeps these."""
+    """Clear the frames of an error and of its causes, so that keeping the error does not keep models alive."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None

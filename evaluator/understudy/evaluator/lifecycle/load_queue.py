@@ -1,4 +1,4 @@
-"""Those who wait for a checkpoint to be loaded."""
+"""The requests that wait for a checkpoint to be loaded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from understudy.evaluator.types import CheckpointInfo
 
 @dataclass(eq=False)
 class Request:
-    """Somebody waits for a handle on a checkpoint.
+    """A request for a handle on a checkpoint.
 
-    ``deadline`` is by the manager's clock, ``since`` by `time.monotonic`.
+    ``deadline`` is on the manager's clock, ``since`` on the `time.monotonic` clock.
     """
 
     info: CheckpointInfo
@@ -33,7 +33,7 @@ class Request:
 
 
 class LoadQueue:
-    """Requests in the order in which they came. Not thread-safe: the manager guards it with its lock."""
+    """Requests in the order of arrival. Not thread-safe: the manager guards it with its lock."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -45,21 +45,21 @@ class LoadQueue:
         return len(self._requests)
 
     def add(self, request: Request) -> None:
-        """Put a request at the end."""
+        """Append a request."""
         self._requests.append(request)
 
     def remove(self, request: Request) -> None:
-        """Take one request out."""
+        """Remove one request."""
         self._requests.remove(request)
 
     def remove_if(self, wanted: Callable[[Request], bool]) -> list[Request]:
-        """Take those out for whom a condition holds, and return them."""
+        """Remove and return the requests for which ``wanted`` is true."""
         removed = [request for request in self._requests if wanted(request)]
         self._requests = [request for request in self._requests if request not in removed]
         return removed
 
     def heads(self) -> Iterator[Request]:
-        """Yield the first request of each purpose: whoever is to be served goes before on-demand versions."""
+        """Yield the first request of each purpose: serving versions before on-demand versions."""
         for purpose in Purpose:
             head = next((request for request in self._requests if request.purpose is purpose), None)
             if head is not None:

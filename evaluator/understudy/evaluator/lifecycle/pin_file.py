@@ -12,7 +12,7 @@ PIN_FILE = "pin.json"
 
 
 class PinFile:
-    """A file that holds the pinned step, or says that there is none. For one thread at a time.
+    """A file that holds the pinned step or null. For one thread at a time.
 
     Args:
         directory: The state folder.
@@ -39,7 +39,7 @@ class PinFile:
         """Replace the pin durably.
 
         Raises:
-            StorageError: That is not possible, as on a full disk. The old pin stays.
+            StorageError: The file cannot be written, for example on a full disk. The old pin stays.
         """
         try:
             write_json(self._path, {"step": step})

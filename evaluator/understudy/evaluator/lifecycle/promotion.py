@@ -1,4 +1,4 @@
-"""Which checkpoint is best, and which should be serving."""
+"""Decides which checkpoint is best, and which should be serving."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LOSS = "loss"
 
 @dataclass(frozen=True, kw_only=True)
 class Monitor:
-    """The metric of the dataset that says which checkpoint is best, and whether less (``min``) or more is better."""
+    """The metric of a dataset that ranks checkpoints, and whether less (``min``) or more (``max``) is better."""
 
     dataset: str
     metric: str
     mode: MonitorMode
 
     def value_of(self, record: EvaluationRecord) -> float | None:
-        """Return the monitored value of a record, or None if it has none or one that cannot be compared."""
+        """Return the monitored value of a record, or None if it is missing or not comparable."""
         if not self.concerns(record) or self.is_unfit(record):
             return None
         return record.metrics.get(self.metric)
 
     def is_unfit(self, record: EvaluationRecord) -> bool:
-        """Return whether a score on the monitored dataset has a loss or monitored value that is no finite number."""
+        """Return whether a score on the monitored dataset has a loss or monitored value that is not finite."""
         values = (record.metrics.get(name, 0.0) for name in (LOSS, self.metric))
         return self.concerns(record) and not all(map(math.isfinite, values))
 
@@ -41,7 +41,7 @@ class Monitor:
         return self.concerns(record) and self.metric not in record.metrics
 
     def is_better(self, value: float, than: float) -> bool:
-        """Return whether a value beats another; an equal one does not."""
+        """Return whether a value is strictly better than another."""
         return value < than if self.mode == "min" else value > than
 
     def concerns(self, record: EvaluationRecord) -> bool:
@@ -50,10 +50,10 @@ class Monitor:
 
 
 def parse_monitor(text: str | None, mode: MonitorMode | None, datasets: Sequence[str]) -> Monitor | None:
-    """Read ``DATASET/METRIC``; the default is the first dataset's loss, or None where there is no dataset.
+    """Parse ``DATASET/METRIC``; the default is the first dataset's loss, or None if there is no dataset.
 
     Raises:
-        ConfigurationError: There is no such dataset, or it is not said whether more or less of the metric is better.
+        ConfigurationError: There is no such dataset, or the mode is missing for a metric other than a loss.
     """
     if text is None:
         return Monitor(dataset=datasets[0], metric=LOSS, mode=mode or "min") if datasets else None
@@ -81,7 +81,7 @@ class Ranking:
         self._digests: dict[int, str] = {}
 
     def observe(self, records: Iterable[EvaluationRecord]) -> None:
-        """Take in records; of two for one step, the later counts."""
+        """Add records; a later record of a step replaces an earlier one."""
         if self._monitor is None:
             return
         for record in filter(self._monitor.concerns, records):
@@ -102,7 +102,7 @@ class Ranking:
                 self._unfit.add(record.step)
 
     def replaced(self, step: int, digest: str) -> None:
-        """Forget the score of a step if it was another checkpoint's, as when training began anew in the same folder."""
+        """Forget the score of a step if it was another checkpoint's, as after a new training in the same folder."""
         with self._lock:
             if self._digests.get(step) not in (None, digest):
                 self._forget(step)
@@ -123,7 +123,7 @@ class Ranking:
             return frozenset(self._unfit)
 
     def best(self, among: Collection[int] | None = None) -> int | None:
-        """Return the best step (of those given), the earliest of equals, or None if none has a value."""
+        """Return the best step (among those given), the earliest of equals, or None if none has a value."""
         best: tuple[int, float] | None = None
         with self._lock:
             for step, value in sorted(self._values.items()):
@@ -137,12 +137,12 @@ class Ranking:
 def choose(
     policy: VersionPolicy | int, *, pinned: int | None, loadable: Collection[int], ranking: Ranking
 ) -> int | None:
-    """Return the step that should be serving, or None if what is there should stay.
+    """Return the step that should be serving, or None to keep the current one.
 
     Args:
-        policy: What the operator chose.
-        pinned: The step pinned at run time, which goes before the policy.
-        loadable: The steps that may be served: they are there, not known to be bad, and admitted by the gate.
+        policy: The version policy.
+        pinned: The step pinned at run time, which takes precedence over the policy.
+        loadable: The steps that may be served: available, not in quarantine, and admitted by the gate.
         ranking: The scores so far.
     """
     if pinned is not None:

@@ -1,4 +1,4 @@
-"""What failed: why, how often, and when to try again."""
+"""Failures: the reason, the number of attempts, and the time of the next attempt."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MAX_DOUBLINGS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is known about a checkpoint, or a checkpoint on a dataset, that failed.
+    """The failures of a checkpoint, or of a checkpoint on a dataset.
 
     Attributes:
         reason: Why the last attempt failed.
-        attempts: How often it was tried.
-        retry_at: When to try again, by the quarantine's clock; None if it was given up.
-        postponed: How often in a row it was put off for what is not its fault.
+        attempts: The number of attempts.
+        retry_at: When to try again, on the quarantine's clock; None after the last attempt.
+        postponed: How many times in a row it was postponed for an external cause.
     """
 
     reason: str
@@ -28,17 +28,17 @@ class Failure:
 
     @property
     def given_up(self) -> bool:
-        """Whether it is not tried again."""
+        """Whether there are no more attempts."""
         return self.retry_at is None
 
 
 class Quarantine:
-    """Keeps what failed, by its key, from being tried again until its time has come. Thread-safe.
+    """Delays retries of failed keys with exponential backoff. Thread-safe.
 
     Args:
-        attempts: How often it is tried before it is given up.
-        retry_seconds: The wait before the second attempt; it doubles with each one.
-        clock: Gives monotonic seconds.
+        attempts: The maximum number of attempts.
+        retry_seconds: The delay before the second attempt; it doubles with each attempt.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, *, attempts: int, retry_seconds: float, clock: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class Quarantine:
         self._failures: dict[Hashable, Failure] = {}
 
     def add(self, key: Hashable, reason: str, *, permanent: bool = False) -> Failure:
-        """Count one more failure; give up if it is permanent or was tried often enough."""
+        """Count a failure; give up if it is permanent or was the last attempt."""
         with self._lock:
             previous = self._failures.get(key)
             attempts = 1 + (previous.attempts if previous else 0)
@@ -60,7 +60,7 @@ class Quarantine:
             return failure
 
     def postpone(self, key: Hashable, reason: str) -> Failure:
-        """Put off the next attempt without counting this one, each time for longer, up to a minute."""
+        """Postpone the next attempt without counting this one, each time for longer, up to a minute."""
         with self._lock:
             previous = self._failures.get(key)
             postponed = previous.postponed if previous else 0
@@ -75,21 +75,21 @@ class Quarantine:
             return failure
 
     def clear(self, key: Hashable) -> None:
-        """Forget all failures, as after a success."""
+        """Forget all failures of a key, after a success."""
         with self._lock:
             self._failures.pop(key, None)
 
     def failure(self, key: Hashable) -> Failure | None:
-        """Return what is known about it, or None if it never failed."""
-        return self._failures.get(key)  # without the lock, as this is asked of every checkpoint at every look
+        """Return the failure of a key, or None if it never failed."""
+        return self._failures.get(key)  # without the lock: called for every checkpoint in every pass
 
     def admits(self, key: Hashable) -> bool:
-        """Return whether it may be tried now."""
+        """Return whether a key may be tried now."""
         failure = self.failure(key)
         return failure is None or (failure.retry_at is not None and failure.retry_at <= self._clock())
 
     def seconds_to_next_retry(self) -> float | None:
-        """Return how long until something may be tried again (0 if one may now), or None if none will be."""
+        """Return the time until the next retry (0 if one is due), or None if there is none."""
         with self._lock:
             times = [failure.retry_at for failure in self._failures.values() if failure.retry_at is not None]
         return max(0.0, min(times) - self._clock()) if times else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class ReadySignal:
-    """Tells once that something is serving. Thread-safe."""
+    """Signals once that a servable is serving. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -15,7 +15,7 @@ class ReadySignal:
         self._callbacks: list[Callable[[int], None]] = []
 
     def give(self, step: int) -> None:
-        """Note that a step is serving. Only the first time counts."""
+        """Give the signal with the serving step. Later calls have no effect."""
         with self._changed:
             if self._step is not None:
                 return
@@ -26,12 +26,12 @@ class ReadySignal:
             callback(step)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for the signal; return whether it was given."""
+        """Wait for the signal; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._step is not None, timeout_seconds)
 
     def call(self, callback: Callable[[int], None]) -> None:
-        """Call back with the step when the signal is given, or at once if it was."""
+        """Call back with the step when the signal is given, or at once if it already was."""
         with self._changed:
             step = self._step
             if step is None:

@@ -1,4 +1,4 @@
-"""A checkpoint loaded into a slot, and the counted handles by which it is used."""
+"""A checkpoint loaded into a slot, and its reference-counted handles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 
 class ModelSlot(Protocol):
-    """One set of (mirrored) variables with its traced functions, as `understudy.evaluator.compute.slot.Slot` has it."""
+    """One set of (mirrored) variables with its traced functions; see `understudy.evaluator.compute.slot.Slot`."""
 
     @property
     def architecture(self) -> str:
@@ -26,20 +26,20 @@ class ModelSlot(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What keeps evaluations from being exactly a single device's, or forces them onto one replica."""
+        """Why evaluations may differ from a single device's, or why they run on one replica."""
 
     def load(self, model_file: Path) -> bool:
-        """Assign the file's weights to the variables; raise LoadError if it cannot be done.
+        """Assign the file's weights to the variables; raise LoadError if that fails.
 
         Returns:
-            Whether the model that it held was dropped for another.
+            Whether the previous model was dropped.
         """
 
     def warm_up(self) -> None:
-        """Run every function with every kind of batch, so that no request pays for it."""
+        """Run every function with every kind of batch, so that no request is delayed by a first call."""
 
     def try_out(self) -> None:
-        """Run one made-up example on every replica; raise what the runtime raises."""
+        """Run one generated example on every replica; raise the runtime's errors."""
 
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
@@ -48,26 +48,26 @@ class ModelSlot(Protocol):
         """Run the model on ``[examples, ...]`` inputs and return its outputs, ``[examples, ...]`` each."""
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
-        """Start to run the model; return what waits for the outputs."""
+        """Launch the model; return a function that waits for the outputs."""
 
     def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False) -> Any:
-        """Return what scores batches with these metrics, or with the compiled ones if there are none.
+        """Return a scorer for these metrics, or for the compiled ones if empty.
 
-        With ``example_losses``, it also tells the loss of each example, ``[examples]``.
+        With ``example_losses``, it also computes the loss of each example, ``[examples]``.
         """
 
 
 class Servable:
     """A checkpoint in a slot. Thread-safe.
 
-    Handles are counted: the slot may be given to another checkpoint once the servable was retired and is idle.
+    Handles are counted: the slot may be used for another checkpoint once the servable is retired and idle.
 
     Args:
         step: The training step, which is the version.
         digest: The SHA-256 that identifies the checkpoint's content.
-        slot: Where it is loaded.
-        created_at: When the checkpoint was written, in seconds since the epoch.
-        on_idle: Called each time the last handle comes back, on the thread that gives it back; must be quick.
+        slot: The slot that it is loaded in.
+        created_at: When the checkpoint was written, in seconds since the Unix epoch.
+        on_idle: Called each time the last handle is released, on the releasing thread; must be quick.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Servable:
 
     @property
     def handles(self) -> int:
-        """How many handles are out now."""
+        """The number of open handles."""
         with self._idle:
             return self._handles
 
@@ -107,19 +107,19 @@ class Servable:
         return Handle(self)
 
     def retire(self) -> None:
-        """Give out no more handles. Those that are out stay valid."""
+        """Refuse new handles. Open handles stay valid."""
         with self._idle:
             self._retired = True
 
     def retire_if_idle(self) -> bool:
-        """Retire the servable unless a handle is out; return whether it is retired and idle now."""
+        """Retire the servable unless a handle is open; return whether it is retired and idle now."""
         with self._idle:
             if self._handles == 0:
                 self._retired = True
             return self._retired and self._handles == 0
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no handle is out; return whether that is so."""
+        """Wait until no handle is open; return False on timeout."""
         with self._idle:
             return self._idle.wait_for(lambda: self._handles == 0, timeout_seconds)
 
@@ -134,7 +134,7 @@ class Servable:
 
 
 class Handle:
-    """A counted borrow of a servable, which stays loaded while any handle is out. A context manager. Thread-safe."""
+    """A counted borrow of a servable, which stays loaded while any handle is open. A context manager. Thread-safe."""
 
     def __init__(self, servable: Servable) -> None:
         self.servable = servable
@@ -148,11 +148,11 @@ class Handle:
 
     @property
     def slot(self) -> ModelSlot:
-        """The slot that the checkpoint is loaded in. Not to be used after `release`."""
+        """The slot that the checkpoint is loaded in. Do not use it after `release`."""
         return self.servable.slot
 
     def release(self) -> None:
-        """Give the handle back. Doing so again does nothing."""
+        """Release the handle. Idempotent."""
         with self._lock:
             if self._released:
                 return

@@ -1,4 +1,4 @@
-"""Work that needs a checkpoint to be loaded first."""
+"""Runs work that needs a loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from understudy.evaluator.lifecycle.servable_manager import ServableManager
 _T = TypeVar("_T")
 
 Work = Callable[[Handle, Callable[[], bool]], _T]
-"""Given the handle, which it must release or keep, and a function that says whether the result is still wanted."""
+"""Called with the handle, which it must release or keep, and a function that returns whether the result is wanted."""
 
 
 class ServableExecutor(Generic[_T]):
-    """Waits for checkpoints to be loaded, then works on threads of its own. Thread-safe.
+    """Waits for checkpoints to be loaded, then runs work on its own threads. Thread-safe.
 
     Args:
         manager: Loads checkpoints.
-        threads: How many.
-        name: What to call them.
-        discard: What to do with a result that came too late to be wanted.
+        threads: The number of threads.
+        name: The name of the threads.
+        discard: Called with a result that is no longer wanted.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ServableExecutor(Generic[_T]):
         self._closing = False
 
     def submit(self, step: int, work: Work[_T], *, deadline: float | None) -> Future[_T]:
-        """Do work once a step is loaded. Cancelling the future leaves the line, or tells the work that it may stop.
+        """Run work once a step is loaded. Cancelling the future leaves the queue, or tells the work to stop.
 
         Raises:
             VersionNotFoundError: There is no such checkpoint.
@@ -48,11 +48,11 @@ class ServableExecutor(Generic[_T]):
         return outcome
 
     def stop(self) -> None:
-        """Tell all work that its result is not wanted any more."""
+        """Tell all work that its result is no longer wanted."""
         self._closing = True
 
     def close(self) -> None:
-        """Wait for all work to end. To be called after `stop` and when nothing is in the manager's line any more."""
+        """Wait for all work to end. Call this after `stop`, when the manager's queue is empty."""
         self._executor.shutdown(wait=True)
 
     def _begin(self, acquired: Future[Handle], outcome: Future[_T], work: Work[_T]) -> None:

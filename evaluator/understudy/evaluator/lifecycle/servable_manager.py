@@ -23,15 +23,15 @@ from understudy.evaluator.types import CheckpointInfo
 _log = logging.getLogger(__name__)
 
 _STARVED_SECONDS = 0.5
-"""How often to say that a checkpoint waits for a slot."""
+"""The interval of `on_starved` calls while a checkpoint waits for a slot."""
 
 _Completion = Callable[[], None]
-"""Resolves a future. To be called without the lock, as a future calls back those who wait for it."""
+"""Resolves a future. Call it without the lock, because it runs the future's callbacks."""
 
 
 @dataclass(frozen=True)
 class _Load:
-    """A checkpoint to be loaded, and where."""
+    """A checkpoint to load, and its target."""
 
     info: CheckpointInfo
     target: ModelSlot | NewSlot
@@ -40,19 +40,19 @@ class _Load:
 class ServableManager:
     """Keeps servables in a pool of slots. Thread-safe.
 
-    One thread loads and unloads; a flip to a servable that is loaded already happens at once, between two batches, on
-    the thread that asks for it. Checkpoints of several architectures may be loaded side by side, each in a slot of its
-    own; so inputs that were checked against one servable are to be checked again before another runs them.
+    One thread loads and unloads. A flip to a servable that is already loaded happens at once, between two batches, on
+    the calling thread. Checkpoints of several architectures may be loaded side by side, each in its own slot. Therefore
+    inputs that were checked against one servable must be checked again before another runs them.
 
     Args:
         store: The checkpoints that can be loaded.
-        slots: Makes slots.
-        limit: The number of slots at most, at least 2.
-        version_monitor: Told of every attempt.
+        slots: Creates slots.
+        limit: The maximum number of slots, at least 2.
+        version_monitor: Notified of every attempt.
         on_promoted: Called with the step after each flip; must be quick and must not raise.
-        clock: Gives monotonic seconds, against which deadlines are held.
-        on_starved: Called again and again while a checkpoint waits for a slot and there is none: with its step, for how
-            many seconds it has waited, and whether it is to be served. Must not raise.
+        clock: Monotonic clock for deadlines, in seconds.
+        on_starved: Called repeatedly while a checkpoint waits for a slot and none is free: with its step, the seconds
+            it has waited, and whether it becomes the serving version. Must not raise.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class ServableManager:
 
     @property
     def serving(self) -> Servable | None:
-        """What is serving. To run it, borrow it."""
+        """The serving version, or None. To run it, borrow it."""
         with self._changed:
             return self._pool.serving
 
     @property
     def predecessor_step(self) -> int | None:
-        """The step that was serving before the present one, loaded or not, or None."""
+        """The previous serving step, loaded or not, or None."""
         with self._changed:
             return self._pool.predecessor_step
 
@@ -105,7 +105,7 @@ class ServableManager:
             return self._pool.borrow(self._pool.servable(step))
 
     def servable(self, step: int | None = None) -> Servable:
-        """Return a loaded servable, which may be unloaded at any moment; None stands for the serving version.
+        """Return a loaded servable, which may be unloaded at any time; None stands for the serving version.
 
         Raises:
             NotReadyError: Nothing is serving yet.
@@ -115,11 +115,11 @@ class ServableManager:
             return self._pool.servable(step)
 
     def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
-        """Borrow a servable, loading it on demand if need be.
+        """Borrow a servable, loading it on demand if necessary.
 
-        Whoever needs a slot waits in line; whoever asks for a step that is loaded does not. The future's exception may
-        be OverloadedError (the deadline passed in line; told when a load that is running ends), LoadError or
-        DrainingError. Cancelling the future leaves the line. Its callbacks run on the manager's thread or the caller's.
+        A request for a loaded step is granted at once; others wait in the queue for a slot. The future's exception may
+        be OverloadedError (the deadline passed in the queue; raised once a running load ends), LoadError or
+        DrainingError. Cancelling the future leaves the queue. Callbacks run on the manager's or the caller's thread.
 
         Raises:
             VersionNotFoundError: There is no such checkpoint.
@@ -128,17 +128,17 @@ class ServableManager:
         return self._request(step, Purpose.ON_DEMAND, deadline)
 
     def promote(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
-        """Promote a step, loading it if need be, and return a handle on it. Goes before every `acquire`.
+        """Promote a step, loading it if necessary, and return a handle on it. Takes precedence over `acquire`.
 
-        A step that is loaded already is serving when this returns. Errors are as in `acquire`.
+        A step that is already loaded is serving when this returns. Errors are as in `acquire`.
         """
         return self._request(step, Purpose.SERVING, deadline)
 
     def close(self, timeout_seconds: float) -> None:
-        """Refuse everybody in line, end the thread and wait for all handles to come back. Idempotent.
+        """Refuse all queued requests, end the thread and wait until all handles are released. Idempotent.
 
         Raises:
-            TimeoutError: A load did not end, or a handle did not come back, in time.
+            TimeoutError: A load did not end, or a handle was not released, in time.
         """
         give_up_at = self._clock() + timeout_seconds
         with self._changed:
@@ -170,7 +170,7 @@ class ServableManager:
         return future
 
     def _grant(self, future: Future[Handle], servable: Servable, purpose: Purpose) -> _Completion:
-        """Borrow a servable for somebody, and promote it if that is what they want."""
+        """Borrow a servable for a request, and promote it if that is the purpose."""
         if not future.set_running_or_notify_cancel():
             return lambda: None
         handle = self._pool.borrow(servable)
@@ -191,14 +191,14 @@ class ServableManager:
                 complete()
             if load is not None:
                 dropped = self._load(load)
-                load = None  # it may name the slot that was dropped
+                load = None  # it may reference the dropped slot
                 if dropped:
                     self._reclaim()
             elif not completions:
                 return
 
     def _await_work(self) -> tuple[list[_Completion], _Load | None]:
-        """Wait until something can be done. Nothing to do means that the manager is being closed."""
+        """Wait until there is work. Returns no work if the manager is being closed."""
         with self._changed:
             while True:
                 completions = self._settle()
@@ -209,7 +209,7 @@ class ServableManager:
                     return [partial(self._tell_starved, starved)], None
 
     def _seconds_to_wait(self) -> float | None:
-        """Return how long to wait for a change: until the next deadline, and not long while anybody is in line."""
+        """Return how long to wait for a change: until the next deadline, and only briefly while requests wait."""
         if not self._queue:
             return None
         deadline = self._queue.next_deadline()
@@ -221,7 +221,7 @@ class ServableManager:
         self._on_starved(request.info.step, waiting, request.purpose is Purpose.SERVING)
 
     def _settle(self) -> list[_Completion]:
-        """Take those out of the line who need to wait no longer: served, cancelled, too late, or refused."""
+        """Remove the requests that need not wait: granted, cancelled, past the deadline, or refused."""
         settled = []
         for request in self._queue:
             complete = self._answer(request)
@@ -251,7 +251,7 @@ class ServableManager:
         )
 
     def _pick(self) -> _Load | None:
-        """Find the first in line for whom there is room."""
+        """Find the first queued request for which a slot is available."""
         for request in self._queue.heads():
             target = self._pool.allocate(request.purpose, self._unloaded)
             if target is not None:
@@ -262,14 +262,14 @@ class ServableManager:
         self._version_monitor.unloaded(servable.step)
 
     def _load(self, load: _Load) -> bool:
-        """Load a checkpoint, or deal with why it cannot be; return whether a model was dropped."""
+        """Load a checkpoint, or handle the failure; return whether a model was dropped."""
         began = self._clock()
         self._version_monitor.loading(load.info.step)
         try:
             with self._store.lease(load.info) as lease:
                 lease.verify()
                 slot, dropped = load_into(load.target, lease.checkpoint, slots=self._slots)
-        except Exception as error:  # noqa: BLE001 - whatever a checkpoint does to its reader, it is recorded
+        except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
             resource = exhausted_resource(error)
             if resource is None or not self._retreat(load, error, resource):
                 self._give_up(load, error, resource, seconds=self._clock() - began)
@@ -287,7 +287,7 @@ class ServableManager:
         self._version_monitor.loaded(info, seconds=seconds)
 
     def _retreat(self, load: _Load, error: Exception, resource: Resource) -> bool:
-        """Make room where memory ran out, so that the first in line is tried again at once; return whether there is."""
+        """Free memory after an out-of-memory error and retry the first request; return whether any was freed."""
         with self._changed:
             if resource is not Resource.MEMORY or not self._pool.retreat(load.target, self._unloaded):
                 return False
@@ -297,7 +297,7 @@ class ServableManager:
         return True
 
     def _give_up(self, load: _Load, error: Exception, resource: Resource | None, *, seconds: float) -> None:
-        """Refuse everybody who waits for this checkpoint, and free the slot unless memory ran out, which ended it."""
+        """Refuse all requests for this checkpoint, and free the slot unless an out-of-memory error removed it."""
         if resource is None:
             reason = self._version_monitor.failed(load.info, error, seconds=seconds)
         else:
@@ -310,7 +310,7 @@ class ServableManager:
             request.refuse(reason)
 
     def _reclaim(self) -> None:
-        """Free what was dropped; and run what takes longer afterwards before a request does."""
+        """Free the memory of dropped models, then run the loaded functions once, so that no request is delayed."""
         if not self._slots.reclaim():
             return
         with self._changed:
@@ -319,11 +319,11 @@ class ServableManager:
             with handle:
                 try:
                     handle.slot.warm_up()
-                except Exception:  # noqa: BLE001 - requests will tell, too
+                except Exception:  # noqa: BLE001 - later requests will report it as well
                     _log.exception("a loaded version does not run", extra={"step": handle.step})
 
     def _recheck_queue(self) -> None:
-        """Look whether there is room now for somebody in line; called after every batch, when hardly anybody is."""
-        if self._queue:  # whoever comes after this look finds the handle given back
+        """Wake the thread if requests wait; called after every batch, when the queue is mostly empty."""
+        if self._queue:  # a request that is queued after this check finds the handle released
             with self._changed:
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Decides what is serving."""
+"""Decides which version is serving."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from understudy.evaluator.types import ServingChange
 
 
 class ServingController:
-    """Follows the serving policy, or the pin that goes before it. Thread-safe.
+    """Follows the version policy, or the pin, which takes precedence. Thread-safe.
 
     Args:
-        policy: What the operator chose.
-        store: The checkpoints there are.
-        quarantine: Knows which of them are bad.
-        ranking: Knows which is best.
-        gatekeeper: Says which may be served, unless there is no gate.
-        manager: Promotes them.
-        pin_file: Keeps the pin over a restart.
-        on_settled: Called after each change that was tried; must be quick and must not raise.
+        policy: The version policy.
+        store: The known checkpoints.
+        quarantine: The checkpoints that failed to load.
+        ranking: Provides the best checkpoint.
+        gatekeeper: Decides which checkpoints may be served; None if there is no gate.
+        manager: Promotes checkpoints.
+        pin_file: Keeps the pin across restarts.
+        on_settled: Called after each attempted change; must be quick and must not raise.
 
     Raises:
         ConfigurationError: The pin file is damaged.
@@ -67,7 +67,7 @@ class ServingController:
             return self._pinned
 
     def target(self) -> int | None:
-        """Return the step that should be serving, or None if what is there should stay."""
+        """Return the step that should be serving, or None to keep the current one."""
         loadable = {info.step for info in self._store.checkpoints() if self._quarantine.admits(info.key)}
         pinned = self.pinned_step
         if pinned is None and self._gatekeeper is not None:
@@ -75,19 +75,21 @@ class ServingController:
         return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)
 
     def wanted(self) -> set[int]:
-        """Return the steps that may should be serving although they are not the newest."""
+        """Return the steps that may have to be served although they are not the newest."""
         steps = {self.pinned_step, self._ranking.best(), self._policy if isinstance(self._policy, int) else None}
         return {step for step in steps if step is not None}
 
     def reconcile(self, *, all_known: bool = True) -> None:
-        """Promote what should be serving, unless a change is under way. For one thread at a time. Does not block.
+        """Promote the step that should be serving, unless a change is in progress. For one thread at a time.
+
+        Does not block.
 
         Args:
-            all_known: Whether the checkpoint store has every checkpoint. If not, nothing happens where one that is
-                still unknown could should be serving, or be what the gate compares with.
+            all_known: Whether the checkpoint store is complete. If not, nothing is promoted if an unknown checkpoint
+                might have to be served, or might be the one that the gate compares with.
 
         Raises:
-            LedgerError: The gate's decisions cannot be written down.
+            LedgerError: The gate's decisions cannot be recorded.
         """
         if self._gatekeeper is not None and all_known:
             self._gatekeeper.catch_up(self.target)
@@ -100,7 +102,7 @@ class ServingController:
         self._promote(step, None).add_done_callback(self._settled)
 
     def pin(self, step: int, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Promote a step and keep it there. A pin that fails leaves the one before it.
+        """Promote a step and keep it serving. If that fails, the previous pin stays.
 
         Raises:
             VersionNotFoundError: There is no such checkpoint.
@@ -120,8 +122,8 @@ class ServingController:
         """Follow the policy again. Without a pin, nothing changes.
 
         Raises:
-            NotReadyError: Nothing is serving; the pin is removed all the same.
-            StorageError: That cannot be written down.
+            NotReadyError: Nothing is serving; the pin is removed nevertheless.
+            StorageError: The change cannot be written to disk.
         """
         with self._lock:
             self._pinned = None
@@ -135,10 +137,10 @@ class ServingController:
         return self._change(self._promote(step, deadline), before, on_failure=lambda: None)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Pin the step that was serving before the present one.
+        """Pin the previous serving step.
 
         Raises:
-            VersionNotFoundError: Nothing was serving before, or it is gone.
+            VersionNotFoundError: There is no previous serving step, or its checkpoint no longer exists.
         """
         step = self._manager.predecessor_step
         if step is None:
@@ -149,7 +151,7 @@ class ServingController:
         return self.pin(step, deadline=deadline)
 
     def _promote(self, step: int, deadline: float | None) -> Future[Handle]:
-        """Begin a change; one that is under way is superseded and must not come after it."""
+        """Begin a change; it supersedes one in progress, which must not take effect afterwards."""
         with self._lock:
             superseded = self._under_way
         if superseded is not None:
@@ -162,7 +164,7 @@ class ServingController:
     def _change(
         self, promoting: Future[Handle], before: int | None, *, on_failure: Callable[[], None]
     ) -> Future[ServingChange]:
-        """Return what becomes of a promotion as the caller is to see it."""
+        """Return the outcome of a promotion in the caller's form."""
         change: Future[ServingChange] = Future()
         change.add_done_callback(lambda done: done.cancelled() and promoting.cancel())
 
@@ -204,7 +206,7 @@ class ServingController:
         return {info.step for info in infos if gatekeeper.admits(info.key)}
 
     def _is_certain(self, step: int) -> bool:
-        """Whether a step should be serving whatever older checkpoints there are."""
+        """Whether a step should be serving regardless of older checkpoints."""
         return self._policy != "best" or step in (self.pinned_step, self._ranking.best())
 
     def _is_serving(self, step: int) -> bool:

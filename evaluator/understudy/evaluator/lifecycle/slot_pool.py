@@ -1,4 +1,4 @@
-"""The slots there are, what is loaded in them, and which one to give to a new checkpoint."""
+"""The slots, their servables, and the choice of a slot for a new checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from understudy.evaluator.settings import MIN_SLOTS
 
 
 class Purpose(enum.Enum):
-    """What a checkpoint is loaded for."""
+    """The purpose of loading a checkpoint."""
 
     SERVING = "serving"
     ON_DEMAND = "on_demand"
 
 
 class NewSlot(enum.Enum):
-    """Says that a slot is to be made."""
+    """Stands for a slot that is still to be created."""
 
     NEW = "new"
 
@@ -26,10 +26,10 @@ class NewSlot(enum.Enum):
 class SlotPool:
     """Bookkeeping of at most ``limit`` slots. Not thread-safe: the manager guards it with its lock.
 
-    A servable is serving, the version that served before it, or an on-demand version. To make room, idle on-demand
-    versions go first, the one unused for longest before the others, and the predecessor last. The serving version never
-    goes. On-demand versions take at most ``limit - 2`` slots, but at least one, so that there is always room for the
-    next serving version once its predecessor is idle.
+    A servable is the serving version, its predecessor, or an on-demand version. Idle on-demand versions are evicted
+    first, in least recently used order, and the predecessor last. The serving version is never evicted. On-demand
+    versions use at most ``limit - 2`` slots, but at least one, so that there is always a slot for the next serving
+    version once the predecessor is idle.
 
     Args:
         limit: The number of slots, at least 2.
@@ -46,7 +46,7 @@ class SlotPool:
 
     @property
     def slots(self) -> int:
-        """How many slots there are, those that are being made or filled included."""
+        """The number of slots, including those that are being created or loaded."""
         return len(self.servables) + len(self.free) + self._being_loaded
 
     def find(self, step: int, digest: str | None = None) -> Servable | None:
@@ -70,7 +70,7 @@ class SlotPool:
         return servable
 
     def borrow(self, servable: Servable) -> Handle:
-        """Borrow a servable of the pool, and note that it was used."""
+        """Borrow a servable of the pool, and mark it as recently used."""
         self.servables.remove(servable)
         self.servables.append(servable)
         return servable.borrow()
@@ -78,7 +78,7 @@ class SlotPool:
     def flip(self, servable: Servable) -> bool:
         """Promote a loaded servable; return whether that changed anything.
 
-        What was there becomes the predecessor, whose step is remembered even after it was evicted.
+        The previous serving version becomes the predecessor, whose step is remembered even after its eviction.
         """
         if servable is self.serving:
             return False
@@ -88,7 +88,7 @@ class SlotPool:
         return True
 
     def allocate(self, purpose: Purpose, evict: Callable[[Servable], None]) -> ModelSlot | NewSlot | None:
-        """Return a slot for a new checkpoint, evicting what has to go, or None if there is none at the moment."""
+        """Return a slot for a new checkpoint, evicting a servable if necessary, or None if no slot is available."""
         on_demand = [s for s in self.servables if s is not self.serving and s is not self.predecessor]
         candidates = list(on_demand)
         if purpose is Purpose.SERVING or len(on_demand) < self._on_demand_limit():
@@ -106,7 +106,7 @@ class SlotPool:
         return self._start(self.free.pop())
 
     def finish(self, outcome: Servable | ModelSlot | None) -> None:
-        """End what `allocate` began: with what was loaded, with a slot that is free again, or with no slot at all."""
+        """Complete `allocate`: with the loaded servable, with a slot that is free again, or without a slot."""
         self._being_loaded -= 1
         if isinstance(outcome, Servable):
             self.servables.append(outcome)
@@ -114,10 +114,10 @@ class SlotPool:
             self.free.append(outcome)
 
     def retreat(self, target: ModelSlot | NewSlot, evict: Callable[[Servable], None]) -> bool:
-        """End what `allocate` began, for want of memory; return whether there is more of it now, or a smaller need.
+        """Complete `allocate` after an out-of-memory error; return whether memory was freed or less is needed.
 
-        First, no more slots are made than there are. Then slots are given up: the one that was to be filled, those that
-        are free, and an idle on-demand version's or the predecessor's.
+        For a new slot, the limit is lowered to the current number of slots if these suffice. Otherwise slots are
+        dropped: the target, the free ones, and that of an idle on-demand version or of the predecessor.
         """
         self.finish(None)
         if isinstance(target, NewSlot) and self.slots >= MIN_SLOTS:
@@ -134,7 +134,7 @@ class SlotPool:
         return gave_up
 
     def remove(self, servable: Servable) -> None:
-        """Take a retired, idle servable out; its slot is free."""
+        """Remove a retired, idle servable; its slot is free."""
         self.servables.remove(servable)
         self.free.append(servable.slot)
         if servable is self.predecessor:

@@ -1,4 +1,4 @@
-"""What became of every attempt to load a checkpoint."""
+"""Monitors the state of every version."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from understudy.evaluator.types import CheckpointInfo, VersionState, VersionStat
 _log = logging.getLogger(__name__)
 
 ENDED_KEPT = 1000
-"""How many versions that have ended are remembered."""
+"""How many versions in the state END are remembered."""
 
 
 class VersionStateMonitor:
-    """Keeps the state of every version, and tells the quarantine, the observer and the log. Thread-safe.
+    """Keeps the state of every version, and notifies the quarantine, the observer and the log. Thread-safe.
 
     Args:
-        quarantine: Told of checkpoints that fail to load and of those that load.
-        observer: Told of every attempt that ended.
+        quarantine: Notified of checkpoints that fail to load and of those that load.
+        observer: Notified of every finished attempt.
     """
 
     def __init__(self, *, quarantine: Quarantine, observer: Observer) -> None:
@@ -39,22 +39,22 @@ class VersionStateMonitor:
             return self._latest_step
 
     def discovered(self, step: int) -> None:
-        """Note a version that waits for its turn; of one that is known, nothing changes."""
+        """Add a version that waits to be loaded; a known version does not change."""
         with self._lock:
             self._states.setdefault(step, (VersionState.START, ""))
 
     def loading(self, step: int) -> None:
-        """Note that an attempt has begun."""
+        """Record that an attempt has begun."""
         self._set(step, VersionState.LOADING)
 
     def interrupted(self, step: int) -> None:
-        """Note that an attempt ended without saying anything about the checkpoint, and is made again at once."""
+        """Record that an attempt ended for an external cause and is repeated at once."""
         self._set(step, VersionState.START)
 
     def postponed(self, info: CheckpointInfo, error: Exception, *, seconds: float) -> EvaluatorError:
-        """Note that the machine had no room for a checkpoint, which says nothing about it; return that as an error.
+        """Record that the machine lacked resources for a checkpoint; return the error for the caller.
 
-        It is tried again later, and no attempt is counted.
+        It is tried again later, and the attempt does not count.
         """
         wrapped = as_evaluator_error(info.step, error)
         reason = OutOfResourcesError(f"step {info.step} waits until the machine has room for it: {wrapped}")
@@ -65,7 +65,7 @@ class VersionStateMonitor:
         return reason
 
     def loaded(self, info: CheckpointInfo, *, seconds: float) -> None:
-        """Note a success."""
+        """Record a success."""
         with self._lock:
             self._latest_step = max(info.step, self._latest_step or info.step)
         self._set(info.step, VersionState.AVAILABLE)
@@ -74,7 +74,7 @@ class VersionStateMonitor:
         _log.info("loaded", extra={"step": info.step, "seconds": seconds})
 
     def failed(self, info: CheckpointInfo, error: Exception, *, seconds: float) -> EvaluatorError:
-        """Note a failure; return it as an error that the caller may see."""
+        """Record a failure; return the error for the caller."""
         reason = as_evaluator_error(info.step, error)
         failure = self._quarantine.add(info.key, str(reason), permanent=is_permanent(error))
         self._set(info.step, VersionState.END, error=str(reason))
@@ -91,7 +91,7 @@ class VersionStateMonitor:
         return reason
 
     def unloaded(self, step: int) -> None:
-        """Note that a version was evicted."""
+        """Record that a version was evicted."""
         self._set(step, VersionState.END)
         _log.info("unloaded", extra={"step": step})
 
