@@ -1,1 +1,1 @@
-"""Compares versions on the same batches, and tells a difference from noise."""
+"""Compares versions on the same batches, with confidence intervals."""

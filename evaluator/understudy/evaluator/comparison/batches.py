@@ -1,4 +1,4 @@
-"""Where the batches of a comparison come from."""
+"""The batches of a comparison."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from understudy.evaluator.types import Batch
 
 
 class ReplayableBatches(Protocol):
-    """Batches that can be read more than once, if that is known before the first time. Read on one thread."""
+    """Batches that can be read more than once, if that is known before the first read. Read on one thread."""
 
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
-        """Yield the batches; keep them for `again` if told so."""
+        """Yield the batches; keep them for `again` if ``keep`` is true."""
 
     def again(self, signature: Signature) -> Iterator[Batch]:
-        """Yield the batches once more, from the beginning."""
+        """Yield the batches again from the beginning."""
 
     def close(self) -> None:
-        """Forget what was kept. Called on the same thread, when no more will be read."""
+        """Drop the kept batches. Called on the same thread, after the last read."""
 
 
 class DatasetBatches:
-    """The batches of a dataset, which can be read as often as needed.
+    """The batches of a dataset, which can be read any number of times.
 
     Args:
         dataset: The dataset.

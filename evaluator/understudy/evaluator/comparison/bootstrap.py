@@ -1,10 +1,10 @@
 """The paired bootstrap of differences between mean losses, over a stream of any length in constant memory.
 
-Resampling n examples with replacement draws each example a number of times that is Poisson(1) distributed, but for the
-constraint that the numbers add up to n. Leaving the constraint out makes the numbers independent, so that every example
-can be weighted as it passes (Hanley and MacGibbon, "Creating non-parametric bootstrap samples using Poisson
-frequencies", 2006; Chamandy et al., "Estimating uncertainty for massive data streams", 2012). All versions see the same
-weights, which is what pairs them.
+Resampling n examples with replacement draws each example a number of times that is Poisson(1) distributed, except for
+the constraint that the numbers add up to n. Without the constraint the numbers are independent, so that each example
+can be weighted as it arrives (Hanley and MacGibbon, "Creating non-parametric bootstrap samples using Poisson
+frequencies", 2006; Chamandy et al., "Estimating uncertainty for massive data streams", 2012). All versions get the same
+weights, which makes the bootstrap paired.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from understudy.evaluator.types import Array
 MAX_RESAMPLES = 10_000
 
 _CHUNK_ELEMENTS = 1_000_000
-"""How many weights are drawn at once."""
+"""The number of weights drawn at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapOptions:
-    """How to bootstrap.
+    """Options of the bootstrap.
 
     Attributes:
-        resamples: How many times the examples are resampled, 1 to `MAX_RESAMPLES`.
-        confidence: The part of the resampled differences that lies in the interval, between 0 and 1.
-        seed: Of the weights; the same examples in the same order with the same seed give the same interval.
+        resamples: The number of resamples, 1 to `MAX_RESAMPLES`.
+        confidence: The share of the resampled differences inside the interval, between 0 and 1.
+        seed: The seed of the weights; the same examples in the same order with the same seed give the same interval.
 
     Raises:
-        InvalidInputError: A value is none of these.
+        InvalidInputError: A value is out of its range.
     """
 
     resamples: int = 1000
@@ -54,10 +54,10 @@ class ResampledLoss:
     """The sums of one version's per-example losses.
 
     Attributes:
-        total: Over all examples.
-        sums: Over the examples of each resample, ``[resamples]``.
-        examples: How many examples there are.
-        counts: How many examples each resample has, ``[resamples]``.
+        total: The sum over all examples.
+        sums: The sums over the examples of each resample, ``[resamples]``.
+        examples: The number of examples.
+        counts: The number of examples of each resample, ``[resamples]``.
     """
 
     total: float
@@ -68,9 +68,9 @@ class ResampledLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """By how much a version's mean example loss exceeds the first version's; below 0 is better.
+    """A version's mean example loss minus the first version's; below 0 is better.
 
-    ``low`` and ``high`` bound the interval. All are NaN where an example's loss is.
+    ``low`` and ``high`` bound the interval. All are NaN if the loss of an example is.
     """
 
     mean: float
@@ -79,11 +79,11 @@ class LossDifference:
 
 
 class LossResampling:
-    """Resamples the per-example losses of some versions, batch by batch. The batches' borders make no difference.
+    """Resamples the per-example losses of some versions, batch by batch. The batch boundaries do not matter.
 
     Args:
-        options: How to bootstrap.
-        versions: How many versions.
+        options: Options of the bootstrap.
+        versions: The number of versions.
     """
 
     def __init__(self, options: BootstrapOptions, *, versions: int) -> None:
@@ -95,7 +95,7 @@ class LossResampling:
         self._counts = np.zeros(options.resamples)
 
     def add(self, losses: Sequence[Array]) -> None:
-        """Take in the losses of a batch's examples, ``[examples]`` for each version in order."""
+        """Add the losses of a batch's examples, ``[examples]`` for each version in order."""
         together = np.stack(losses)
         self._examples += together.shape[1]
         self._totals += together.sum(axis=1)
@@ -107,7 +107,7 @@ class LossResampling:
             self._counts += weights.sum(axis=0)
 
     def results(self) -> list[ResampledLoss]:
-        """Return what there is of each version, in order."""
+        """Return the sums of each version, in order."""
         return [
             ResampledLoss(total=float(total), sums=sums, examples=self._examples, counts=self._counts)
             for total, sums in zip(self._totals, self._sums, strict=True)
@@ -117,8 +117,8 @@ class LossResampling:
 def difference(of: ResampledLoss, to: ResampledLoss, *, confidence: float) -> LossDifference:
     """Return the difference of two versions' mean losses with its percentile interval.
 
-    Both must have been resampled with the same seed on the same examples. Resamples that drew no example, which happens
-    where there are very few, are left out.
+    Both must have been resampled with the same seed on the same examples. Resamples without any example, which occur
+    with very few examples, are ignored.
     """
     drawn = of.counts > 0
     resampled = (of.sums[drawn] - to.sums[drawn]) / of.counts[drawn]

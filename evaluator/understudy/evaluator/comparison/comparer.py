@@ -1,4 +1,4 @@
-"""Runs comparisons on threads of their own."""
+"""Runs comparisons on dedicated threads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Comparer:
     """Compares versions. Thread-safe.
 
     Args:
-        store: Says which checkpoints there are.
-        manager: Lends and loads them.
+        store: The known checkpoints.
+        manager: Loads them and provides handles.
         engine: Runs the batches.
-        on_open: Told of each stream, to close it when the evaluator is closed.
+        on_open: Called with each stream, to close it when the evaluator is closed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Comparer:
         bootstrap: BootstrapOptions,
         deadline: float | None,
     ) -> Future[Comparison]:
-        """Compare versions, the first being what the others are held against. Cancelling the future breaks it off.
+        """Compare versions with the first one. Cancelling the future aborts the comparison.
 
         Raises:
             InvalidInputError: There are too few or too many versions.
@@ -85,11 +85,11 @@ class Comparer:
         return outcome
 
     def stop(self) -> None:
-        """Tell all comparisons that their results are not wanted any more."""
+        """Tell all comparisons that their results are no longer wanted."""
         self._closing = True
 
     def close(self) -> None:
-        """Wait for all comparisons to end. To be called after `stop` and when the engine and manager are closed."""
+        """Wait for all comparisons to end. Call this after `stop`, when the engine and the manager are closed."""
         self._executor.shutdown(wait=True)
 
     def _check_exists(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Comparer:
 
 
 def _settle(outcome: Future[Comparison], run: Callable[[], Comparison]) -> None:
-    """Run, and put what comes of it into a future that may be cancelled meanwhile."""
+    """Run a comparison and set its outcome on a future that may be cancelled meanwhile."""
     if outcome.cancelled():
         return
     try:

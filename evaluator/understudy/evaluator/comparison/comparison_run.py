@@ -1,4 +1,4 @@
-"""Scores versions on the same batches: those that are loaded together, the others in turns."""
+"""Scores versions on the same batches: loaded versions together, the others in turn."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Read = Callable[[Signature], Iterator[Batch]]
 
 
 class CancellationToken:
-    """Whether a result is still wanted; stopping also leaves the line for a slot. Thread-safe.
+    """Whether a result is still wanted; stopping also leaves the queue for a slot. Thread-safe.
 
     Args:
-        ask: Says whether it is wanted.
+        ask: Returns whether it is wanted.
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
@@ -45,12 +45,12 @@ class CancellationToken:
         self._acquiring: Future[Handle] | None = None
 
     def check(self) -> None:
-        """Raise CancelledError if the result is not wanted any more."""
+        """Raise CancelledError if the result is no longer wanted."""
         if not self._ask():
             raise CancelledError("the comparison was broken off")
 
     def stop(self) -> None:
-        """Leave the line."""
+        """Leave the queue."""
         with self._lock:
             if self._acquiring is not None:
                 self._acquiring.cancel()
@@ -59,8 +59,8 @@ class CancellationToken:
         """Wait for a handle.
 
         Raises:
-            CancelledError: It is not wanted any more.
-            EvaluatorError: It cannot be had.
+            CancelledError: It is no longer wanted.
+            EvaluatorError: It is not available.
         """
         with self._lock:
             self._acquiring = acquiring
@@ -75,7 +75,7 @@ class CancellationToken:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """What one version came to."""
+    """The result of one version."""
 
     result: EvaluationResult
     losses: ResampledLoss | None
@@ -85,16 +85,16 @@ class _Scored:
 class ComparisonRun:
     """One comparison.
 
-    It never waits for a slot while it holds another, so that comparisons cannot block one another, nor themselves.
+    It never waits for a slot while it holds another, which prevents deadlocks.
 
     Args:
-        manager: Lends and loads versions.
+        manager: Loads versions and provides handles.
         engine: Runs the batches.
-        on_open: Told of each stream.
-        metrics: What to compute; the compiled metrics if empty.
-        bootstrap: How to tell a difference from noise.
-        deadline: When the result is no longer wanted, by `time.monotonic`.
-        cancellation: Whether it still is.
+        on_open: Called with each stream.
+        metrics: The metrics to compute; the compiled metrics if empty.
+        bootstrap: Options of the confidence intervals.
+        deadline: When the result is no longer wanted, on the `time.monotonic` clock.
+        cancellation: Whether the result is still wanted.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ComparisonRun:
         """Score every version and compare. Blocks.
 
         Raises:
-            EvaluatorError: A version cannot be loaded or scored, or the comparison was broken off.
+            EvaluatorError: A version cannot be loaded or scored, or the comparison was cancelled.
         """
         with closing(batches):
             return self._run(steps, batches)
@@ -146,7 +146,7 @@ class ComparisonRun:
         return self._cancellation.acquired(self._manager.acquire(step, deadline=self._deadline))
 
     def _score(self, handles: Mapping[int, Handle], read: Read) -> dict[int, _Scored]:
-        """Score some versions side by side, and give their handles back."""
+        """Score some versions side by side, and release their handles."""
         resampling = LossResampling(self._bootstrap, versions=len(handles))
         with ExitStack() as stack:
             for handle in handles.values():
@@ -213,7 +213,7 @@ class ComparisonRun:
 
 
 def _settle(under_way: Sequence[Future[Array | None]], resampling: LossResampling) -> None:
-    """Wait for a batch on every version, and take its losses in."""
+    """Wait for a batch on every version, and add its losses."""
     losses = [future.result(_BATCH_TIMEOUT_SECONDS) for future in under_way]
     present = [loss for loss in losses if loss is not None]
     if present and len(present) == len(losses):

@@ -1,4 +1,4 @@
-"""What a comparison gives."""
+"""The result of a comparison."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from understudy.evaluator.types import EvaluationResult
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedVersion:
-    """One version beside the first.
+    """One version compared with the first.
 
     Attributes:
-        score: Its loss and metrics, as an evaluation of it alone gives them.
-        differences: By how much each metric exceeds the first version's.
-        loss_difference: The same of the mean example loss, with its interval; None for the first version, and where
-            examples have no losses of their own.
+        score: Its loss and metrics, the same as in an evaluation of this version alone.
+        differences: Each metric minus the first version's.
+        loss_difference: The difference of the mean example loss, with its interval; None for the first version, and if
+            there are no per-example losses.
     """
 
     score: EvaluationResult
@@ -30,9 +30,9 @@ class Comparison:
     """Versions on the same batches.
 
     Attributes:
-        versions: In the order in which they were asked for; the first is what the others are held against.
-        bootstrap: How the intervals were made.
-        notes: Why there is no interval, or why versions were scored in turns.
+        versions: The versions in the requested order; the others are compared with the first.
+        bootstrap: The options of the intervals.
+        notes: Why there is no interval, or why versions were scored in turn.
     """
 
     versions: tuple[ComparedVersion, ...]

@@ -1,1 +1,1 @@
-"""What the evaluator writes down: the ledger, the published results, the summaries for TensorBoard."""
+"""The evaluator's records: the ledger, the published results, the summaries for TensorBoard."""

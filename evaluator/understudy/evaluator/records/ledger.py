@@ -1,4 +1,4 @@
-"""The durable record of what became of every checkpoint on every dataset."""
+"""The durable record of the outcome of every checkpoint on every dataset."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 APPLICATION_ID = 0x55535459
-"""Marks the file as ours: ``USTY``."""
+"""Identifies the file as a ledger: ``USTY``."""
 
 SCHEMA_VERSION = 1
 
 WHOLE_CHECKPOINT = ""
-"""The dataset of an entry that speaks of the checkpoint as a whole."""
+"""The dataset of an entry about the checkpoint as a whole."""
 
 _SUPERSEDED = "superseded-"
-"""Stands for the dataset's content in entries that no longer settle a checkpoint."""
+"""The prefix of the dataset digest in entries that no longer settle a checkpoint."""
 
 _TRIED_AGAIN = (
-    "%differs from the % in its architecture%",  # as recorded by versions that served one architecture only
+    "%differs from the % in its architecture%",  # recorded by versions that served only one architecture
     "%have no memory left for step%",
     "%are not those of the experiment's model%",
 )
-"""Reasons of failures that lie in the evaluator rather than in the checkpoint: another one may succeed."""
+"""Reasons of failures that the evaluator caused rather than the checkpoint: another evaluator may succeed."""
 
 _SCHEMA = """
 CREATE TABLE evaluations (
@@ -58,18 +58,18 @@ _COLUMNS = (
 
 
 class Ledger:
-    """An append-only table in an SQLite file. Thread-safe; of one process, which holds the lock of the state folder.
+    """An append-only table in an SQLite file. Thread-safe; for the one process that holds the state folder's lock.
 
     An entry is on disk when `append` returns. Entries with the same checkpoint, dataset, content of the dataset and
-    outcome are the same entry. When it is opened, failures for reasons that lay in the evaluator of that time stay on
-    record, but no longer count for `find`: the checkpoint is to be tried again.
+    outcome are the same entry. Opening the ledger supersedes failures that an earlier evaluator caused: they stay on
+    record, but `find` ignores them, so that the checkpoint is tried again.
 
     Args:
-        path: The file; made if it is missing.
-        clock: Gives the time of an entry in seconds since the epoch.
+        path: The file; created if missing.
+        clock: Returns the time of an entry, in seconds since the Unix epoch.
 
     Raises:
-        LedgerError: The file is no ledger, of another schema version, damaged, or cannot be opened.
+        LedgerError: The file is not a ledger, has another schema version, is damaged, or cannot be opened.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -83,7 +83,7 @@ class Ledger:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the newest entry, 0 if there is none."""
+        """The sequence number of the newest entry, 0 if there is none."""
         with self._changed:
             return self._last_sequence
 
@@ -101,10 +101,10 @@ class Ledger:
         duration_seconds: float = 0.0,
         notes: Sequence[str] = (),
     ) -> EvaluationRecord:
-        """Write one entry durably and wake those who wait; return it, or the same entry if it is there already.
+        """Write one entry durably and wake the waiting threads; return it, or the existing entry if it is the same.
 
         Raises:
-            LedgerError: The file cannot be written, as on a full disk. Nothing was written then.
+            LedgerError: The file cannot be written, for example on a full disk. Nothing was written.
         """
         identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value)
         content = (
@@ -159,7 +159,7 @@ class Ledger:
         max_step: int | None = None,
         outcome: EvaluationOutcome | None = None,
     ) -> list[EvaluationRecord]:
-        """Return at most ``limit`` entries beyond a sequence that pass every filter given, by ascending sequence."""
+        """Return up to ``limit`` entries after a sequence number that pass all given filters, in ascending order."""
         conditions: list[tuple[str, Any]] = [("sequence > ?", after_sequence)]
         filters: list[tuple[str, Any]] = [
             ("dataset = ?", dataset),
@@ -173,19 +173,19 @@ class Ledger:
             return self._select(f"{where} ORDER BY sequence LIMIT ?", (*(value for _, value in conditions), limit))
 
     def of_step(self, step: int) -> list[EvaluationRecord]:
-        """Return every entry of one step, by ascending sequence."""
+        """Return every entry of one step, by ascending sequence number."""
         with self._changed, self._reporting():
             return self._select("step = ? ORDER BY sequence", (step,))
 
     def scored(self, dataset: str) -> list[EvaluationRecord]:
-        """Return every score on one dataset, by ascending sequence."""
+        """Return every score on one dataset, by ascending sequence number."""
         with self._changed, self._reporting():
             return self._select(
                 "dataset = ? AND outcome = ? ORDER BY sequence", (dataset, EvaluationOutcome.SCORED.value)
             )
 
     def identities(self) -> set[tuple[int, str, str, str]]:
-        """Return step, checkpoint's digest, dataset and dataset's digest of everything that has an entry."""
+        """Return the step, checkpoint digest, dataset and dataset digest of all entries."""
         with self._changed, self._reporting():
             rows = self._connection.execute(
                 "SELECT DISTINCT step, checkpoint_digest, dataset, dataset_digest FROM evaluations"
@@ -199,13 +199,13 @@ class Ledger:
         return [int(step) for (step,) in rows]
 
     def wait_beyond(self, sequence: int, timeout_seconds: float) -> bool:
-        """Wait until there is an entry beyond a sequence; return whether there is. Returns early when closed."""
+        """Wait for an entry after a sequence number; return whether there is one. Returns early when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._last_sequence > sequence, timeout_seconds)
             return self._last_sequence > sequence
 
     def close(self) -> None:
-        """Close the file and wake those who wait. Idempotent."""
+        """Close the file and wake the waiting threads. Idempotent."""
         with self._changed:
             if not self._closed:
                 self._closed = True
@@ -283,5 +283,5 @@ def _record(row: Sequence[Any]) -> EvaluationRecord:
 
 
 def _encode_metrics(metrics: Mapping[str, float]) -> str:
-    """Return a JSON object of the exact shortest decimal of every value as a string, which holds NaN and infinity."""
+    """Return a JSON object with each value as a string of its shortest exact decimal, which allows NaN and infinity."""
     return json.dumps({name: repr(float(value)) for name, value in metrics.items()})

@@ -1,4 +1,4 @@
-"""The one place where evaluations are written down."""
+"""Records evaluations; the only writer of the ledger, the results and the summaries."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PAGE = 1000
 
 
 class Recorder:
-    """Writes each entry to the ledger, then to the results, the summaries and whoever listens. Thread-safe.
+    """Writes each entry to the ledger, then to the results, the summaries and the listeners. Thread-safe.
 
-    The ledger is what counts: an entry is there before anything else says so. A result file or summary that could not
-    be written is logged and does not undo the entry; `recover` writes what is missing.
+    The ledger is the source of truth and is written first. If a result file or summary cannot be written, that is
+    logged and the entry stays; `recover` writes the missing files.
 
     Args:
         ledger: Holds every entry.
         results: Files for the trainer.
         summaries: Event files for TensorBoard.
-        datasets: What each checkpoint is scored on.
-        observer: Told of each new entry.
-        listener: Told of each new entry, too; must be quick and must not raise.
+        datasets: The datasets that each checkpoint is scored on.
+        observer: Notified of each new entry.
+        listener: Called with each new entry; must be quick and must not raise.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Recorder:
         self._recorded = ledger.identities()
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
-        """Return the datasets on which nothing final is recorded for a checkpoint, in the order of scoring."""
+        """Return the datasets without a final record for a checkpoint, in the order of scoring."""
         if (step, digest, WHOLE_CHECKPOINT, "") in self._recorded:
             return []
         return [
@@ -105,7 +105,7 @@ class Recorder:
         dataset: EvaluationDataset | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> EvaluationRecord:
-        """Record why a checkpoint has no score on a dataset, or on any if none is given, or what was made of its score.
+        """Record why a checkpoint has no score on a dataset, or on any if none is given, or the gate's decision.
 
         Raises:
             LedgerError: The ledger cannot be written.
@@ -126,7 +126,7 @@ class Recorder:
         return record
 
     def steps(self) -> list[int]:
-        """Return the steps of which anything is recorded, ascending.
+        """Return the steps with a record, ascending.
 
         Raises:
             LedgerError: The ledger cannot be read.
@@ -134,7 +134,7 @@ class Recorder:
         return self._ledger.steps()
 
     def recover(self) -> None:
-        """Write the result files and summaries that a crash or a full disk kept from being written.
+        """Write the result files and summaries that are missing after a crash or a full disk.
 
         Raises:
             LedgerError: The ledger cannot be read.
@@ -156,7 +156,7 @@ class Recorder:
             after = page[-1].sequence
 
     def close(self) -> None:
-        """Close the summaries; the ledger is its owner's to close. Idempotent."""
+        """Close the summaries; the owner of the ledger closes the ledger. Idempotent."""
         with self._lock:
             self._summaries.close()
 

@@ -13,14 +13,14 @@ from understudy.evaluator.types import EvaluationRecord
 
 
 class ResultFiles:
-    """One file per step, replaced as a whole, so that a reader sees the old content or the new. For one thread.
+    """One file per step, replaced atomically, so that a reader sees the old content or the new. For one thread.
 
-    A file holds ``format_version``, ``step``, ``settled`` (whether nothing more is to come for the step: every dataset
-    was scored, or a reason was recorded why not) and ``records``: the ledger's entries of the step in the order of
-    writing. In metrics, what JSON has no number for is ``"nan"``, ``"inf"`` or ``"-inf"``.
+    A file holds ``format_version``, ``step``, ``settled`` (whether the result is final: every dataset has a score or a
+    recorded reason for having none) and ``records``: the ledger's entries of the step in the order of writing. Metric
+    values without a JSON number are ``"nan"``, ``"inf"`` or ``"-inf"``.
 
     Args:
-        directory: The folder; made if it is missing.
+        directory: The folder; created if missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -32,7 +32,7 @@ class ResultFiles:
         return self._directory / f"{step_name(step)}.json"
 
     def publish(self, step: int, records: Sequence[EvaluationRecord], *, settled: bool) -> None:
-        """Write the file of a step durably; raise OSError if that is not possible."""
+        """Write the file of a step durably; raise OSError if that fails."""
         write_json(
             self.path(step),
             {

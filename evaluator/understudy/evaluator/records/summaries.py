@@ -16,7 +16,7 @@ class Summaries:
     """Event files with one scalar per metric at the checkpoint's step. For one thread at a time.
 
     Args:
-        directory: The folder of runs, one below it for each dataset; made when first written to.
+        directory: The folder of the runs, one subfolder for each dataset; created at the first write.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -28,7 +28,7 @@ class Summaries:
         self._write(record.dataset, record.step, record.metrics)
 
     def complete(self, records: Iterable[EvaluationRecord]) -> None:
-        """Write what the event files lack of these records, as a process that was killed leaves it."""
+        """Write the points of these records that the event files lack, for example after a process was killed."""
         known: dict[str, set[_Point]] = {}
         for record in records:
             if record.dataset not in known:
@@ -63,7 +63,7 @@ class Summaries:
 
 
 def _points_in(folder: Path) -> Iterator[_Point]:
-    """Give what the event files of a run hold. A file that breaks off is read up to there, as TensorBoard does."""
+    """Yield the points in the event files of a run. A truncated file is read up to its end, as TensorBoard does."""
     import tensorflow as tf
 
     for file in folder.glob("events.out.tfevents.*"):
