@@ -1,1 +1,1 @@
-"""Runs models: the devices, the slots that hold variables and traced functions, exact scoring, and the batcher."""
+"""Runs models: devices, slots that hold variables and traced functions, exact scoring, and batching."""

@@ -1,4 +1,4 @@
-"""What is refused before it waits."""
+"""Admission control: refuses requests before they are queued."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from understudy.evaluator.observer import Observer
 
 
 class Admission:
-    """Refuses requests, and tells the observer why. Thread-safe.
+    """Refuses requests, and notifies the observer of the reason. Thread-safe.
 
     Args:
-        max_queue_examples: The most examples that may wait.
-        latency: How fast the devices are.
-        observer: Told of each refusal.
+        max_queue_examples: The maximum number of queued examples.
+        latency: Estimates the latency of batches.
+        observer: Notified of each refusal.
     """
 
     def __init__(self, max_queue_examples: int, latency: LatencyEstimator, observer: Observer) -> None:
@@ -31,11 +31,11 @@ class Admission:
         self._closing = False
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Refuse all requests from now on."""
         self._closing = True
 
     def check_size(self, examples: int) -> None:
-        """Raise InvalidInputError for more examples than can ever wait."""
+        """Raise InvalidInputError for more examples than the queue can ever hold."""
         if examples > self._max_queue_examples:
             self._observer.rejected("invalid")
             raise InvalidInputError(
@@ -43,25 +43,25 @@ class Admission:
             )
 
     def check_open(self) -> None:
-        """Raise DrainingError when the end has come."""
+        """Raise DrainingError after `close`."""
         if self._closing:
             self._observer.rejected("draining")
             raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
 
     def is_meetable(self, deadline: float | None, *, examples_ahead: int) -> bool:
-        """Return whether a deadline may be met; the arguments are those of `check_deadline`."""
+        """Return whether a deadline can be met; the arguments are those of `check_deadline`."""
         return deadline is None or time.monotonic() + self._seconds_until_turn(examples_ahead) < deadline
 
     def check_deadline(self, deadline: float | None, *, examples_ahead: int = 0) -> None:
-        """Refuse what cannot be done in time.
+        """Refuse a request that cannot be done in time.
 
         Args:
-            deadline: On `time.monotonic`'s clock, in seconds; None if there is none.
-            examples_ahead: The examples that are computed before it.
+            deadline: On the `time.monotonic` clock, in seconds; None if there is none.
+            examples_ahead: The number of examples that are computed before it.
 
         Raises:
             DeadlineExceededError: The deadline has passed.
-            OverloadedError: It is likely to, before those ahead are done.
+            OverloadedError: The deadline is likely to pass before the examples ahead are done.
         """
         if deadline is None:
             return

@@ -1,4 +1,4 @@
-"""Compares models as Keras serializes them by what they compute and how they are scored."""
+"""Compares serialized Keras models by what they compute and how they are scored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 _IGNORED_MODULES = ("keras.initializers", "keras.constraints")
-"""What their objects do ends before a checkpoint is written."""
+"""Objects of these modules have no effect after a checkpoint is written."""
 
 _IGNORED_ARGUMENTS_OF_COMPILE = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 _PER_OUTPUT = ("loss", "loss_weights", "metrics", "weighted_metrics")
@@ -27,27 +27,27 @@ _INPUT_STEM = "keras_tensor"
 
 
 def fingerprint(model: Mapping[str, Any], *others: Any) -> str:
-    """Return a hash of all of a serialized model that matters for its outputs and its scores, weights aside.
+    """Return a hash of everything in a serialized model that affects its outputs and its scores, except the weights.
 
-    The weights of one of two models with equal fingerprints fit the other, in the order of its layers. Names count only
-    where callers see them: those that the user gave inputs and outputs. Ids of shared objects, which Keras takes from
-    memory addresses, count only as far as they say which layers are the same one. Batch sizes that a model was built
-    with, initializers, seeds and the optimizer do not count.
+    If two models have equal fingerprints, the weights of one fit the other, in the order of its layers. Names count
+    only if callers see them: those that the user gave to inputs and outputs. Ids of shared objects, which Keras takes
+    from memory addresses, count only as to which layers are the same object. Batch sizes that a model was built with,
+    initializers, seeds and the optimizer do not count.
 
     Args:
-        model: A model as `keras.saving.serialize_keras_object` returns it.
-        others: JSON values that count, too.
+        model: The result of `keras.saving.serialize_keras_object`.
+        others: Further JSON values that count.
     """
     return hashlib.sha256(json.dumps([_model(model), *others], sort_keys=True).encode()).hexdigest()
 
 
 def has_made_up_name(class_name: str, name: str) -> bool:
-    """Return whether Keras made up the name of an object of a class, numbering it in the process."""
+    """Return whether Keras generated the name of an object of a class, with a per-process counter."""
     return any(re.fullmatch(rf"{re.escape(stem)}(_\d+)?", name) for stem in (_snake_case(class_name), _INPUT_STEM))
 
 
 def renumbered_metrics(compile_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a compile configuration whose losses and metrics have the made-up names of a process without others.
+    """Return a compile configuration whose losses and metrics have the names that a new process would generate.
 
     ``auc_7`` becomes ``auc``, and a second one ``auc_1``.
     """
@@ -92,7 +92,7 @@ def _compile_config(config: Mapping[str, Any], shared: _Sharing, names: Mapping[
 
 
 def _value(value: Any, shared: _Sharing) -> Any:
-    """Return a part of a configuration without what does not matter."""
+    """Return a part of a configuration without irrelevant entries."""
     if isinstance(value, list):
         return [_value(item, shared) for item in value]
     if not isinstance(value, dict):
@@ -103,12 +103,12 @@ def _value(value: Any, shared: _Sharing) -> Any:
 
 
 def _object(value: Mapping[str, Any], shared: _Sharing, *, names: Mapping[str, str], is_layer: bool) -> Any:
-    """Return a serialized object without what does not matter.
+    """Return a serialized object without irrelevant entries.
 
     Args:
         value: The object.
-        shared: Which objects occur more than once.
-        names: What to call the layers in it, by their names; its own positions if empty.
+        shared: The objects that occur more than once.
+        names: The replacements for the names of its layers; by default their positions.
         is_layer: Whether its name is a layer's.
     """
     if value.get("module") in _IGNORED_MODULES:
@@ -116,9 +116,9 @@ def _object(value: Mapping[str, Any], shared: _Sharing, *, names: Mapping[str, s
     config = value["config"] if isinstance(value.get("config"), dict) else {}
     has_layers = isinstance(config.get("layers"), list)
     dropped = {_SHARED, "config", "inbound_nodes", *(["name"] if is_layer else [])}
-    if ">" in str(value.get("registered_name")):  # which says more than the module it was defined in this time
+    if ">" in str(value.get("registered_name")):  # more specific than the module that defined it in this process
         dropped.add("module")
-    if has_layers:  # whose own build configurations say more
+    if has_layers:  # their own build configurations are more specific
         dropped.add("build_config")
     found = {key: _shapes(key, _value(item, shared)) for key, item in value.items() if key not in dropped}
     found["same_as"] = shared.number(value)
@@ -126,7 +126,7 @@ def _object(value: Mapping[str, Any], shared: _Sharing, *, names: Mapping[str, s
         found["config"] = _config_with_layers(config, shared, names or _positions(config["layers"]))
     else:
         ignored = {"name"} if is_layer else set()
-        ignored |= {"seed"} if value.get("module", _LAYERS) == _LAYERS else set()  # legacy files tell no module
+        ignored |= {"seed"} if value.get("module", _LAYERS) == _LAYERS else set()  # legacy files have no module
         items = ((key, item) for key, item in config.items() if key not in ignored)
         found["config"] = {key: _shapes(key, _value(item, shared)) for key, item in items}
     return found
@@ -151,7 +151,7 @@ def _config_with_layers(config: Mapping[str, Any], shared: _Sharing, names: Mapp
 
 
 def _positions(layers: Any, seen: Collection[str] = ()) -> dict[str, str]:
-    """Return what to call layers: their positions, beside their names if callers see those and Keras made up none."""
+    """Return replacements for layer names: positions, with the name if callers see it and Keras did not generate it."""
     found = {}
     for index, layer in enumerate(layers):
         name = _name(layer)
@@ -161,7 +161,7 @@ def _positions(layers: Any, seen: Collection[str] = ()) -> dict[str, str]:
 
 
 def _interface_names(config: Mapping[str, Any]) -> set[str]:
-    """Return the names of the layers that take a model's inputs and give its outputs."""
+    """Return the names of a model's input and output layers."""
     if "input_layers" not in config:  # a Sequential model
         return {_name(layer) for layer in (*config["layers"][:1], *config["layers"][-1:])}
     return set(_strings([config["input_layers"], config.get("output_layers")]))
@@ -182,7 +182,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _references(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value in which every ``[layer, node, tensor, ...]`` goes by what the layer is to be called."""
+    """Return a value with the layer name replaced in every ``[layer, node, tensor, ...]``."""
     if isinstance(value, dict):
         return {key: _references(item, names) for key, item in value.items()}
     if not isinstance(value, list):
@@ -193,7 +193,7 @@ def _references(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _shapes(key: str, value: Any) -> Any:
-    """Return shapes without the batch size that a model happened to be built with; another value as it is."""
+    """Return shapes without the batch size that the model was built with; other values unchanged."""
     if key == "build_config" and isinstance(value, dict):
         return {inner: _shapes(inner, item) for inner, item in value.items()}
     return _without_batch_size(value) if key in _SHAPES else value
@@ -210,9 +210,9 @@ def _without_batch_size(shapes: Any) -> Any:
 
 
 class _Sharing:
-    """Which serialized layers and metrics are one object that occurs several times.
+    """The serialized layers and metrics that are one object in several places.
 
-    Keras tells that by memory addresses, and of objects without state, too: those may be replaced by equal ones.
+    Keras identifies shared objects by memory address, including objects without state, which equal ones can replace.
     """
 
     def __init__(self, value: Any) -> None:
@@ -220,7 +220,7 @@ class _Sharing:
         self._numbers = {identity: number for number, identity in enumerate(times) if times[identity] > 1}
 
     def number(self, value: Mapping[str, Any]) -> int | None:
-        """Return the number of an object that occurs elsewhere, too, or None for any other."""
+        """Return the number of a shared object, or None for any other."""
         return self._numbers.get(value.get(_SHARED)) if _has_state(value) else None
 
 
@@ -240,6 +240,6 @@ def _has_state(value: Mapping[str, Any]) -> bool:
 
 
 def _snake_case(class_name: str) -> str:
-    """Return the stem Keras makes of a class's name: ``GRUCell`` gives ``gru_cell``."""
+    """Return the stem that Keras derives from a class name: ``GRUCell`` gives ``gru_cell``."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", class_name))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()

@@ -1,4 +1,4 @@
-"""Runs requests that were taken off the queue, and answers them."""
+"""Runs batches of dequeued requests, and delivers the outcomes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from understudy.evaluator.types import Array, Arrays, Prediction
 
 
 class BatchRunner:
-    """Computes batches and resolves the futures of their requests. Whatever goes wrong goes into the futures.
+    """Computes batches and delivers the outcomes of their requests, errors included.
 
     Args:
-        observer: Told of each batch that was computed, and of requests that were dropped.
-        latency: Told how long Predict batches took.
-        judge: Told so, too.
-        health: Counts the runs that fail by the devices' fault.
+        observer: Notified of each computed batch, and of dropped requests.
+        latency: Receives the duration of Predict batches.
+        judge: Receives the cost of Predict batches.
+        health: Counts the runs that fail because of a device.
     """
 
     def __init__(self, observer: Observer, latency: LatencyEstimator, judge: InlineJudge, health: DeviceHealth) -> None:
@@ -44,7 +44,7 @@ class BatchRunner:
         self._finished_at = 0.0
 
     def begin(self, request: Request) -> bool:
-        """Mark a request as running; return False, having dropped it, if nobody wants it any more."""
+        """Mark a request as running; drop it and return False if it was cancelled or its deadline has passed."""
         if not request.begin():
             self._observer.rejected("cancelled")
             return False
@@ -55,12 +55,12 @@ class BatchRunner:
         return True
 
     def predict(self, requests: Sequence[PredictRequest], fill_seconds: float, *, inline: bool = False) -> None:
-        """Borrow a handle, run the requests as one batch, and then tell everybody the outcome.
+        """Borrow a handle, run the requests as one batch, and deliver the outcomes.
 
         Args:
             requests: The batch.
-            fill_seconds: How long it was held back for more.
-            inline: Whether it runs on the thread that woke the device.
+            fill_seconds: How long the batch was delayed for more requests.
+            inline: Whether it runs on the thread that dispatched it.
         """
         batch = [request for request in requests if self.begin(request)]
         watch = Stopwatch()
@@ -81,7 +81,7 @@ class BatchRunner:
         """Borrow a handle and launch the requests as one batch.
 
         Returns:
-            What fetches the outputs and tells everybody the outcome; None if there is nothing to fetch.
+            A function that fetches the outputs and delivers the outcomes; None if there is nothing to fetch.
         """
         batch = [request for request in requests if self.begin(request)]
         began = time.monotonic()
@@ -102,7 +102,7 @@ class BatchRunner:
         began: float,
         fetch: Callable[[], dict[str, Array]],
     ) -> None:
-        """Wait for the outputs of a batch that was launched. It counts from when the one before it was done."""
+        """Wait for the outputs of a launched batch. Its duration counts from the end of the previous batch."""
         outcomes = _Outcomes()
         try:
             self._answer(handle, batch, fill_seconds, outcomes, began=began, fetch=fetch)
@@ -114,12 +114,12 @@ class BatchRunner:
             self._finished_at = done
 
     def _borrow(self, batch: Sequence[PredictRequest]) -> BorrowedHandle | None:
-        """Borrow a handle for a batch; return None, having told everybody why, if there is none."""
+        """Borrow a handle for a batch; if that fails, deliver the error to all requests and return None."""
         if not batch:
             return None
         try:
             return batch[0].borrow()
-        except Exception as error:  # noqa: BLE001 - it is everybody's outcome
+        except Exception as error:  # noqa: BLE001 - it is the outcome of all requests
             outcomes = _Outcomes()
             for request in batch:
                 outcomes.add(request, error)
@@ -170,7 +170,7 @@ class BatchRunner:
     def _fail(
         self, handle: BorrowedHandle, batch: Sequence[PredictRequest], error: Exception, outcomes: _Outcomes
     ) -> None:
-        """Run the requests of a batch that failed one by one, so that one caller's values cannot fail another's."""
+        """Run the requests of a failed batch one by one, so that one caller's values cannot fail another's request."""
         if len(batch) == 1:
             outcomes.add(batch[0], blame_machine(error))
             self._observer.request_failed(step=handle.step, seconds=time.monotonic() - batch[0].arrived)
@@ -179,7 +179,7 @@ class BatchRunner:
             self._compute(handle, [request], 0.0, outcomes)
 
     def evaluate(self, request: EvaluateRequest) -> None:
-        """Do the work of an evaluation."""
+        """Run the work of an evaluation."""
         if not self.begin(request):
             return
         began = time.monotonic()
@@ -202,7 +202,7 @@ class BatchRunner:
 
 
 class _Outcomes:
-    """What became of the requests of one batch, for each sink to be told at once."""
+    """The outcomes of the requests of one batch, delivered to each sink in one call."""
 
     def __init__(self) -> None:
         self._sinks: dict[ResultSink[Any], list[tuple[Any, Outcome]]] = {}

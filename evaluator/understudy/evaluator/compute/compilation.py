@@ -1,4 +1,4 @@
-"""Compiles a model for scoring: as it was saved, or with metrics that the caller named."""
+"""Compiles a model for scoring: as it was saved, or with the caller's metrics."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from understudy.evaluator.types import MetricSpec
 
 
 class Compilation:
-    """Compiles a model again and again, each time with new losses and metrics, and never with an optimizer.
+    """Compiles a model repeatedly, each time with new losses and metrics, and never with an optimizer.
 
     Args:
         model: A model that is not compiled.
-        interface: Its structures.
-        config: The serialized arguments it was compiled with when it was saved; empty if it was not.
+        interface: The structures of its inputs and outputs.
+        config: The serialized compile arguments of the saved model; empty if it was not compiled.
     """
 
     def __init__(self, model: Any, interface: ModelInterface, config: Mapping[str, Any]) -> None:
@@ -39,10 +39,10 @@ class Compilation:
         self.custom_loss = kind.compute_loss is not keras.Model.compute_loss
 
     def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool, adds_losses: bool) -> ProgramOptions:
-        """Say how to score with the given metrics, or with the compiled ones if there are none.
+        """Return the options to score with the given metrics, or with the compiled ones if empty.
 
         Args:
-            metrics: What the caller named.
+            metrics: The caller's metrics.
             calls_model: Whether the model must see whole batches.
             adds_losses: Whether the model adds losses when it is called.
 
@@ -64,7 +64,7 @@ class Compilation:
         )
 
     def compile(self, metrics: Sequence[MetricSpec]) -> None:
-        """Give the model new losses, and new metrics: the given ones, or those it was saved with."""
+        """Compile the model with new losses, and new metrics: the given ones, or those it was saved with."""
         if metrics or not self._custom_compile:
             self._compile_standard(metrics)
         else:
@@ -72,10 +72,10 @@ class Compilation:
             self._model.optimizer = None
 
     def compile_for_examples(self, *, adds_losses: bool) -> None:
-        """Give the model losses that keep the examples apart, and no metrics.
+        """Compile the model with per-example losses and without metrics.
 
         Raises:
-            NoExampleLossesError: The model's loss is no sum over examples.
+            NoExampleLossesError: The model's loss is not a sum over examples.
         """
         if self.custom_step or self.custom_loss or self._custom_compile:
             raise NoExampleLossesError("the model computes its loss in a way of its own")
@@ -100,7 +100,7 @@ class Compilation:
         keras.Model.compile(self._model, **{**arguments, "optimizer": None, "jit_compile": False})
 
     def _per_output(self, metrics: Sequence[MetricSpec]) -> Any:
-        """Give every output metrics of its own."""
+        """Return separate metrics for every output."""
         names = self._interface.outputs.names
         own = {name: [_metric(spec) for spec in metrics] for name in names}
         return own[names[0]] if len(names) == 1 else self._interface.outputs.unflatten(own)
@@ -111,14 +111,14 @@ class Compilation:
 
 
 def check_metrics(metrics: Sequence[MetricSpec]) -> None:
-    """Raise InvalidInputError for a metric that is not in the catalog, is not registered, or takes other arguments."""
+    """Raise InvalidInputError for a metric that is neither in the catalog nor registered, or has invalid arguments."""
     metric_catalog.check_count(metrics)
     for spec in metrics:
         _metric(spec)
 
 
 def _metric(spec: MetricSpec) -> Any:
-    """Return a name where Keras chooses the metric by the shapes it meets, else a metric object."""
+    """Return a name if Keras chooses the metric by the shapes of the data, else a metric object."""
     if spec.name.lower() in metric_catalog.CHOSEN_BY_SHAPE and not spec.config:
         return spec.name
     class_name = metric_catalog.class_named(spec.name)
@@ -129,7 +129,7 @@ def _metric(spec: MetricSpec) -> Any:
 
 
 def _registered_metric(spec: MetricSpec) -> Any:
-    """Return a metric that the experiment or an installed package registered with Keras, by its registered name."""
+    """Return a metric that the experiment or an installed package registered with Keras."""
     registered = keras.saving.get_registered_object(spec.name)
     is_class = isinstance(registered, type)
     if registered is None or (is_class and not issubclass(registered, keras.metrics.Metric)):

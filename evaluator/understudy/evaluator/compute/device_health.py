@@ -1,4 +1,4 @@
-"""Whether the devices still compute."""
+"""Monitors the health of the devices."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 _log = logging.getLogger(__name__)
 
 _DEVICE_ERRORS = (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.AbortedError)
-"""What TensorFlow's runtime raises for a device that does not answer. Faults of a caller's data have other classes."""
+"""The errors of TensorFlow's runtime for a failing device. Errors of a caller's data have other classes."""
 
 _FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+:\s*(\S.*)$", re.MULTILINE)
-"""In the text of an error that several replicas have: what the first of them says."""
+"""Matches the first replica's message in the text of an error of several replicas."""
 
 
 class DeviceHealth:
-    """Counts the runs that fail in a row by the devices' fault. For one thread at a time.
+    """Counts consecutive runs that fail because of a device. For one thread at a time.
 
     Args:
-        limit: As many failures in a row make the devices ``FAILING``, twice as many ``FAILED``, which is final.
+        limit: The number of consecutive failures for ``FAILING``; twice as many give ``FAILED``, which is final.
         listener: Called when the state changes.
     """
 
@@ -35,13 +35,13 @@ class DeviceHealth:
         self._state = DeviceState.WORKING
 
     def answered(self) -> None:
-        """Note that the devices computed something."""
+        """Record a successful run."""
         self._failures = 0
         if self._state is DeviceState.FAILING:
             self._become(DeviceState.WORKING, "")
 
     def raised(self, error: Exception) -> None:
-        """Note what a run ended with. An error of the caller's data shows that the devices answer."""
+        """Record the error of a run. An error of the caller's data shows that the devices work."""
         if isinstance(error, _DEVICE_ERRORS):
             self._count(error)
         elif isinstance(error, tf.errors.OpError | InvalidInputError):

@@ -9,17 +9,17 @@ from typing import Generic, TypeVar
 
 _Turn = TypeVar("_Turn")
 Job = Callable[[], Callable[[], None] | None]
-"""Does its work, or launches it and returns what is left to be done once the device has computed."""
+"""Does its work, or launches it and returns a function that completes it once the device is done."""
 
 _log = logging.getLogger(__name__)
 
 
 class DeviceThread(Generic[_Turn]):
-    """A thread that does one job after another; another thread may do one while it has none. Thread-safe.
+    """A thread that runs one job after another; while it is idle, another thread may run one. Thread-safe.
 
     Args:
-        wait: Called on the thread, with whether to wait for work; returns a turn, or None when there will be no more,
-            or when there is none to be taken before a job that was launched is done.
+        wait: Called on the thread, with whether to wait for work; returns a turn, or None after shutdown, or None if
+            the launched job must be completed first.
         next_job: Called when the device is free; returns the job of a turn.
     """
 
@@ -34,7 +34,7 @@ class DeviceThread(Generic[_Turn]):
         self._thread.start()
 
     def do_here(self, next_job: Callable[[], Job | None]) -> None:
-        """Take a job, if there is one, and do it on the calling thread, if the device is free."""
+        """Run the next job, if any, on the calling thread if the device is free."""
         if not self._device.acquire(blocking=False):
             return
         try:
@@ -45,7 +45,7 @@ class DeviceThread(Generic[_Turn]):
             self._device.release()
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait until the thread has ended, or the time is over."""
+        """Wait until the thread has ended, or until the timeout."""
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
@@ -59,7 +59,7 @@ class DeviceThread(Generic[_Turn]):
 
 
 def do(job: Job) -> None:
-    """Do a job, and wait for the device if it was launched. What goes wrong is logged."""
+    """Run a job, and wait for the device if it was launched. Errors are logged."""
     launched = _begin(job)
     if launched is not None:
         _begin(launched)
@@ -68,6 +68,6 @@ def do(job: Job) -> None:
 def _begin(job: Job) -> Callable[[], None] | None:
     try:
         return job()
-    except Exception:  # noqa: BLE001 - its thread serves everybody and outlives a faulty observer
+    except Exception:  # noqa: BLE001 - the thread serves all requests and must survive a faulty observer
         _log.exception("an observer or a callback failed on the device's thread")
         return None

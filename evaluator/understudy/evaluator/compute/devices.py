@@ -28,22 +28,22 @@ _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _strategies: dict[DeviceSettings, Any] = {}
 _user_names: dict[str, str] = {}
-"""By the names that TensorFlow gives the devices of the strategies: those that the user gives them."""
+"""The user's names of the strategies' devices, by TensorFlow's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings:
-    """Which devices replicas run on, and how.
+    """The devices of the replicas and their configuration.
 
     Attributes:
-        devices: Device names such as ``GPU:0`` or ``CPU:1``, one replica each; ``GPU`` for all. Empty for every GPU,
-            or every CPU device where there is no GPU.
-        logical_cpus: Into how many devices to split the CPU, to be used instead of GPUs; None leaves it whole.
-        gpu_memory_limit_mib: The most memory to take on each GPU; None takes what is needed.
+        devices: Device names such as ``GPU:0`` or ``CPU:1``, one replica each; ``GPU`` for all GPUs. Empty for every
+            GPU, or every CPU device if there is no GPU.
+        logical_cpus: The number of logical devices to split the CPU into, used instead of GPUs; None for no split.
+        gpu_memory_limit_mib: The maximum memory to allocate on each GPU; None for as much as needed.
         precision: How GPUs multiply float32: ``exact``, or ``fast`` with TF32.
-        intra_op_threads: Threads within one operation; None shares the cores out among several replicas on the CPU, and
-            leaves the choice to TensorFlow where there is one.
-        inter_op_threads: Operations that run at once; None is at least one for each replica on the CPU.
+        intra_op_threads: Threads within one operation; None divides the cores among several replicas on the CPU, and
+            leaves the choice to TensorFlow for a single replica.
+        inter_op_threads: Operations that run at once; None for at least one for each replica on the CPU.
     """
 
     devices: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ class DeviceSettings:
 def build_strategy(settings: DeviceSettings) -> Any:
     """Return the `tf.distribute.MirroredStrategy` for these settings, the same one for the same settings.
 
-    The first call fixes the process's devices; TensorFlow cannot change them later. The precision is the process's too,
-    that of the last call. Thread-safe.
+    The first call fixes the process's devices; TensorFlow cannot change them later. The precision applies to the whole
+    process; the last call sets it. Thread-safe.
 
     Raises:
         DeviceError: There is no such device, or TensorFlow was already running with other devices.
@@ -71,7 +71,7 @@ def build_strategy(settings: DeviceSettings) -> Any:
 
 
 def user_name(device: str) -> str:
-    """Return the name by which the user knows a device of a strategy: ``GPU:1`` where that is all TensorFlow sees."""
+    """Return the user's name of a strategy's device: ``GPU:1`` even if it is the only one that TensorFlow sees."""
     name = canonical(device)
     return _user_names.get(name, name)
 
@@ -93,7 +93,7 @@ def device_memory() -> dict[tuple[str, MemoryKind], int]:
 
 
 def gpu_readings() -> dict[str, GpuReading]:
-    """Return what NVML says of the GPUs of the strategies, by the user's names; nothing where there is no NVML."""
+    """Return NVML's readings of the strategies' GPUs, by the user's names; empty without NVML."""
     with _lock:
         numbers = {name: int(name.partition(":")[2]) for name in _user_names.values() if name.startswith("GPU")}
         nvml = _open_nvml() if numbers else None
@@ -114,7 +114,7 @@ def _open_nvml() -> Nvml | None:
 
 
 def _process_memory() -> tuple[int, int]:
-    """Return the resident bytes now, and the most there have been."""
+    """Return the current and the peak resident bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     kibibytes = {line.partition(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
     current = int(kibibytes["VmRSS"]) * 1024
@@ -122,7 +122,7 @@ def _process_memory() -> tuple[int, int]:
 
 
 def _lay_out(settings: DeviceSettings) -> tuple[str, ...]:
-    """Set up the process's devices and return the names of those to use."""
+    """Configure the process's devices and return the names of those to use."""
     try:
         planned = layout.plan(settings.devices, settings.logical_cpus)
         _set_threads(settings, planned.selection.names)
@@ -147,12 +147,12 @@ def _set_threads(settings: DeviceSettings, devices: tuple[str, ...]) -> None:
         ) from error
     replicas = sum(name.startswith("CPU") for name in devices)
     if replicas > 1:
-        with contextlib.suppress(RuntimeError):  # it runs already, and nobody asked for a number
+        with contextlib.suppress(RuntimeError):  # already initialized; the user set no number
             _share_out_cores(settings, replicas)
 
 
 def _share_out_cores(settings: DeviceSettings, replicas: int) -> None:
-    """Give every replica cores of its own: operations that each spread over all cores get in each other's way."""
+    """Divide the cores among the replicas: operations that each use all cores compete with each other."""
     cores = len(os.sched_getaffinity(0))
     if settings.intra_op_threads is None:
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // replicas))

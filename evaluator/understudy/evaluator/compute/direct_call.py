@@ -1,4 +1,4 @@
-"""Calls of traced functions at the price of one operation."""
+"""Calls of traced functions at the cost of one operation."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # nothing public gives kernels back
+from tensorflow.python.eager import context  # no public API frees kernels
 
 _MAX_NODES = 1000
 _MAX_BYTES = 2**20
 _MAX_DROPPED = 16
 
 _dropped: deque[None] = deque()
-"""One for each function that was called as one operation, and is no more, while its kernels are still there."""
+"""One entry for each deleted function that was called as one operation and whose kernels still exist."""
 
 
 class DirectCall:
-    """A concrete function of flat tensors, called as the one operation that runs functions inside of graphs.
+    """A concrete function of flat tensors, called through the operation that runs functions inside graphs.
 
     `ConcreteFunction.__call__` binds and checks its arguments in Python, which takes longer than a small model computes
-    (docs/explanation/performance.md). What is called so must have been checked before. Thread-safe.
+    (docs/explanation/performance.md). The caller must check the arguments instead. Thread-safe.
 
-    That holds for functions that stay on the first CPU device. Where they span devices, tensors pass between these
-    through a rendezvous that overlapping calls of the operation would share. There the function is called by its name,
-    which gives each call a rendezvous of its own, and costs less than the concrete function's checks as well.
+    This applies to functions on the first CPU device. Functions that span devices pass tensors through a rendezvous,
+    which overlapping calls of the operation would share. Such a function is called by name, which gives each call its
+    own rendezvous and is also cheaper than the concrete function's checks.
 
-    TensorFlow gives the kernels of a function back with the function if it was called by its name, but keeps those of
-    an operation, until `give_back_kernels`. So a function with large constants is called by its name as well; and so is
-    one of many operations, for which the difference is small.
+    If a function was called by name, TensorFlow frees its kernels with the function; those of an operation stay until
+    `give_back_kernels`. Therefore a function with large constants is called by name as well, and so is one with many
+    operations, for which the difference is small.
 
     Args:
         function: A concrete function whose every argument is one tensor and which returns a list of tensors.
-        devices: Where its variables are.
+        devices: The devices of its variables.
     """
 
     def __init__(self, function: Any, devices: Sequence[str]) -> None:
@@ -51,11 +51,13 @@ class DirectCall:
         """Return the tensors that the function returns.
 
         Args:
-            arguments: An array or a tensor for each argument, of its dtype, and of a shape that it takes.
+            arguments: An array or a tensor for each argument, with its dtype and a compatible shape.
         """
         captured = self.function.captured_inputs
         if not self._is_direct:
-            with tf.device("CPU:0") if self._has_gpu else contextlib.nullcontext():  # not all to the first GPU
+            with (
+                tf.device("CPU:0") if self._has_gpu else contextlib.nullcontext()
+            ):  # else all tensors go to the first GPU
                 tensors = [tf.convert_to_tensor(argument) for argument in arguments]
             return list(self.function.inference_fn.call_flat(*tensors, *captured))
         return tf.raw_ops.StatefulPartitionedCall(  # type: ignore[no-any-return]
@@ -67,9 +69,9 @@ class StructuredCall:
     """A Python function, traced once for arguments of any structure, and called as `DirectCall` does. Thread-safe.
 
     Args:
-        python_function: What to trace; takes and returns structures of tensors.
-        specs: The specification of each argument: structures of `tf.TensorSpec`s, and None where None will come.
-        devices: Where its variables are.
+        python_function: The function to trace; takes and returns structures of tensors.
+        specs: The specification of each argument: structures of `tf.TensorSpec`s, and None for None.
+        devices: The devices of its variables.
     """
 
     def __init__(self, python_function: Callable[..., Any], specs: Sequence[Any], devices: Sequence[str]) -> None:
@@ -94,17 +96,17 @@ class StructuredCall:
         return self._call.function
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return what the function returns for arguments like their specifications."""
+        """Return the function's result for arguments that match the specifications."""
         leaves = tf.nest.flatten(arguments)
         return tf.nest.pack_sequence_as(self._result, self._call(*(leaves[place] for place in self._places)))
 
 
 def give_back_kernels() -> bool:
-    """Give back the kernels of functions that are no more, once there are many of them. Thread-safe.
+    """Free the kernels of deleted functions, once there are many. Thread-safe.
 
     Returns:
-        Whether it was done. Then the next call of every other function makes its kernels anew, which takes 30 ms and
-        more, so it should come before the next request.
+        Whether kernels were freed. Then the next call of every other function creates its kernels again, which takes
+        30 ms or more; make these calls before the next request.
     """
     if len(_dropped) < _MAX_DROPPED:
         return False

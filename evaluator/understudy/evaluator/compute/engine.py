@@ -1,4 +1,4 @@
-"""Runs everything that needs the devices one at a time, and merges what waits into batches."""
+"""Runs all work on the devices one at a time, and merges queued requests into batches."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ _Token = TypeVar("_Token")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How requests are merged, and how many may wait.
+    """Batching and queueing options.
 
     Attributes:
-        max_batch_size: The most examples of one batch. A larger request is a batch of its own.
-        max_queue_examples: The most examples that may wait, for Predict and for Evaluate each.
-        max_batch_delay_seconds: How long the oldest request may be held back for more to fill its batch.
+        max_batch_size: The maximum number of examples of one batch. A larger request is a separate batch.
+        max_queue_examples: The maximum number of queued examples, for Predict and for Evaluate each.
+        max_batch_delay_seconds: How long the oldest request may wait for more requests to fill its batch.
         inline_batches: Whether a brief batch may run on the thread that calls `Engine.dispatch`.
-        max_device_failures: As many runs that fail in a row by the devices' fault make them count as failing.
-        overlap_batches: Whether the next batch is launched before the results of the one that computes are fetched, as
-            it should be where the devices compute on their own. Not where batches are held back for more.
+        max_device_failures: The number of consecutive runs that fail because of a device before the state is
+            ``FAILING``.
+        overlap_batches: Whether to launch the next batch before the results of the current one are fetched, for
+            devices that compute asynchronously. Has no effect if ``max_batch_delay_seconds`` is above 0.
     """
 
     max_batch_size: int = 256
@@ -56,21 +57,21 @@ class EngineSettings:
 
 
 class Engine:
-    """The batcher, and the thread that calls the devices. Thread-safe.
+    """The batch queue, and the thread that calls the devices. Thread-safe.
 
-    A request that arrives while the devices are idle runs at once; what arrives during a batch forms the next. Predict
-    goes before Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. What was cancelled, or has
-    passed its deadline, is dropped before it reaches a device.
+    A request that arrives while the devices are idle runs at once; requests that arrive during a batch form the next.
+    Predict takes precedence over Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. Cancelled
+    requests, and those past their deadline, are dropped before they reach a device.
 
-    Batches run on the engine's thread, one at a time, or two where they overlap; but one that would be done before that
-    thread has woken up runs on the thread that calls `dispatch`, if the settings allow it. `InlineJudge` says which.
+    Batches run on the engine's thread, one at a time, or two if they overlap. If the settings allow it, a batch that
+    takes less time than waking that thread runs on the thread that calls `dispatch`; `InlineJudge` decides.
 
-    Deadlines are on `time.monotonic`'s clock, in seconds; None means none.
+    Deadlines are on the `time.monotonic` clock, in seconds; None means none.
 
     Args:
-        settings: How requests are merged, and how many may wait.
-        observer: Told of batches, of the length of the queue, and of what was rejected.
-        on_device_state: Called when the devices begin to fail, work again, or have failed for good.
+        settings: Batching and queueing options.
+        observer: Notified of batches, of the length of the queue, and of rejections.
+        on_device_state: Called when the devices begin to fail, recover, or fail permanently.
     """
 
     def __init__(
@@ -118,18 +119,18 @@ class Engine:
         """Queue examples to predict.
 
         Args:
-            inputs: Every input by name, ``[examples, ...]``, already checked. Not to be changed until the outcome is
-                told.
+            inputs: Every input by name, ``[examples, ...]``, already checked. Do not change them until the outcome is
+                delivered.
             borrow: Called once for each batch, on the device's thread, when the batch is formed.
-            key: The version. Only requests with equal keys, dtypes and shapes beside axis 0 share a batch.
+            key: The version. Only requests with equal keys, dtypes and shapes (except axis 0) share a batch.
             deadline: When the answer is no longer wanted.
-            token: Who waits for the outcome.
-            sink: Tells the outcome, with those of all other requests of the batch that have the same sink.
-            dispatch: Whether to wake a device that has nothing to do; if not, `dispatch` is to be called soon.
+            token: Opaque token that identifies the caller.
+            sink: Receives the outcome, together with those of the other requests of the batch with the same sink.
+            dispatch: Whether to wake an idle device. If False, call `dispatch` soon.
 
         Raises:
             InvalidInputError: There are more examples than the queue can ever hold.
-            OverloadedError: The queue is full, or the deadline will pass before those who wait are done.
+            OverloadedError: The queue is full, or the deadline would pass before the queued requests are done.
             DeadlineExceededError: The deadline has passed.
             DrainingError: The engine is being closed.
         """
@@ -157,9 +158,9 @@ class Engine:
                 self._runner.begin(unwanted)
 
     def check_admission(self, deadline: float | None) -> None:
-        """Raise what `submit` would for the smallest of requests, as far as that can be told at once.
+        """Raise as `submit` does for overload, the deadline or shutdown, for a request of the smallest size.
 
-        For whoever wants to know before taking a request apart.
+        An admission check before the request is parsed.
         """
         self._admission.check_open()
         if not self._may_sweep():
@@ -170,7 +171,7 @@ class Engine:
         self._admission.check_size(examples)
 
     def dispatch(self) -> None:
-        """Have what was submitted run, if the device has nothing to do: on this thread, where that is brief."""
+        """Run the submitted requests if the device is idle: on this thread if they are brief."""
         if self._may_run_here():
             self._thread.do_here(self._take_brief_predicts)
         if self._scheduler.predicts:
@@ -185,18 +186,18 @@ class Engine:
         deadline: float | None = None,
         prepare: Callable[[], object] | None = None,
     ) -> Future[_T]:
-        """Queue work of an evaluation, to be run on the device's thread in the order it came.
+        """Queue work of an evaluation, to run on the device's thread in the order of arrival.
 
         Args:
-            work: What to run.
-            examples: How many examples it computes.
+            work: The function to run.
+            examples: The number of examples that it computes.
             deadline: When it is no longer wanted.
-            prepare: What takes long before it, such as tracing; run on a thread of its own, one after another.
+            prepare: Slow preparation, such as tracing; runs on a separate thread, one after another.
 
         Raises:
-            OverloadedError: Too many examples wait, and there is nothing to prepare; what was prepared waits for room.
-            DeadlineExceededError: The deadline has passed; as the future's exception if there is something to prepare.
-            DrainingError: The engine is being closed; likewise.
+            OverloadedError: Too many examples are queued. Not raised with ``prepare``, after which the work waits.
+            DeadlineExceededError: The deadline has passed. With ``prepare``, this is the future's exception.
+            DrainingError: The engine is being closed. With ``prepare``, this is the future's exception.
         """
         request = EvaluateRequest(
             work=work, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
@@ -210,9 +211,9 @@ class Engine:
         return request.future
 
     def yield_to_predict(self) -> None:
-        """Run the Predict batches that wait, at most `MAX_PREDICTS_BEFORE_EVALUATE`.
+        """Run the queued Predict batches, at most `MAX_PREDICTS_BEFORE_EVALUATE`.
 
-        For the work of an evaluation to call, on the device's thread, between parts of a large batch.
+        The work of an evaluation calls this on the device's thread, between parts of a large batch.
         """
         for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
             if not self._scheduler.predicts:
@@ -220,9 +221,9 @@ class Engine:
             do(self._extra_predict_job())
 
     def close(self, timeout_seconds: float) -> None:
-        """Take no more work, finish what waits, and end the threads. Idempotent.
+        """Refuse new work, finish queued work, and end the threads. Idempotent.
 
-        What still waits after the timeout fails with DrainingError.
+        Work that is still queued after the timeout fails with DrainingError.
         """
         with self._changed:
             self._closing = True
@@ -249,7 +250,7 @@ class Engine:
             self._admission.refuse(waiting)
 
     def _examples_in_the_way(self, request: EvaluateRequest) -> int:
-        """Return how many examples of evaluations wait if they leave no room for a request, else 0."""
+        """Return the number of queued examples of evaluations if the request does not fit, else 0."""
         waiting = sum(other.examples for other in self._scheduler.evaluates)
         return waiting if waiting + request.examples > self._settings.max_queue_examples else 0
 
@@ -271,7 +272,7 @@ class Engine:
             self._admission.refuse(waiting)
 
     def _drop_dead_requests(self, examples: int, deadline: float | None) -> Sequence[PredictRequest]:
-        """If there is no room for a request, take out of the queue what nobody wants any more, and return that."""
+        """If the queue has no room for a request, remove and return the cancelled and expired requests."""
         waiting = self._scheduler.predicts.examples
         fits = waiting + examples <= self._settings.max_queue_examples
         if (fits and self._admission.is_meetable(deadline, examples_ahead=waiting)) or not self._may_sweep():
@@ -280,7 +281,7 @@ class Engine:
         return self._scheduler.predicts.remove(is_dead)
 
     def _may_sweep(self) -> bool:
-        """Whether the last sweep is long enough ago: they take time, and there might be one for every refusal."""
+        """Whether the last sweep is long enough ago: sweeps are slow, and every refusal might start one."""
         return time.monotonic() - self._swept_at >= _SECONDS_BETWEEN_SWEEPS
 
     def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
@@ -293,7 +294,7 @@ class Engine:
                 request.fail(blame_machine(error))
 
     def _enqueued_or_unwanted(self, request: EvaluateRequest) -> bool:
-        """Queue a request if there is room; return False if it is to wait."""
+        """Queue a request if there is room; return False if it must wait."""
         if request.is_cancelled():
             return True
         self._admission.check_deadline(request.deadline)
@@ -305,18 +306,18 @@ class Engine:
             return True
 
     def _may_run_here(self) -> bool:
-        """Whether what waits is Predict alone and is not held back for more."""
+        """Whether only Predict requests are queued and they are not delayed for more."""
         held_back = self._settings.max_batch_delay_seconds > 0
         return self._settings.inline_batches and not held_back and not self._scheduler.evaluates
 
     def _may_overlap(self) -> bool:
-        """Whether a batch of Predict is next and can be fetched at once."""
+        """Whether a Predict batch is next, so that it can overlap the current batch."""
         return bool(self._scheduler.predicts) and not self._scheduler.is_evaluate_next()
 
     def _wait(self, patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
-        """Wait for work, and then for more of it; return the seconds of the latter, None when there will be no more.
+        """Wait for work, then for more to fill the batch; return the seconds of the latter, or None after shutdown.
 
-        If not patient, return None as well unless there is a batch that may overlap another.
+        If not ``patient``, also return None unless there is a batch that may overlap another.
         """
         with self._changed:
             if not patient and not self._may_overlap():
@@ -331,7 +332,7 @@ class Engine:
             return time.monotonic() - began
 
     def _next_job(self, fill_seconds: float) -> Job:
-        """Take what is next off its queue."""
+        """Dequeue the next work."""
         with self._changed:
             if self._scheduler.is_evaluate_next():
                 return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
@@ -355,7 +356,7 @@ class Engine:
         return functools.partial(self._runner.predict, batch, fill_seconds, inline=inline)
 
     def _wait_for_more(self, oldest: PredictRequest) -> None:
-        """Hold the oldest request back until its batch is full or it has waited long enough."""
+        """Delay the oldest request until its batch is full or it has waited long enough."""
         until = oldest.arrived + self._settings.max_batch_delay_seconds
         while not self._closing and (left := until - time.monotonic()) > 0:
             if self._scheduler.predicts.examples_like(oldest) >= self._settings.max_batch_size:

@@ -1,4 +1,4 @@
-"""The loss of each example by itself, where a model's loss has one."""
+"""Per-example losses, for models whose loss is defined per example."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.compile_utils import get_loss  # how Keras itself reads what `compile` was given
+from keras.src.trainers.compile_utils import get_loss  # Keras resolves the arguments of `compile` with it
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.compute.masks import put_mask
@@ -17,7 +17,7 @@ from understudy.evaluator.types import Array
 
 
 class NoExampleLossesError(ValueError):
-    """The examples of a batch have no losses of their own. The text says why, to follow "because"."""
+    """There are no per-example losses. The text gives the reason, to follow "because"."""
 
 
 class PerExampleLoss(keras.losses.Loss):
@@ -26,7 +26,7 @@ class PerExampleLoss(keras.losses.Loss):
     Masked elements count as 0.
 
     Args:
-        loss: What a model can be compiled with for one output: a loss, a function or a name.
+        loss: A loss argument of `compile` for one output: a loss, a function or a name.
     """
 
     def __init__(self, loss: Any) -> None:
@@ -46,18 +46,18 @@ class PerExampleLoss(keras.losses.Loss):
 class PerExampleLosses:
     """The traced function that computes the losses of a batch's examples. Thread-safe.
 
-    For several outputs, it is the total weighted as the model was compiled. Regularizers, which belong to no example,
-    are left out. Building one needs the model to itself, compiled with `PerExampleLoss`es.
+    For several outputs, it is the total with the compiled weights. Regularization terms are excluded. Building one
+    needs exclusive use of the model, compiled with `PerExampleLoss`es.
 
     Args:
         model: The compiled model.
-        interface: Its structures.
-        device: Where to compute.
-        calls_model: Call the model on the whole batch, instead of taking the outputs that were gathered.
+        interface: The structures of its inputs and outputs.
+        device: The device to compute on.
+        calls_model: Whether to call the model on the whole batch, instead of using the gathered outputs.
         data: The specification of the batches.
 
     Raises:
-        NoExampleLossesError: The loss gives one number for the whole batch.
+        NoExampleLossesError: The loss is a single number for the whole batch.
     """
 
     def __init__(

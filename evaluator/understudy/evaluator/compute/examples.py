@@ -1,4 +1,4 @@
-"""Made-up inputs of several kinds, each valid, to try models with and to warm them up."""
+"""Generated inputs of several kinds, all valid, to test models and to warm them up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from understudy.evaluator.types import Array
 ExampleKind = Literal["padded", "full", "zeros"]
 """How inputs are filled.
 
-padded: Sequences of several lengths, the rest of each example zeros at its end, as masks want it on GPUs.
+padded: Sequences of several lengths, padded with zeros at the end, as masks on GPUs require.
 full: No zeros among tokens.
 zeros: Zeros and empty strings.
 """
@@ -29,7 +29,7 @@ _FEATURES_RANK = 3
 
 
 def kinds_of(specs: Sequence[TensorSpec]) -> tuple[ExampleKind, ...]:
-    """Return the kinds to try; padding is none where nothing may be a sequence."""
+    """Return the kinds to try; without ``padded`` if no input may be a sequence."""
     return ("padded", "full") if any(_is_sequence(spec) for spec in specs) else ("full",)
 
 
@@ -41,14 +41,14 @@ def example_inputs(
     length: int,
     ranges: Mapping[str, ValueRange] | None = None,
 ) -> dict[str, Array]:
-    """Return inputs that fit, the same for the same arguments.
+    """Return inputs that match the specifications, the same for the same arguments.
 
     Args:
-        specs: What to make.
-        kind: How to fill it.
-        examples: How many examples.
-        length: The length of every axis that may have any length.
-        ranges: The ids that inputs may hold, by name.
+        specs: The inputs to generate.
+        kind: How to fill them.
+        examples: The number of examples.
+        length: The length of every axis of unspecified length.
+        ranges: The valid ids of inputs, by name.
     """
     generator = np.random.default_rng(0)
     filled = generator.uniform(size=examples) if kind == "padded" else np.ones(examples)
@@ -89,14 +89,14 @@ def _values(
 
 
 def _ids(shape: Sequence[int], generator: np.random.Generator, value_range: ValueRange | None) -> Array:
-    """Return ids that are no padding where there are any; those of scalars may be 0, which is no padding there."""
+    """Return ids other than the padding id 0 if possible; ids of scalars may be 0, which is not padding there."""
     largest = 1 if value_range is None else min(value_range.high, _LARGEST_ID)
     least = 0 if len(shape) == 1 or largest == 0 else 1
     return generator.integers(least, largest + 1, shape)
 
 
 def _pad(array: Array, filled: Array) -> None:
-    """Empty the end of each example, of which at least one step stays."""
+    """Pad the end of each example, keeping at least one step."""
     for example, share in enumerate(filled):
         if array.ndim == 1:
             array[example] = _text(math.ceil(share * 8))

@@ -25,22 +25,22 @@ _log = logging.getLogger(__name__)
 class ForwardPass:
     """A model's forward pass over all replicas, traced once. Thread-safe.
 
-    The function takes batches of any length: each replica gets a slice, of lengths that differ by one at most. Where
-    there are fewer examples than replicas, the replicas without an example of their own repeat a neighbour's, and that
-    result is dropped; a replica never sees an empty slice.
+    The function takes batches of any size. Each replica gets a slice; the sizes of the slices differ by at most one. If
+    there are fewer examples than replicas, the remaining replicas repeat a neighbour's example, and that result is
+    dropped; a replica never gets an empty slice.
 
     Args:
         model: The model, with variables mirrored by the strategy.
-        interface: Its structures.
+        interface: The structures of its inputs and outputs.
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
-        max_batch_size: The most examples of one call of the function; larger batches run in pieces.
-        on_trace: Called each time the function is traced: once, unless something is wrong.
+        max_batch_size: The maximum number of examples of one call of the function; larger batches run in pieces.
+        on_trace: Called each time the function is traced: normally once.
 
     Attributes:
-        max_batch_size: As given; lowered where there was no memory for so many, and see `restore_limit`.
-        adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
+        max_batch_size: The current maximum; lowered after an out-of-memory error, see `restore_limit`.
+        adds_losses: Whether the model adds losses in its call, besides the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
-        input_ranges: The ids that inputs may hold, by name, where the model looks them up as they come.
+        input_ranges: The valid ids of inputs, by name, for inputs that directly index a table.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ForwardPass:
 
         Raises:
             InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
-            OutOfResourcesError: There is no memory for a single example.
+            OutOfResourcesError: There is not enough memory for a single example.
         """
         leaves = [inputs[name] for name in self._names]
         while True:
@@ -97,27 +97,27 @@ class ForwardPass:
             reclaim_memory()
 
     def launch(self, inputs: Mapping[str, Any]) -> Callable[[], tuple[Tensors, Tensors]]:
-        """Run the model and return what gives its outputs: CPUs compute at once."""
+        """Run the model and return a function that returns its outputs: CPUs compute synchronously."""
         result = self(inputs)
         return lambda: result
 
     @property
     def functions(self) -> tuple[Any, ...]:
-        """The concrete function, alone."""
+        """The only concrete function."""
         return (self._function.function,)
 
     @property
     def output_specs(self) -> tuple[Tensors, Tensors]:
-        """The `tf.TensorSpec`s of what a call returns."""
+        """The `tf.TensorSpec`s of the results of a call."""
         return self._call.specs(self._function.function.structured_outputs)
 
     def restore_limit(self) -> bool:
-        """Take as many examples as at first, for which there may be memory again; return whether it was lowered."""
+        """Restore the original maximum, because memory may be available again; return whether it was lowered."""
         lowered, self.max_batch_size = self.max_batch_size < self._most_examples, self._most_examples
         return lowered
 
     def _use_less_memory(self, examples: int, error: Exception) -> None:
-        """Lower the limit below what did not fit."""
+        """Lower the limit below the size that did not fit."""
         if examples == 1:
             raise OutOfResourcesError(f"there is no memory for a single example: {first_line(error)}") from error
         self.max_batch_size = examples // 2
@@ -152,7 +152,7 @@ class ForwardPass:
 
 
 def _share_out(inputs: tuple[Any, ...], replicas: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """Return the inputs of each replica, and how many examples of its outputs are its own."""
+    """Return the inputs of each replica, and the number of its examples that are not padding."""
     examples = tf.shape(inputs[0])[0]
     if replicas == 1:
         return [inputs], [examples]
@@ -162,6 +162,6 @@ def _share_out(inputs: tuple[Any, ...], replicas: int) -> tuple[list[tuple[Any, 
 
 
 def _slice(tensor: Any, start: Any, stop: Any, examples: Any) -> Any:
-    """Return the examples from start to stop, or the nearest example where there are none."""
+    """Return the examples from ``start`` to ``stop``, or the nearest example if the slice is empty."""
     start = tf.minimum(start, examples - 1)
     return tensor[start : tf.maximum(stop, start + 1)]

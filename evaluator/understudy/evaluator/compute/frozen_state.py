@@ -1,4 +1,4 @@
-"""State that traced functions hold as constants although a checkpoint can change it."""
+"""State that traced functions hold as constants, although a checkpoint can change it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import keras
 
 
 class FrozenState:
-    """The weights of layers that turn them into something else when they are loaded.
+    """The weights of layers that convert them when they are loaded.
 
-    `keras.layers.Normalization`, for one, computes plain tensors from its variables. A function traced before holds the
-    tensors of that time.
+    For example, `keras.layers.Normalization` computes plain tensors from its variables. A function that was traced
+    before holds the earlier tensors.
     """
 
     def __init__(self, model: Any) -> None:
@@ -21,7 +21,7 @@ class FrozenState:
         self._digest = self._compute_digest()
 
     def changed(self) -> bool:
-        """Whether the weights differ from what they were when this object was made."""
+        """Whether the weights have changed since this object was created."""
         return self._digest != self._compute_digest()
 
     def _compute_digest(self) -> bytes:

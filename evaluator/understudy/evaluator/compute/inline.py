@@ -1,4 +1,4 @@
-"""Which batches may run on the thread of the event loop."""
+"""Decides which batches may run on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 BRIEF_SECONDS = 1e-3
-"""Waking another thread and being woken by it takes some tenths of that, the more the busier the machine is."""
+"""A handover to another thread and back takes some tenths of this, and more on a busy machine."""
 
 LONGEST_SECONDS = 2e-3
-"""What an inline batch may cost the event loop."""
+"""The maximum time that an inline batch may block the event loop."""
 
 _TRIAL_BATCHES = 8
 _REMEMBERED_BATCHES = 32
@@ -23,13 +23,13 @@ _REMEMBERED_SHAPES = 256
 
 
 class InlineJudge:
-    """Judges by what batches of the very same shape took lately. Thread-safe.
+    """Decides by the duration of recent batches of the same shape. Thread-safe.
 
-    A shape is a group of requests (version, dtypes and all dimensions but the first) and the number of examples,
-    rounded up to a power of two. Its first batches run on the device's thread, which has to wait for the GIL: so it is
-    their lower quartile that has to be brief. Then the event loop's own batches count, by a high quantile: once a
-    second one of the last 32 takes more than `LONGEST_SECONDS`, or half of them are not brief, the shape goes back to
-    the device's thread, each time for twice as many batches.
+    A shape is a group of requests (version, dtypes and all dimensions except the first) and the number of examples,
+    rounded up to a power of two. Its first batches run on the device's thread, which has to wait for the GIL; therefore
+    their lower quartile must be brief. Then the event loop's own batches count, by a high quantile: if a second one of
+    the last 32 takes more than `LONGEST_SECONDS`, or half of them are not brief, the shape returns to the device's
+    thread, each time for twice as many batches.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class InlineJudge:
         self._shapes: OrderedDict[tuple[Hashable, int], _Shape] = OrderedDict()
 
     def is_brief(self, group: Hashable, examples: int) -> bool:
-        """Return whether a batch can be done before another thread could do much else; False while unknown."""
+        """Return whether a batch is brief enough to run inline; False while unknown."""
         with self._lock:
             shape = self._shapes.get(_key(group, examples))
             return shape is not None and shape.is_brief()
 
     def observe(self, group: Hashable, examples: int, cost: Cost, *, inline: bool) -> None:
-        """Take a batch into account, with all that its thread did for it."""
+        """Add the cost of a batch, including all work of its thread."""
         key = _key(group, examples)
         with self._lock:
             shape = self._shapes.setdefault(key, _Shape())
@@ -58,11 +58,11 @@ class InlineJudge:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a batch took.
+    """The cost of a batch.
 
     Attributes:
-        wall_seconds: From beginning to end.
-        cpu_seconds: The CPU time of the whole process meanwhile. It is less where the machine gave its cores to others.
+        wall_seconds: The elapsed time.
+        cpu_seconds: The CPU time of the whole process meanwhile. It is less if other processes used the cores.
     """
 
     wall_seconds: float
@@ -70,20 +70,20 @@ class Cost:
 
 
 class Stopwatch:
-    """Measures what a batch takes, from when it is made."""
+    """Measures the cost of a batch, from the creation of this object."""
 
     def __init__(self) -> None:
         self._wall = time.monotonic()
         self._cpu = time.process_time()
 
     def cost(self) -> Cost:
-        """Return what was taken so far."""
+        """Return the cost so far."""
         return Cost(time.monotonic() - self._wall, time.process_time() - self._cpu)
 
 
 @dataclass(kw_only=True)
 class _Shape:
-    """The batches of one shape."""
+    """The recent batches of one shape."""
 
     trial: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _TRIAL_BATCHES))
     inline: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
@@ -110,7 +110,7 @@ class _Shape:
             self.trial.clear()
 
     def _is_too_long(self) -> bool:
-        """Whether half of the batches are not brief, or too many are far from it."""
+        """Whether half of the batches are not brief, or too many take more than `LONGEST_SECONDS`."""
         not_brief = sum(seconds > BRIEF_SECONDS for seconds in self.inline)
         too_long = sum(seconds > LONGEST_SECONDS for seconds in self.inline)
         return too_long > _FORGIVEN_BATCHES or 2 * not_brief > max(len(self.inline), _TRIAL_BATCHES)

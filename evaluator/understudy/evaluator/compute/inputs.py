@@ -1,4 +1,4 @@
-"""Holds what a caller sent against what the model takes."""
+"""Checks a caller's inputs against the model's signature."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def check_inputs(inputs: Arrays, specs: Sequence[TensorSpec]) -> int:
     """Return the number of examples.
 
     Raises:
-        InvalidInputError: A name, dtype or shape is not what the model takes, or there is no example, or inputs differ
-            in their number of examples.
+        InvalidInputError: A name, dtype or shape does not match the model, there is no example, or the inputs have
+            different numbers of examples.
     """
     return check_forms({name: ArrayForm(dtype_name(array), array.shape) for name, array in inputs.items()}, specs)
 
 
 def check_forms(forms: Mapping[str, ArrayForm], specs: Sequence[TensorSpec]) -> int:
-    """Return the number of examples of inputs that need not be built yet; raise what `check_inputs` does."""
+    """Return the number of examples of inputs that need not be built yet. Raises as `check_inputs` does."""
     _check_names(forms, specs)
     examples = 0
     for spec in specs:
@@ -41,10 +41,10 @@ def check_forms(forms: Mapping[str, ArrayForm], specs: Sequence[TensorSpec]) -> 
 
 
 class InputCheck:
-    """Holds inputs against a signature; those of a form that has passed before pass at once. Thread-safe.
+    """Checks inputs against a signature, with a cache of forms that have passed. Thread-safe.
 
     Args:
-        specs: What the model takes.
+        specs: The model's inputs.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
@@ -52,7 +52,7 @@ class InputCheck:
         self._passed: dict[Hashable, int] = {}
 
     def examples_of(self, inputs: Arrays) -> int:
-        """Return the number of examples; raise what `check_inputs` does."""
+        """Return the number of examples. Raises as `check_inputs` does."""
         form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
         examples = self._passed.get(form)
         if examples is None:
@@ -67,8 +67,8 @@ def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[Te
     """Return the number of examples of a batch to score.
 
     Raises:
-        InvalidInputError: The inputs do not fit, a target or weight has a name no output has, or another number of
-            examples than the inputs.
+        InvalidInputError: The inputs do not fit, or a target or weight has a name that no output has, or another
+            number of examples than the inputs.
     """
     examples = check_inputs(batch.inputs, inputs)
     names = [spec.name for spec in outputs]
@@ -86,13 +86,13 @@ def dtype_name(array: Array) -> str:
     return _name_of(array.dtype)
 
 
-@functools.lru_cache(maxsize=64)  # NumPy makes the name up each time; there are as many dtypes as lengths of text
+@functools.lru_cache(maxsize=64)  # NumPy builds the name each time; text dtypes differ by length
 def _name_of(dtype: np.dtype[Any]) -> str:
     return "string" if dtype.kind in "SUO" else str(dtype.name)
 
 
 def _positional_note(kind: str, specs: Sequence[TensorSpec]) -> str:
-    """Return what to add to an error about names: which of the model's names stand for places; empty if none does.
+    """Return a note for errors about names: which of the model's names are positional; empty if there are none.
 
     Args:
         kind: ``input`` or ``output``.

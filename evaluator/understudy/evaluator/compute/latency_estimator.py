@@ -1,4 +1,4 @@
-"""How fast batches are done, as seen lately."""
+"""Estimates latency from recent batches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _REMEMBERED_BATCHES = 16
 
 
 class LatencyEstimator:
-    """Estimates how long examples take that wait. Written by one thread at a time, read by any.
+    """Estimates how long queued examples take. Written by one thread at a time, read by any.
 
     Args:
-        max_batch_size: The most examples of one batch.
+        max_batch_size: The maximum number of examples of one batch.
     """
 
     def __init__(self, max_batch_size: int) -> None:
@@ -22,7 +22,7 @@ class LatencyEstimator:
         self._full_batch_seconds = 0.0
 
     def observe(self, examples: int, seconds: float) -> None:
-        """Take a batch into account, with all that its thread did for it."""
+        """Add the duration of a batch, including all work of its thread."""
         if examples > self._max_batch_size:
             return
         self._recent.append((examples, seconds))
@@ -32,9 +32,9 @@ class LatencyEstimator:
             self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
 
     def estimate(self, examples: int) -> float:
-        """Return how long this many examples are likely to take; 0 where nothing is known.
+        """Return how long this many examples are likely to take; 0 without measurements.
 
-        Full batches take as long as the large ones did lately, and what is left over as long as any.
+        Full batches count as long as recent large batches took, and the rest as long as an average batch.
         """
         full, rest = divmod(examples, self._max_batch_size)
         return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)

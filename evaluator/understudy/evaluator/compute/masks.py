@@ -1,4 +1,4 @@
-"""Keras's masks, which travel as an attribute of a tensor and are lost when the tensor is passed on."""
+"""Keras's masks, which are attributes of tensors and are lost when a tensor is copied."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _ATTRIBUTE = "_keras_mask"
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask a layer has put on a tensor, or None."""
+    """Return the mask that a layer set on a tensor, or None."""
     return getattr(tensor, _ATTRIBUTE, None)
 
 
 def put_mask(tensor: Any, mask: Any) -> None:
-    """Put a mask on a tensor, where losses and metrics look for it."""
+    """Set a tensor's mask, as losses and metrics expect it."""
     setattr(tensor, _ATTRIBUTE, mask)

@@ -1,7 +1,8 @@
-"""The metrics that a caller may name, and the arguments that each takes.
+"""The metrics that a caller may name, and the arguments of each.
 
-Keras would make any object of a caller's configuration, and call functions to do so. So it is given none: a metric is
-one of a fixed list of classes, its arguments are checked scalars and flat lists, and its class is called directly.
+Keras would create any object from a caller's configuration, and call functions to do so. Therefore Keras never gets the
+configuration: a metric is one of a fixed list of classes, its arguments are checked scalars and flat lists, and its
+class is called directly.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from understudy.evaluator.types import MetricSpec
 
 MAX_METRICS: Final = 32
 MAX_THRESHOLDS: Final = 10_000
-"""Of thresholds that are evenly spaced, whose cost does not grow with the batch."""
+"""The limit for evenly spaced thresholds, whose cost does not grow with the batch."""
 MAX_LISTED_THRESHOLDS: Final = 200
-"""Of thresholds in a list: every element of a batch is compared with each."""
+"""The limit for a list of thresholds: every element of a batch is compared with each."""
 MAX_MULTI_LABEL_THRESHOLDS: Final = 200
 MAX_CLASSES: Final = 1000
 
@@ -30,7 +31,7 @@ _AXES: Final = 8
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument: what is expected, in words, and whether a value is that."""
+    """An argument: a description of the expected values, and a check of a value."""
 
     expected: str
     accepts: Callable[[Any], bool]
@@ -161,7 +162,7 @@ CATALOG: Final[Mapping[str, Mapping[str, Parameter]]] = MappingProxyType({
     "TrueNegatives": _COUNTS,
     "TruePositives": _COUNTS,
 })  # fmt: skip
-"""The classes of `keras.metrics` and their arguments beside ``name`` and ``dtype``."""
+"""The classes of `keras.metrics` and their arguments besides ``name`` and ``dtype``."""
 
 CHOSEN_BY_SHAPE: Final = frozenset({"accuracy", "acc", "crossentropy", "ce"})
 """Names for which Keras chooses a class by the shapes of targets and outputs; they take no arguments."""
@@ -176,7 +177,7 @@ _SHORT: Final = {
 
 
 def _snake_case(name: str) -> str:
-    """Return a class's name as Keras writes it in lower case."""
+    """Return Keras's snake-case form of a class name."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
@@ -190,12 +191,12 @@ _CLASSES_BY_NAME: Final[Mapping[str, str]] = {
 
 
 def class_named(name: str) -> str | None:
-    """Return the class of `keras.metrics` that a name stands for, None if there is none."""
+    """Return the class of `keras.metrics` that a name stands for, or None."""
     return _CLASSES_BY_NAME.get(name)
 
 
 def check_configuration(spec: MetricSpec) -> None:
-    """Raise InvalidInputError for an argument that the metric, which is in the catalog, does not take."""
+    """Raise InvalidInputError for an argument that a metric of the catalog does not accept."""
     known = {**_COMMON, **CATALOG[_CLASSES_BY_NAME[spec.name]]}
     for name, value in spec.config.items():
         parameter = known.get(name)
@@ -220,7 +221,7 @@ def check_count(metrics: Sequence[object]) -> None:
 
 
 def comparisons(metrics: Sequence[MetricSpec]) -> int:
-    """Return with how many thresholds the metrics compare each element of a batch, at most."""
+    """Return the maximum number of thresholds that a metric compares with each element of a batch."""
     return max((_listed_thresholds(spec) for spec in metrics), default=0) or 1
 
 

@@ -1,4 +1,4 @@
-"""A model's call on flat tensors, to be traced."""
+"""A model's call on flat tensors, for tracing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Tensors = dict[str, Any]
 
 
 class ModelCall:
-    """Calls a model for inference, with its inputs in the order of their names, and gives outputs and masks in a row.
+    """Calls a model for inference, with a flat list of inputs, and returns a flat list of outputs and masks.
 
     Args:
         model: The model.
-        interface: Its structures.
+        interface: The structures of its inputs and outputs.
 
     Attributes:
-        adds_losses: Whether the model added losses when it was called, beside the regularizers of its weights.
+        adds_losses: Whether the model added losses when it was called, besides the regularizers of its weights.
     """
 
     def __init__(self, model: Any, interface: ModelInterface) -> None:
@@ -62,5 +62,5 @@ def tensor_spec(spec: TensorSpec) -> Any:
 
 
 def tensor_specs(interface: ModelInterface) -> list[Any]:
-    """Return TensorFlow's form of what a model takes."""
+    """Return TensorFlow's specifications of a model's inputs."""
     return [tensor_spec(spec) for spec in interface.inputs.specs]

@@ -20,14 +20,14 @@ _WEIGHTS = "model.weights.h5"
 _ASSETS = "assets/"
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-"""What stands before each file in a zip archive: among other things, the lengths of two fields that follow it."""
+"""The header of each file in a zip archive; it holds, among others, the lengths of the two fields that follow it."""
 
 
 def architecture_of(model_file: Path) -> str:
-    """Return a fingerprint of all that a traced function depends on, without building the model.
+    """Return a fingerprint of everything that a traced function depends on, without building the model.
 
-    Two files with equal fingerprints differ in nothing that matters but weights, so that the weights of one can be
-    assigned to the variables of the other. Assets (vocabularies) are part of traced functions and count.
+    If two files have equal fingerprints, the weights of one can be assigned to the variables of the other. Assets
+    (vocabularies) are part of traced functions and count.
 
     Raises:
         LoadError: The file is not a ``.keras`` archive.
@@ -36,7 +36,7 @@ def architecture_of(model_file: Path) -> str:
 
 
 def read_compile_config(model_file: Path) -> dict[str, Any]:
-    """Return the serialized arguments the model was compiled with; empty if it was not.
+    """Return the serialized compile arguments of the model; empty if it was not compiled.
 
     Raises:
         LoadError: The file is not a ``.keras`` archive.
@@ -49,7 +49,7 @@ def build_model(model_file: Path) -> Any:
     """Build the model with its weights in the current strategy's scope, not compiled.
 
     Raises:
-        LoadError: The file is damaged, or holds what Keras refuses to build.
+        LoadError: The file is damaged, or Keras refuses to build the model.
     """
     try:
         return keras.saving.load_model(model_file, compile=False)
@@ -60,7 +60,7 @@ def build_model(model_file: Path) -> Any:
 def assign_weights(model: Any, model_file: Path) -> None:
     """Assign the weights in the file to the variables of a model of the same architecture.
 
-    The checksum in the archive is not looked at: whoever took the checkpoint has held all of it against its hash.
+    The checksum in the archive is not checked: the checkpoint's hash was verified before.
 
     Raises:
         LoadError: The file is damaged. Some variables may have been assigned.
@@ -68,7 +68,7 @@ def assign_weights(model: Any, model_file: Path) -> None:
     try:
         with zipfile.ZipFile(model_file) as archive:
             info = archive.getinfo(_WEIGHTS)
-        if info.compress_type == zipfile.ZIP_STORED:  # as Keras does
+        if info.compress_type == zipfile.ZIP_STORED:  # Keras does not compress
             weight_reading.assign_weights(model, model_file, start=_start_of(info, model_file), size=info.file_size)
         else:
             model.load_weights(model_file)
@@ -77,7 +77,7 @@ def assign_weights(model: Any, model_file: Path) -> None:
 
 
 def _start_of(info: zipfile.ZipInfo, archive_file: Path) -> int:
-    """Return where in an archive the content of a member begins, in bytes."""
+    """Return the offset of a member's content in an archive, in bytes."""
     with archive_file.open("rb") as archive:
         archive.seek(info.header_offset)
         *_, name_length, extra_length = _LOCAL_HEADER.unpack(archive.read(_LOCAL_HEADER.size))

@@ -1,4 +1,4 @@
-"""Writes the model of a checkpoint in another format than the checkpoint's."""
+"""Converts the model of a checkpoint to another format."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from understudy.evaluator.evaluator_errors import LoadError
 
 
 def write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildModel | None) -> None:
-    """Write a ``.keras`` file: compiled as the checkpoint's model is, without the state of its optimizer.
+    """Write a ``.keras`` file, compiled like the checkpoint's model, without the optimizer's state.
 
     Raises:
-        LoadError: The model cannot be built, or is none that Keras can store.
+        LoadError: The model cannot be built, or Keras cannot store it.
     """
     if checkpoint.kind is ModelKind.SAVED_MODEL:
         raise LoadError(
@@ -38,10 +38,10 @@ def write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildModel
 
 
 def write_saved_model(checkpoint: LocalCheckpoint, folder: Path, build_model: BuildModel | None) -> None:
-    """Write a SavedModel with one signature, ``serving_default``; one that is a SavedModel already is copied as it is.
+    """Write a SavedModel with one signature, ``serving_default``; a SavedModel is copied unchanged.
 
     Raises:
-        LoadError: The model cannot be built, or is none that TensorFlow can store.
+        LoadError: The model cannot be built, or TensorFlow cannot store it.
     """
     if checkpoint.kind is ModelKind.SAVED_MODEL:
         shutil.copytree(checkpoint.model_file, folder)
@@ -58,7 +58,7 @@ def _build(checkpoint: LocalCheckpoint, build_model: BuildModel | None) -> Built
 
 
 def _servable(model: Any) -> tuple[Any, Any]:
-    """Return a module that holds the model and its function, and the function's signature for any batch size."""
+    """Return a module with the model and its serving function, and the function's signature for any batch size."""
     interface = interface_of(model)
     names = {_argument(spec.name): spec for spec in interface.inputs.specs}
 
@@ -74,5 +74,5 @@ def _servable(model: Any) -> tuple[Any, Any]:
 
 
 def _argument(name: str) -> str:
-    """Return an input's name as TensorFlow lets arguments be called."""
+    """Return an input's name as a valid TensorFlow argument name."""
     return "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in name)

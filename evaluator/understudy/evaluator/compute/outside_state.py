@@ -1,4 +1,4 @@
-"""State that a user's metric keeps in plain TensorFlow variables, where Keras does not see it."""
+"""State that a user's metric keeps in plain TensorFlow variables, which Keras does not track."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OutsideState:
 
     Args:
         function: The concrete function that updates metrics.
-        model: The model; its own variables are not state of the metrics.
+        model: The model; its variables are not part of the metrics' state.
     """
 
     def __init__(self, function: Any, model: Any) -> None:
@@ -26,7 +26,7 @@ class OutsideState:
 
     @contextmanager
     def swapped_in(self, values: Sequence[Any]) -> Iterator[None]:
-        """Hold the variables at these values, and keep everybody else from them, for the length of a block."""
+        """Set the variables to these values during a block, with exclusive access."""
         if not self._variables:
             yield
             return
@@ -36,10 +36,10 @@ class OutsideState:
             yield
 
     def read(self) -> tuple[Any, ...]:
-        """Return the values the variables have now."""
+        """Return the current values of the variables."""
         return tuple(tf.identity(variable) for variable in self._variables)
 
 
 def _components(variable: Any) -> Sequence[Any]:
-    """Return the variables on the replicas, or the variable itself where there is one only."""
+    """Return the variables on the replicas, or the variable itself if there is only one."""
     return getattr(variable, "values", None) or [variable]

@@ -1,4 +1,4 @@
-"""Finds out by running a model what its graph does not tell."""
+"""Runs a model to determine properties that its graph does not show."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _log = logging.getLogger(__name__)
 
 
 class Probe:
-    """Runs a model on made-up inputs, of the kinds that it takes. Not thread-safe.
+    """Runs a model on generated inputs, of the kinds that it accepts. Not thread-safe.
 
-    A model may well refuse a kind: cuDNN takes no sequence that is padded elsewhere than at its end, or that is nothing
-    but padding. Only a model that runs on none is refused.
+    A model may refuse a kind: cuDNN accepts neither a sequence that is padded elsewhere than at its end nor one that is
+    all padding. A model is refused only if it runs on no kind.
 
     Args:
         run: Runs the model.
         specs: Its inputs.
-        ranges: The ids that inputs may hold, by name.
+        ranges: The valid ids of inputs, by name.
 
     Raises:
         InvalidInputError: The model refuses the values of every kind.
@@ -47,15 +47,15 @@ class Probe:
         self._length, self._kinds = self._find_kinds()
 
     def run(self, examples: int, *, by: Run | None = None) -> None:
-        """Run the model on a batch of so many examples, by another function if one is given."""
+        """Run the model on a batch of this size, with another function if one is given."""
         self._run_one(examples, self._length, self._kinds, by or self._run)
 
     def example(self, examples: int) -> dict[str, Array]:
-        """Return a batch of so many examples on which the model ran."""
+        """Return a batch of this size on which the model ran."""
         return self._inputs(self._kinds[0], examples, self._length)
 
     def examples_depend_on_each_other(self, *, replicas: int) -> bool:
-        """Whether an example's outputs change with its batch, as with a BatchNorm that is not frozen at inference.
+        """Whether an example's outputs depend on its batch, as with a BatchNorm that is not frozen at inference.
 
         Raises:
             LoadError: An output does not have one example for each example of input.
@@ -65,7 +65,7 @@ class Probe:
     def _find_kinds(self) -> tuple[int, tuple[ExampleKind, ...]]:
         """Return a length for axes of any length, and the kinds on which the model runs at that length.
 
-        A network of many poolings needs a large image.
+        A network with many pooling layers needs a large image.
         """
         lengths = _LENGTHS if any(None in spec.shape[1:] for spec in self._specs) else _LENGTHS[:1]
         for length in lengths:
@@ -81,7 +81,7 @@ class Probe:
         return lengths[-1], kinds_of(self._specs)
 
     def _run_one(self, examples: int, length: int, kinds: Sequence[ExampleKind], run: Run) -> None:
-        """Run the first of some kinds on which the model runs, or raise why the first does not."""
+        """Run the first of some kinds on which the model runs, or raise the error of the first kind."""
         failures: dict[ExampleKind, Exception | None] = {}
         for kind in kinds:
             failures[kind] = self._failure(kind, examples, length, run)
@@ -91,7 +91,7 @@ class Probe:
         raise next(failure for failure in failures.values() if failure is not None)
 
     def _failure(self, kind: ExampleKind, examples: int, length: int, run: Run) -> Exception | None:
-        """Run the model on one kind; return why it does not, if the kind may be the reason."""
+        """Run the model on one kind; return the error if the kind may be the cause, else None."""
         try:
             run(self._inputs(kind, examples, length))
         except tf.errors.ResourceExhaustedError:

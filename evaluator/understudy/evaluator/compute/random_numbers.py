@@ -1,4 +1,4 @@
-"""Tells from its graph whether a function draws random numbers."""
+"""Detects from its graph whether a function draws random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANDOM_OPERATION = re.compile(
 
 
 def draws_random_numbers(function: Any) -> bool:
-    """Whether a random number reaches an output. Dropout that is off may leave operations that nothing uses."""
+    """Whether a random number reaches an output. Inactive dropout may leave unused operations."""
     graph = function.graph.as_graph_def()
     bodies = {inner.signature.name: inner.node_def for inner in graph.library.function}
     used = _nodes_behind([tensor.op.name for tensor in function.outputs], graph.node)

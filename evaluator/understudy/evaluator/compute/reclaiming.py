@@ -1,4 +1,4 @@
-"""Gives the memory of models that were dropped back to the system."""
+"""Returns the memory of dropped models to the system."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from understudy.evaluator.compute.direct_call import give_back_kernels
 
 
 def reclaim_memory() -> bool:
-    """Free what dropped models held. Thread-safe; takes some milliseconds where `gc.freeze` was called after the start.
+    """Free the memory of dropped models. Thread-safe; takes milliseconds if `gc.freeze` was called after the start.
 
-    A Keras model and a traced function are cycles of references, which only a garbage collection frees, and Python
-    begins one of the oldest objects too seldom for models: they are few objects and much memory.
+    A Keras model and a traced function are reference cycles, which only a garbage collection frees. Python collects the
+    oldest generation too seldom for models, which are few objects with much memory.
 
     Returns:
-        Whether functions that are still used make their kernels anew at their next call; see `give_back_kernels`.
+        Whether functions in use create their kernels again at their next call; see `give_back_kernels`.
     """
     gc.collect()
     gave_back_kernels = give_back_kernels()
@@ -26,7 +26,7 @@ def reclaim_memory() -> bool:
 
 
 def _find_trim() -> ctypes._NamedFuncPointer | None:
-    """Return glibc's `malloc_trim`, or None where there is another allocator."""
+    """Return glibc's `malloc_trim`, or None with another allocator."""
     if sys.platform != "linux":
         return None
     try:

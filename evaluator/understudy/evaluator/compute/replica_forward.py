@@ -1,4 +1,4 @@
-"""The forward pass on GPUs: a function for each replica, and everything between them on the host."""
+"""The forward pass on GPUs: a function for each replica, with all data exchange on the host."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _HOST = "CPU:0"
 
 
 class ReplicaForward:
-    """A model's forward pass on replicas whose devices compute while the host goes on. Thread-safe.
+    """A model's forward pass on replicas whose devices compute asynchronously. Thread-safe.
 
-    Each replica has a function of its own, with the variables of its device. A batch is cut on the host, each share
-    copied to its device and computed there, and the outputs are copied back and joined on the host; nothing goes from
-    one device to another. Shares are padded to one of a few sizes, because a GPU's libraries tune themselves anew for
-    each; padding repeats the last example, and is cut off again.
+    Each replica has its own function, with the variables of its device. A batch is split on the host, each share is
+    copied to its device and computed there, and the outputs are copied back and joined on the host; no data moves
+    between devices. Shares are padded to one of a few sizes, because a GPU's libraries tune themselves for each new
+    size; padding repeats the last example and is removed from the outputs.
 
     Args:
         model: The model, with variables mirrored by the strategy.
-        interface: Its structures.
+        interface: The structures of its inputs and outputs.
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
-        max_batch_size: The most examples of one call on one replica; larger batches run in pieces.
-        on_trace: Called each time a function is traced: once for each replica, unless something is wrong.
+        max_batch_size: The maximum number of examples of one call on one replica; larger batches run in pieces.
+        on_trace: Called each time a function is traced: normally once for each replica.
 
     Attributes:
-        adds_losses: Whether the model adds losses in its call, beside the regularizers of its weights.
+        adds_losses: Whether the model adds losses in its call, besides the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
-        input_ranges: The ids that inputs may hold, by name, where the model looks them up as they come.
-        plan: Shares the batches out.
+        input_ranges: The valid ids of inputs, by name, for inputs that directly index a table.
+        plan: Splits batches into shares.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReplicaForward:
 
     @property
     def output_specs(self) -> tuple[Tensors, Tensors]:
-        """The `tf.TensorSpec`s of what a call returns."""
+        """The `tf.TensorSpec`s of the results of a call."""
         return self._call.specs(self._replicas[0].function.structured_outputs)
 
     def __call__(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Named:
@@ -85,9 +85,9 @@ class ReplicaForward:
         return self.launch(inputs, between_pieces)()
 
     def launch(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Fetch:
-        """Copy a batch to the devices and start computing; return what waits for the outputs and the masks.
+        """Copy a batch to the devices and launch it; return a function that waits for the outputs and the masks.
 
-        Both raise InvalidInputError if the model refuses a value. Of a batch in pieces, two are under way at most.
+        Both raise InvalidInputError if the model refuses a value. At most two pieces of a batch are in progress.
         """
         leaves = [np.asarray(inputs[name]) for name in self._names]
         examples = len(leaves[0])
@@ -99,7 +99,7 @@ class ReplicaForward:
         return lambda: self._call.by_name(self._fetch_all(first, pieces[1:], between_pieces))
 
     def warm_up(self, inputs: Mapping[str, Any]) -> Named:
-        """Run a batch of one of the plan's sizes on each replica, and have the plan learn how long it takes."""
+        """Run a batch of one of the plan's sizes on each replica, and add the measured times to the plan."""
         outputs = self.run_on_each(inputs)
         leaves = [np.asarray(inputs[name]) for name in self._names]
         size = len(leaves[0])
@@ -111,7 +111,7 @@ class ReplicaForward:
         return outputs
 
     def run_on_each(self, inputs: Mapping[str, Any]) -> Named:
-        """Run a batch of one of the plan's sizes on each replica; return what the last one gives."""
+        """Run a batch of one of the plan's sizes on each replica; return the last one's results."""
         leaves = [np.asarray(inputs[name]) for name in self._names]
         launched = [replica(leaves) for replica in self._replicas]
         fetched = [_to_host(tensors, len(leaves[0])) for tensors in launched]
@@ -126,7 +126,7 @@ class ReplicaForward:
         return _Replica(device, tf.function(on_replica, autograph=False).get_concrete_function(*self._specs))
 
     def _launch(self, leaves: Sequence[Array]) -> list[tuple[Share, list[Any]]]:
-        """Start one piece, of no more examples than the replicas take."""
+        """Launch one piece that fits the replicas."""
         with _refusals():
             return [
                 (share, self._replicas[share.replica]([_cut(leaf, share) for leaf in leaves]))
@@ -139,7 +139,7 @@ class ReplicaForward:
         pieces: Sequence[Sequence[Array]],
         between_pieces: Callable[[], None],
     ) -> list[Array]:
-        """Fetch a piece, and the others, each of which is started before the one ahead is fetched."""
+        """Fetch all pieces; each piece is launched before the previous one is fetched."""
         done = []
         for piece in pieces:
             between_pieces()
@@ -151,7 +151,7 @@ class ReplicaForward:
 
 
 class _Replica:
-    """The traced function of one replica, which takes arrays on the host and gives tensors on its device."""
+    """The traced function of one replica, from arrays on the host to tensors on its device."""
 
     def __init__(self, device: str, function: Any) -> None:
         self.function = function
@@ -164,7 +164,7 @@ class _Replica:
     def _copy(self, leaf: Array) -> Any:
         """Return a tensor on the device; text stays on the host.
 
-        Unlike `tf.constant`, an operation takes an array that is aligned as it is, without a copy on the host.
+        Unlike `tf.constant`, an operation uses an aligned array without a copy on the host.
         """
         with tf.device(_HOST if leaf.dtype.kind in "SUO" else self._device):
             return tf.raw_ops.Identity(input=leaf)
@@ -172,7 +172,7 @@ class _Replica:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn TensorFlow's refusal of a value into the caller's error."""
+    """Raise TensorFlow's refusal of a value as InvalidInputError."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -180,7 +180,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _cut(leaf: Array, share: Share) -> Array:
-    """Return the examples of a share, followed by its last example until it has its size."""
+    """Return the examples of a share, padded to its size with its last example."""
     examples = leaf[share.start : share.stop]
     if len(examples) == share.size:
         return examples

@@ -1,4 +1,4 @@
-"""Which replicas a batch runs on, and how many examples each of them gets."""
+"""Decides which replicas a batch runs on, and how many examples each of them gets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Share:
 
 
 class ReplicaPlan:
-    """Shares batches out so that they are likely to be done soonest. Thread-safe.
+    """Splits batches for the shortest expected duration. Thread-safe.
 
-    One thread launches the work of all replicas, one after another, so that each further replica costs a launch and
-    saves what the examples it takes would have cost the others. Both were measured. A batch that one replica does
-    sooner than several goes to one, each to the next in turn.
+    One thread launches the work of all replicas, one after another. Each additional replica costs a launch and saves
+    computing time on the others; both are measured. A batch that is faster on one replica than on several goes to one,
+    in round-robin order.
 
     Args:
-        replicas: How many there are.
-        max_batch_size: The most examples of one call on one replica.
+        replicas: The number of replicas.
+        max_batch_size: The maximum number of examples of one call on one replica.
 
     Attributes:
         sizes: The numbers of examples of a call, ascending: powers of two, and ``max_batch_size``.
@@ -42,18 +42,18 @@ class ReplicaPlan:
         self._counts: dict[int, int] = {}
 
     def observe(self, size: int, *, launch_seconds: float, seconds: float) -> None:
-        """Take into account how long a call of one replica took, and how long its launch alone."""
+        """Add the measured duration of a call on one replica, and of its launch alone."""
         known = self._launch_seconds
         self._launch_seconds = min(known, launch_seconds) if known else launch_seconds
         self._seconds[size] = seconds
         self._counts.clear()
 
     def size_for(self, examples: int) -> int:
-        """Return the smallest size that holds so many examples."""
+        """Return the smallest size that holds this many examples."""
         return next(size for size in self.sizes if size >= examples)
 
     def shares(self, examples: int) -> list[Share]:
-        """Share out a batch of 1 to ``max_batch_size`` examples. No share is empty."""
+        """Split a batch of 1 to ``max_batch_size`` examples. No share is empty."""
         count = self._counts.get(examples)
         if count is None:
             count = self._counts[examples] = self._best_count(examples)
@@ -65,7 +65,7 @@ class ReplicaPlan:
         ]
 
     def _best_count(self, examples: int) -> int:
-        """Return how many replicas are likely to be done soonest; as many as can, while nothing was measured."""
+        """Return the number of replicas with the shortest expected duration; the maximum without measurements."""
         counts = [count for count in range(1, min(self._replicas, examples) + 1) if self._fits(examples, count)]
         return min(counts, key=lambda count: (self._estimate(examples, count), count)) if self._seconds else counts[-1]
 

@@ -1,4 +1,4 @@
-"""The requests that wait for the device."""
+"""The queue of requests for the device."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from understudy.evaluator.types import Array, Arrays
 
 
 class RunnableSlot(Protocol):
-    """What a batch is run on."""
+    """The part of a slot that runs batches."""
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Return the outputs, ``[examples, ...]``, for inputs of any number of examples."""
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
-        """Start to compute; return what waits for the outputs."""
+        """Launch the computation; return a function that waits for the outputs."""
 
 
 class BorrowedHandle(Protocol):
-    """A counted borrow of a checkpoint that is loaded."""
+    """A counted borrow of a loaded checkpoint."""
 
     @property
     def step(self) -> int:
@@ -34,10 +34,10 @@ class BorrowedHandle(Protocol):
 
     @property
     def slot(self) -> RunnableSlot:
-        """What the checkpoint is loaded in."""
+        """The slot that the checkpoint is loaded in."""
 
     def release(self) -> None:
-        """Give the handle back."""
+        """Release the handle."""
 
 
 Borrow = Callable[[], BorrowedHandle]
@@ -45,7 +45,7 @@ Borrow = Callable[[], BorrowedHandle]
 
 @dataclass(kw_only=True, eq=False, slots=True)
 class PredictRequest:
-    """Examples to predict, and who is to be told the outcome. Times are on `time.monotonic`'s clock, in seconds."""
+    """Examples to predict, and the receiver of the outcome. Times are on the `time.monotonic` clock, in seconds."""
 
     inputs: Arrays
     examples: int
@@ -57,21 +57,21 @@ class PredictRequest:
     sink: ResultSink[Any]
 
     def begin(self) -> bool:
-        """Mark it as running; return whether anybody still wants it."""
+        """Mark it as running; return False if it was cancelled."""
         return self.sink.begin(self.token)
 
     def is_cancelled(self) -> bool:
-        """Whether it was taken back before it began."""
+        """Whether it was cancelled before it began."""
         return self.sink.is_cancelled(self.token)
 
     def fail(self, error: Exception) -> None:
-        """Tell why there is no result."""
+        """Deliver an error as the outcome."""
         self.sink.deliver([(self.token, error)])
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
 class EvaluateRequest:
-    """Work to be done on the device. Times are on `time.monotonic`'s clock, in seconds."""
+    """Work for the device. Times are on the `time.monotonic` clock, in seconds."""
 
     work: Callable[[], Any]
     examples: int
@@ -80,15 +80,15 @@ class EvaluateRequest:
     future: Future[Any]
 
     def begin(self) -> bool:
-        """Mark it as running; return whether anybody still wants it."""
+        """Mark it as running; return False if it was cancelled."""
         return self.future.set_running_or_notify_cancel()
 
     def is_cancelled(self) -> bool:
-        """Whether it was taken back before it began."""
+        """Whether it was cancelled before it began."""
         return self.future.cancelled()
 
     def fail(self, error: Exception) -> None:
-        """Tell why there is no result."""
+        """Deliver an error as the outcome."""
         self.future.set_exception(error)
 
 
@@ -101,7 +101,7 @@ def is_late(request: Request) -> bool:
 
 
 def is_dead(request: Request) -> bool:
-    """Whether nobody wants the request's result any more."""
+    """Whether the request was cancelled or its deadline has passed."""
     return request.is_cancelled() or is_late(request)
 
 
@@ -125,7 +125,7 @@ class PredictQueue:
         return itertools.chain.from_iterable(self._groups.values())
 
     def append(self, request: PredictRequest) -> None:
-        """Put a request behind those of its group."""
+        """Append a request to its group."""
         self._groups.setdefault(request.group, deque()).append(request)
         self.examples += request.examples
 
@@ -134,13 +134,13 @@ class PredictQueue:
         return min((group[0] for group in self._groups.values()), key=lambda request: request.arrived)
 
     def examples_like(self, request: PredictRequest) -> int:
-        """Return how many examples wait in the request's group."""
+        """Return the number of queued examples in the request's group."""
         return sum(other.examples for other in self._groups.get(request.group, ()))
 
     def take_batch(self, max_batch_size: int) -> list[PredictRequest]:
-        """Remove and return the oldest request with those behind it in its group, as long as the examples fit.
+        """Remove and return the oldest request and the following ones of its group, up to the maximum batch size.
 
-        Returns nothing if nothing waits.
+        Returns an empty list if the queue is empty.
         """
         batch = self.next_batch(max_batch_size)
         if not batch:
@@ -154,7 +154,7 @@ class PredictQueue:
         return batch
 
     def next_batch(self, max_batch_size: int) -> list[PredictRequest]:
-        """Return what `take_batch` would, and leave it."""
+        """Return the batch that `take_batch` would remove."""
         if not self._groups:
             return []
         waiting = iter(self._groups[self.oldest().group])
@@ -168,7 +168,7 @@ class PredictQueue:
         return batch
 
     def remove(self, unwanted: Callable[[PredictRequest], bool]) -> list[PredictRequest]:
-        """Remove and return the requests of which this is true."""
+        """Remove and return the requests for which ``unwanted`` is true."""
         everything = list(self)
         self._groups.clear()
         self.examples = 0

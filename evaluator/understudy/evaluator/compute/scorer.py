@@ -1,4 +1,4 @@
-"""Scores streams of batches on a slot, each stream with a state of its own."""
+"""Scores streams of batches on a slot, each stream with its own state."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from understudy.evaluator.types import Array, Batch
 _MAX_PROGRAMS = 8
 
 MAX_COMPARISONS = 2**24
-"""Of elements of a batch with thresholds that are not evenly spaced, for which Keras makes an array of all pairs."""
+"""The limit for comparisons of a batch's elements with listed thresholds: Keras builds an array of all pairs."""
 
 Structure = tuple[Any, ...]
-"""What tells apart the batches that need programs of their own."""
+"""The key of a program: batches with different structures need different programs."""
 ProgramBuilder = Callable[[ScoringData], ScoringProgram]
 
 
 class GatheredForward(Protocol):
-    """The forward pass as scoring needs it."""
+    """The part of the forward pass that scoring uses."""
 
     @property
     def output_specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `tf.TensorSpec`s of what a call returns."""
+        """The `tf.TensorSpec`s of the results of a call."""
 
     def __call__(
         self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = ...
@@ -46,10 +46,9 @@ class GatheredForward(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreState:
-    """What has been scored of one stream. Immutable: `Scorer.update` returns a new one.
+    """The state of one stream. Immutable: `Scorer.update` returns a new one.
 
-    ``example_losses`` are those of the batch scored last, float64 ``[examples]``, if they were asked for and there are
-    any.
+    ``example_losses`` are those of the last batch, float64 ``[examples]``, if requested and available.
     """
 
     program: ScoringProgram | None = None
@@ -61,7 +60,7 @@ class ScoreState:
 
     @property
     def without_example_losses(self) -> str:
-        """Why examples have no losses of their own, where those were asked for; empty otherwise."""
+        """Why there are no per-example losses although they were requested; empty otherwise."""
         return "" if self.program is None else self.program.without_example_losses
 
 
@@ -73,11 +72,11 @@ class Scorer:
     does that ahead of `update`.
 
     Args:
-        interface: The structures of the model.
-        forward: Its forward pass; None where the program itself runs the model on the whole batch.
+        interface: The structures of the model's inputs and outputs.
+        forward: Its forward pass; None if the program itself runs the model on the whole batch.
         build: Traces a program for batches of the given specification.
-        comparisons: With how many thresholds the metrics compare each element of a batch.
-        input_ranges: The ids that inputs may hold, by name.
+        comparisons: The number of thresholds that the metrics compare with each element of a batch.
+        input_ranges: The valid ids of inputs, by name.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Scorer:
         self._programs: OrderedDict[Structure, ScoringProgram] = OrderedDict()
 
     def start(self) -> ScoreState:
-        """Return the state of a stream nothing was scored of."""
+        """Return the state of a new stream."""
         return ScoreState()
 
     def check(self, batch: Batch) -> int:
@@ -108,7 +107,7 @@ class Scorer:
         return examples
 
     def is_prepared(self, batch: Batch) -> bool:
-        """Whether `update` would run at once on a batch like this."""
+        """Whether `update` would run without tracing on a batch like this."""
         return self._structure(self._labels(batch)) in self._programs
 
     def prepare(self, batch: Batch) -> ScoringProgram:
@@ -129,16 +128,16 @@ class Scorer:
     def update(
         self, state: ScoreState, batch: Batch, *, between_pieces: Callable[[], None] = lambda: None
     ) -> ScoreState:
-        """Return the state after this batch too.
+        """Return the state after another batch.
 
         Args:
-            state: What `start` or the last `update` returned.
+            state: The result of `start` or of the last `update`.
             batch: Examples to score.
-            between_pieces: Called between the pieces in which a large batch goes forward.
+            between_pieces: Called between the pieces of a large batch.
 
         Raises:
-            InvalidInputError: The batch does not fit the model, holds an id or a class that there is not, or differs
-                in structure from those before it.
+            InvalidInputError: The batch does not fit the model, holds an id or a class that does not exist, or differs
+                in structure from the previous ones.
         """
         examples = self.check(batch)
         labels = self._labels(batch)
@@ -148,7 +147,7 @@ class Scorer:
         program = state.program or self._programs.get(structure) or self.prepare(batch)
         check_values("input", batch.inputs, self._input_ranges)
         check_values("target", labels.targets, self._target_ranges(program, labels))
-        with tf.device("CPU:0"):  # from where each device gets what it needs
+        with tf.device("CPU:0"):  # each device copies its share from there
             inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
         outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
         data = self._data(inputs, labels, outputs, masks)
@@ -177,7 +176,7 @@ class Scorer:
         return state.program.result(state.values)
 
     def _check_comparisons(self, batch: Batch, examples: int) -> None:
-        """Refuse a batch whose every element would be compared with so many thresholds that it takes gigabytes."""
+        """Refuse a batch if comparing its elements with the thresholds would need gigabytes."""
         if self._comparisons == 1:
             return
         outputs = (
@@ -203,7 +202,7 @@ class Scorer:
             ) from error
 
     def _labels(self, batch: Batch) -> _Labels:
-        """Key targets by outputs, and give every output a weight if any has one of its own."""
+        """Key targets by outputs, and give every output a weight if one output has its own."""
         names = self._interface.outputs.names
         targets = {names[0] if name == ALL_TARGETS else name: array for name, array in batch.targets.items()}
         weights = dict(batch.sample_weights)
@@ -222,14 +221,14 @@ class Scorer:
         return {name: found for name, found in zip(present, program.target_ranges, strict=True) if found is not None}
 
     def _structure(self, labels: _Labels) -> Structure:
-        """Return what tells apart the programs that batches need."""
+        """Return the key of the program that a batch needs."""
         return (_ordered(self._specs(labels.targets)), _ordered(self._specs(labels.weights)))
 
     def _specs(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         return {name: self._label_spec(name, array) for name, array in arrays.items()}
 
     def _label_spec(self, name: str, array: Array) -> Any:
-        """Leave open the batch, and every axis that is open in the output the array belongs to."""
+        """Return the specification of labels; the batch axis and the output's open axes have any length."""
         output = next((spec for spec in self._interface.outputs.specs if name in {spec.name, ALL_WEIGHTS}), None)
         open_axes = {0} | {axis for axis, length in enumerate(output.shape if output else ()) if length is None}
         shape = tuple(None if axis in open_axes else length for axis, length in enumerate(array.shape))
@@ -247,7 +246,7 @@ class Scorer:
         )
 
     def _like_outputs(self, leaves: Mapping[str, Any]) -> Any:
-        """Arrange labels as the model arranges its outputs, with None where there is none; None if there are none."""
+        """Nest labels like the model's outputs, with None for missing ones; return None if there are no labels."""
         if not leaves:
             return None
         complete = {name: leaves.get(name) for name in self._interface.outputs.names}

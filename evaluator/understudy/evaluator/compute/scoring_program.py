@@ -1,4 +1,4 @@
-"""Scores batches of one structure as `keras.Model.evaluate` does, with all state passed in and out."""
+"""Scores batches of one structure as `keras.Model.evaluate` does, with explicit state."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ScoringData:
     """A batch in the model's own structures, or its specification: leaves are tensors or `tf.TensorSpec`s.
 
     Attributes:
-        inputs: What the model is called with.
-        targets: What its loss and metrics compare with; None if they need nothing.
+        inputs: The model's inputs.
+        targets: The targets of its loss and metrics; None if they need none.
         sample_weights: One tensor, or the structure of the outputs, or None.
-        outputs: What the model gave, by name; empty where the program itself calls the model.
+        outputs: The model's outputs, by name; empty if the program itself calls the model.
         masks: The Keras masks of the outputs, by name.
     """
 
@@ -46,12 +46,12 @@ class ScoringData:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramState:
-    """What is left of the batches scored so far. Immutable.
+    """The state after the batches scored so far. Immutable.
 
     Attributes:
         metrics: The values of the metrics' variables.
-        outside: The values of the plain variables that a metric keeps beside them.
-        logs: What the last step of the model's own returned, if that counts.
+        outside: The values of a metric's plain variables.
+        logs: The result of the model's last ``test_step``, if it is part of the score.
     """
 
     metrics: tuple[Any, ...]
@@ -61,13 +61,13 @@ class ProgramState:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """How to score.
+    """Options of a scoring program.
 
     Attributes:
-        calls_model: Call the model on the whole batch on one replica, instead of taking the outputs that were gathered.
+        calls_model: Call the model on the whole batch on one replica, instead of using the gathered outputs.
         custom_step: Run the model's own ``test_step``; implies that the model is called.
         with_loss: Compute the loss.
-        keeps_logs: What a step returns is part of the result, because the model's class overrides it.
+        keeps_logs: The return value of a step is part of the result, because the model's class overrides it.
     """
 
     calls_model: bool
@@ -79,22 +79,22 @@ class ProgramOptions:
 class ScoringProgram:
     """The traced functions that score batches of one structure. Functional, hence thread-safe once built.
 
-    The state of the metrics goes in and comes out, so that any number of streams can use one program at once. Building
-    one needs the model to itself: it uses the losses and metrics the model is compiled with at that moment, and no
-    others later on.
+    The state of the metrics is an argument and a result, so that any number of streams can use one program at once.
+    Building a program needs exclusive use of the model: it uses the losses and metrics that the model is compiled with
+    at that time, and keeps them.
 
     Args:
         model: The compiled model.
-        interface: Its structures.
+        interface: The structures of its inputs and outputs.
         devices: The devices of the replicas; it computes on the first.
         options: How to score.
         data: The specification of the batches.
         on_trace: Called each time it is traced.
 
     Attributes:
-        example_losses: Computes the losses of a batch's examples, if that was asked for and they have any.
-        without_example_losses: Why there are none, where they were asked for.
-        target_ranges: The classes that targets may hold, in the order of the targets' leaves; None for any value.
+        example_losses: Computes the losses of a batch's examples, if requested and available.
+        without_example_losses: Why there are no per-example losses although they were requested.
+        target_ranges: The valid classes of targets, in the order of the targets' leaves; None for any value.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ScoringProgram:
         self._update = StructuredCall(self._trace_update, (state, *data.as_arguments()), devices)
         self.target_ranges = self._find_target_ranges((state, data.inputs), data.targets)
         self._result = self._compute_result
-        if self._has_own_result:  # which looks at what the model is compiled with at that moment
+        if self._has_own_result:  # it depends on the current compilation of the model
             self._result = self._function(self._compute_result).get_concrete_function(state)
         self._outside = OutsideState(self._update.function, model)
         self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
@@ -136,7 +136,7 @@ class ScoringProgram:
             return ProgramState(metrics=tuple(metrics), outside=self._outside.read(), logs=logs)
 
     def result(self, state: ProgramState) -> dict[str, float]:
-        """Return the metrics by name. Metrics that give several numbers appear as ``name/0``, ``name/1``, ..."""
+        """Return the metrics by name. Metrics with several values appear as ``name/0``, ``name/1``, ..."""
         with self._outside.swapped_in(state.outside):
             values: Mapping[str, Any] = self._result(list(state.metrics))
         if self._options.keeps_logs and state.logs.keys() != values.keys():
@@ -144,14 +144,14 @@ class ScoringProgram:
         return _as_floats(values)
 
     def _logs_with_loss(self, logs: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what a step returned, with our loss: the tracker among it is for the model's own step to update."""
+        """Return a step's logs with the program's loss: only the model's own step updates the loss tracker."""
         if self._options.custom_step:
             return logs
         loss = {LOSS: values[LOSS]} if self._options.with_loss else {}
         return {**{name: value for name, value in logs.items() if name != LOSS}, **loss}
 
     def _find_target_ranges(self, before: Any, targets: Any) -> list[ValueRange | None]:
-        """Look up the arguments that are targets among the leaves of all arguments."""
+        """Return the ranges of the arguments that are targets, found among the leaves of all arguments."""
         ranges = find_value_ranges(self._update.function)
         first = sum(leaf is not None for leaf in tf.nest.flatten(before))
         count = sum(leaf is not None for leaf in tf.nest.flatten(targets))
@@ -161,7 +161,7 @@ class ScoringProgram:
         return tf.function(function, autograph=False)
 
     def _create_variables(self, data: ScoringData) -> None:
-        """Run one symbolic step, in which losses and metrics see shapes and create their variables."""
+        """Run one symbolic step, in which losses and metrics create their variables."""
         with keras.StatelessScope(self._regularized(), collect_losses=True):
             self._function(self._step).get_concrete_function(*data.as_arguments())
 
@@ -180,7 +180,7 @@ class ScoringProgram:
         return [scope.get_current_value(variable) for variable in self._variables], logs
 
     def _compute_result(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Compute eagerly, as Keras does, unless it is traced: an optimized graph may round otherwise."""
+        """Compute the metrics, eagerly as Keras does unless traced: an optimized graph may round differently."""
         with tf.device(self._device), self._scope(state):
             model = self._model if self._has_own_result else SimpleNamespace(metrics=self._metrics)
             results = dict(type(self._model).get_metrics_result(model))
@@ -195,7 +195,7 @@ class ScoringProgram:
         return keras.StatelessScope([*pairs, *self._regularized()], collect_losses=True)
 
     def _regularized(self) -> list[tuple[Any, Any]]:
-        """Map the variables that have a regularizer to their values, which Keras looks for in a stateless scope."""
+        """Map the variables that have a regularizer to their values, which Keras reads in a stateless scope."""
         return [
             (variable, variable) for variable in self._model.trainable_variables if variable.regularizer is not None
         ]
@@ -224,12 +224,12 @@ class ScoringProgram:
 
 
 def alone(structure: Any) -> Any:
-    """Return the only element of a list or tuple of one, as Keras does with a model's outputs."""
+    """Return the only element of a one-element list or tuple, else the structure, as Keras does with outputs."""
     return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
 
 
 def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read variables, which metrics may return, while their values are those of the scope."""
+    """Read the variables that metrics may return, while the scope provides their values."""
     plain = {name: value.value if isinstance(value, keras.Variable) else value for name, value in values.items()}
     return {name: tf.convert_to_tensor(value) for name, value in plain.items()}
 

@@ -34,30 +34,30 @@ from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, Loa
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 _MAX_SCORERS = 8
-"""How many choices of metrics a slot remembers; streams that are open keep theirs."""
+"""How many combinations of metrics a slot caches; open streams keep their own."""
 
 
 class Slot:
     """A model on all replicas, without optimizer, into which the weights of one checkpoint after another are loaded.
 
-    `forward`, `check_inputs` and scorers may be used from several threads at once; `load` and `warm_up` need the slot
-    to themselves, because a forward pass that runs while weights are assigned would mix two checkpoints.
+    `forward`, `check_inputs` and scorers may be used from several threads at once. `load` and `warm_up` need exclusive
+    use of the slot, because a forward pass during the assignment of weights would mix two checkpoints.
 
     Args:
         strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
         model_file: The checkpoint whose model is built and whose weights are loaded.
-        max_batch_size: The most examples of one pass on one replica; larger batches go forward in pieces.
-        loader: Knows how such checkpoints are stored; ``.keras`` files by default.
+        max_batch_size: The maximum number of examples of one pass on one replica; larger batches run in pieces.
+        loader: The loader for this kind of checkpoint; by default for ``.keras`` files.
         on_trace: Called each time one of its functions is traced.
-        per_replica: Whether each replica has a function of its own (`ReplicaForward`) or one function splits batches
+        per_replica: Whether each replica has its own function (`ReplicaForward`) or one function splits batches
             (`ForwardPass`); None for the former on GPUs.
 
     Attributes:
         traces: How many times any of its functions was traced.
 
     Raises:
-        LoadError: The model cannot be built, does not say what it takes, cannot run, or does not give one example of
-            output for each example of input.
+        LoadError: The model cannot be built, its inputs cannot be determined, it cannot run, or its outputs do not have
+            one example for each example of input.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Slot:
         self._adopt(built, model_file)
 
     def _adopt(self, built: BuiltModel, model_file: Path) -> None:
-        """Trace a model and find out about it."""
+        """Trace a model and determine its properties."""
         self._model = built.model
         self._compile_config = built.compile_config
         with _load_errors(model_file.name):
@@ -118,13 +118,13 @@ class Slot:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of its variables on all replicas together."""
+        """The total bytes of its variables on all replicas."""
         sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.variables)
         return int(sum(sizes)) * self.replicas
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What keeps evaluations from being exactly a single device's, or forces them onto one replica."""
+        """Why evaluations may differ from a single device's, or why they run on one replica."""
         found = [
             f"{reason}, so each batch is scored whole on one replica" for reason in self._reasons_for_whole_batches()
         ]
@@ -135,17 +135,17 @@ class Slot:
         return tuple(found)
 
     def load(self, model_file: Path) -> bool:
-        """Assign the weights of another checkpoint to the variables. Traces nothing.
+        """Assign the weights of another checkpoint to the variables, normally without tracing.
 
-        Functions are traced again only if the checkpoint changes what they hold as constants, such as the statistics of
-        a ``Normalization`` layer, or if it brings functions of its own, as a SavedModel does.
+        Functions are traced again only if the checkpoint changes their constants, such as the statistics of a
+        ``Normalization`` layer, or if it has its own functions, as a SavedModel does.
 
         Returns:
-            Whether the model that it held was dropped for another.
+            Whether the previous model was dropped.
 
         Raises:
-            ArchitectureMismatchError: The checkpoint holds another model, or the same compiled otherwise.
-            LoadError: It is damaged. The slot must be loaded anew before it is used.
+            ArchitectureMismatchError: The checkpoint holds another model, or the same model compiled differently.
+            LoadError: It is damaged. Load the slot again before using it.
         """
         if self._loader.architecture_of(model_file) != self.architecture:
             raise ArchitectureMismatchError(
@@ -166,12 +166,11 @@ class Slot:
     def warm_up(self) -> None:
         """Run every kind of batch, so that no request is the first of its kind.
 
-        Where one function splits batches, these are 1, N-1, N, N+1 and the largest number of examples. Where each
-        replica has a function, they are all the sizes of its calls, the largest first, which fixes what memory is
-        needed.
+        If one function splits batches, the batch sizes are 1, N-1, N, N+1 and the maximum. If each replica has a
+        function, they are all the sizes of its calls, the largest first, which determines the memory that is needed.
 
-        A function that has run so before is only tried with one example: other weights are nothing new to it, and
-        requests would have to share the cores.
+        A function that was warmed up before only runs one example: new weights need no new warm-up, which would
+        compete with requests for the cores.
 
         Raises:
             LoadError: The model fails to run.
@@ -191,7 +190,7 @@ class Slot:
         self._warm = self._pass
 
     def try_out(self) -> None:
-        """Run one made-up example on every replica; raise what the runtime raises."""
+        """Run one generated example on every replica; raise the runtime's errors."""
         if isinstance(self._pass, ReplicaForward):
             self._pass.run_on_each(self._probe.example(1))
         else:
@@ -205,18 +204,18 @@ class Slot:
         """Run the model.
 
         Args:
-            inputs: Every input by name, ``[examples, ...]`` with at least one example, as `check_inputs` accepts them.
+            inputs: Every input by name, ``[examples, ...]`` with at least one example, accepted by `check_inputs`.
 
         Returns:
             Every output by name, ``[examples, ...]``, in the order of the examples.
 
         Raises:
-            InvalidInputError: There is no such id in the model's tables, or the model refuses a value itself.
+            InvalidInputError: An id is outside the model's tables, or the model itself refuses a value.
         """
         return _on_host(self._outputs(inputs))
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
-        """Start to run the model; return what waits for the outputs. Both take, return and raise what `forward` does.
+        """Launch the model; return a function that waits for the outputs. Both raise as `forward` does.
 
         On GPUs, the next batch can be launched meanwhile.
         """
@@ -225,12 +224,12 @@ class Slot:
         return lambda: _on_host(fetch()[0])
 
     def scorer(self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False) -> Scorer:
-        """Return what scores batches with these metrics, or with the compiled ones if there are none.
+        """Return a scorer for these metrics, or for the compiled ones if empty.
 
-        With ``example_losses``, it also tells the loss of each example of the batch scored last.
+        With ``example_losses``, it also computes the loss of each example of the last batch.
 
         Raises:
-            InvalidInputError: There is no such metric, it takes no such argument, or the metrics are too many.
+            InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
         check_metrics(metrics)
@@ -280,7 +279,7 @@ class Slot:
         )
 
     def _with_example_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
-        """Let a program tell the losses of examples, or why it cannot."""
+        """Add per-example losses to a program, or the reason why there are none."""
         try:
             self._compilation.compile_for_examples(adds_losses=self._pass.adds_losses)
             program.example_losses = PerExampleLosses(
@@ -305,7 +304,7 @@ class Slot:
         return self._pass(inputs)[0]
 
     def _warm_up_outputs(self, inputs: Arrays) -> Tensors:
-        """Run a batch on every replica, if each has a function of its own."""
+        """Run a batch on every replica if each has its own function."""
         return self._pass.warm_up(inputs)[0] if isinstance(self._pass, ReplicaForward) else self._outputs(inputs)
 
 

@@ -1,4 +1,4 @@
-"""The wording of errors that libraries raise."""
+"""Shortens the texts of library errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ _NODE = "[[{{node"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its type where there is no text.
+    """Return the first line of an error's text, or its type if there is no text.
 
-    Of an error in a graph, whose text begins with a traceback, it is the line that says what is wrong.
+    For an error in a graph, whose text begins with a traceback, it is the line with the actual error.
     """
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == _GRAPH_ERROR:

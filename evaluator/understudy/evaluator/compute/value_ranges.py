@@ -1,7 +1,7 @@
-"""The ids that a traced function takes, read from its graph.
+"""The valid ids of a traced function's arguments, read from its graph.
 
 A CPU refuses an index outside a table and a label outside the classes. A GPU does not: the index gives zeros, the label
-NaN. So both are checked on the host, for every device alike.
+NaN. Therefore both are checked on the host, for all devices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SPARSE_LOSS = "SparseSoftmaxCrossEntropyWithLogits"
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
-    """The whole numbers from ``low`` to ``high``, and one more if ``ignored`` is a number.
+    """The integers from ``low`` to ``high``, and also ``ignored`` if it is a number.
 
-    ``low`` is negative where the model counts from the end of a table, as ``keras.ops.take`` does.
+    ``low`` is negative if the model counts from the end of a table, as ``keras.ops.take`` does.
     """
 
     low: int
@@ -51,7 +51,7 @@ class ValueRange:
             )
 
     def within(self, other: ValueRange | None) -> ValueRange:
-        """Return what is in both."""
+        """Return the intersection of two ranges."""
         if other is None:
             return self
         ignored = self.ignored if self.ignored == other.ignored else None
@@ -62,9 +62,9 @@ def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, Valu
     """Raise InvalidInputError for the first value outside its range.
 
     Args:
-        kind: What the arrays are, for the message: ``input`` or ``target``.
+        kind: The kind of the arrays, for the message: ``input`` or ``target``.
         arrays: NumPy arrays, or tensors on the host, by name, each ``[examples, ...]``.
-        ranges: The ranges of some of them.
+        ranges: The ranges by name, for some of the arrays.
     """
     for name, value_range in ranges.items():
         if name in arrays:
@@ -74,9 +74,9 @@ def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, Valu
 def find_value_ranges(function: Any) -> dict[int, ValueRange]:
     """Return the range of each argument that indexes a table or is a class, by the argument's position.
 
-    Found are arguments that reach a table (``Embedding``, ``tf.gather``) or a sparse cross-entropy in the function
-    itself, cast or reshaped at most. Not found is what is computed from an argument, or looked up inside a function
-    that this one calls, as in a SavedModel.
+    It finds arguments that reach a table (``Embedding``, ``tf.gather``) or a sparse cross-entropy in the function
+    itself, with no operations in between except casts and reshapes. It does not find values that are computed from an
+    argument, or lookups inside a called function, as in a SavedModel.
 
     Args:
         function: A concrete function whose every argument is one tensor.
@@ -108,7 +108,7 @@ def _tables(function: Any) -> dict[Any, int]:
 
 
 def _limited(op: Any, tables: Mapping[Any, int]) -> tuple[Any, int] | None:
-    """Return the tensor of indices or classes that an operation takes, and how many there are, where that is known."""
+    """Return the tensor of indices or classes that an operation takes, and their number, or None if unknown."""
     count: int | None = None
     if op.type == "GatherV2":
         axis = tf.get_static_value(op.inputs[2])
@@ -122,14 +122,14 @@ def _limited(op: Any, tables: Mapping[Any, int]) -> tuple[Any, int] | None:
 
 
 def _classes(logits: Any) -> int | None:
-    """Return the length of the last axis, which TensorFlow forgets where it flattens the others."""
+    """Return the length of the last axis, which TensorFlow loses when it flattens the others."""
     known: int | None = logits.shape[-1]
     flattened = known is None and logits.op.type == "Reshape"
     return logits.op.inputs[0].shape[-1] if flattened else known
 
 
 class _Source(NamedTuple):
-    """Where indices come from, whether they may count from the end, and which value is left out."""
+    """The source of indices, whether they may count from the end, and the ignored value."""
 
     tensor: Any
     from_end: bool = False
@@ -137,7 +137,7 @@ class _Source(NamedTuple):
 
 
 def _source(tensor: Any) -> _Source:
-    """Follow a tensor back through what leaves its values as they are."""
+    """Follow a tensor back through operations that keep its values."""
     found = _Source(tensor)
     while (earlier := _one_back(found)) is not None:
         found = earlier
@@ -170,7 +170,7 @@ def _adds_to(tensor: Any, total: Any) -> bool:
 
 
 def _slices_batch(op: Any) -> bool:
-    """Whether an operation takes some examples of a batch, and of these everything."""
+    """Whether an operation slices a batch along axis 0 only."""
     return (
         op.type == "StridedSlice"
         and op.inputs[1].shape.as_list() == [1]

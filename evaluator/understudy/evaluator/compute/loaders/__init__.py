@@ -1,4 +1,4 @@
-"""Building models from checkpoints and loading checkpoints into models: one module for each way to store a model."""
+"""Builds models from checkpoints and loads checkpoints into models: one module for each kind of storage."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from understudy.evaluator.compute.loaders.variables import VariablesLoader, assi
 from understudy.evaluator.evaluator_errors import LoadError
 
 BuildModel = Callable[[], Any]
-"""Returns a new Keras model, built and perhaps compiled, as an experiment's ``build_model`` does."""
+"""Returns a new Keras model, built and optionally compiled, as an experiment's ``build_model`` does."""
 
 
 def loader_for(kind: ModelKind, build_model: BuildModel | None) -> ModelLoader:
-    """Return what loads checkpoints of a kind.
+    """Return the loader for checkpoints of a kind.
 
     Args:
         kind: How the model is stored.
-        build_model: Builds the model of checkpoints that hold variables alone.
+        build_model: Builds the model for checkpoints that hold only variables, or None.
 
     Raises:
-        LoadError: It holds variables alone and nobody builds the model.
+        LoadError: The checkpoint holds only variables and there is no ``build_model``.
     """
     if kind is ModelKind.KERAS:
         return KerasLoader()

@@ -1,4 +1,4 @@
-"""Loads whole models from ``.h5`` files, which Keras calls legacy and ``ModelCheckpoint`` still writes."""
+"""Loads whole models from ``.h5`` files, Keras's legacy format that ``ModelCheckpoint`` still writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPILED = {
     "metrics": "keras.metrics",
     "weighted_metrics": "keras.metrics",
 }
-"""The arguments of ``compile`` that scoring needs, and where Keras has the classes that they name."""
+"""The arguments of ``compile`` that scoring needs, and the Keras modules of the classes that they name."""
 
 
 class Hdf5Loader:
@@ -55,7 +55,7 @@ def _compile_config(model_file: Path) -> dict[str, Any]:
 
 
 def _with_module(value: Any, module: str) -> Any:
-    """Say of every serialized object where its class is, as Keras does since version 3."""
+    """Add the module of its class to every serialized object, as Keras does since version 3."""
     if isinstance(value, list):
         return [_with_module(item, module) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a loader is."""
+"""The interface of a loader."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A Keras model that is not compiled, and the serialized arguments to compile it with; none if there are none."""
+    """A Keras model that is not compiled, and its serialized compile arguments; empty if there are none."""
 
     model: Any
     compile_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ModelLoader(Protocol):
-    """Knows one way to store a model. Thread-safe.
+    """Loads one kind of stored model. Thread-safe.
 
-    ``model_file`` is what `understudy.checkpoints.local_checkpoint.LocalCheckpoint.model_file` says.
+    ``model_file`` is `understudy.checkpoints.local_checkpoint.LocalCheckpoint.model_file`.
     """
 
     def architecture_of(self, model_file: Path) -> str:
-        """Return a fingerprint of all that makes one slot unfit for another checkpoint.
+        """Return a fingerprint; checkpoints with equal fingerprints fit the same slot.
 
         Raises:
             LoadError: The file cannot be read.
@@ -33,16 +33,16 @@ class ModelLoader(Protocol):
         """Build the model with its weights in the current strategy's scope.
 
         Raises:
-            LoadError: The file is damaged, or holds what cannot be built.
+            LoadError: The file is damaged, or its model cannot be built.
         """
 
     def assign(self, model: Any, model_file: Path) -> Any:
-        """Give a model that was built from a checkpoint of the same architecture the weights of this one.
+        """Assign a checkpoint's weights to a model that was built from one of the same architecture.
 
-        To be called in the strategy's scope.
+        Call this in the strategy's scope.
 
         Returns:
-            The model to use from now on: the same one, or another that takes its place.
+            The model to use from now on: the same one, or a replacement.
 
         Raises:
             LoadError: The file is damaged. Some variables may have been assigned.

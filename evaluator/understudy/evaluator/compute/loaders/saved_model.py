@@ -22,16 +22,16 @@ _INITIALIZER = "__saved_model_init_op"
 _GRAPH_FILE = "saved_model.pb"
 
 _MADE_UP = re.compile(r"(?:keras_tensor|input_layer)(?:_(\d+))?")
-"""How `keras.Model.export` names inputs that the user gave no name: by counters of the process."""
+"""The names that `keras.Model.export` gives to unnamed inputs: they contain per-process counters."""
 
 
 class SavedModelLoader:
     """See `ModelLoader`. A SavedModel has no compile configuration.
 
-    Its graph holds constants (the statistics of a ``Normalization`` layer, say) that differ from one checkpoint to the
-    next, so each is loaded with its own graph, which costs a retracing, and checkpoints count as of one architecture if
-    they take and give the same. Inputs to which the user gave no name are called ``inputs``, ``inputs_1`` and so on, in
-    order, as `tf.saved_model.save` calls all inputs of a Keras model.
+    Its graph holds constants (for example the statistics of a ``Normalization`` layer) that differ between checkpoints.
+    Therefore each is loaded with its own graph, which requires retracing, and checkpoints have the same architecture if
+    they have the same inputs and outputs. Unnamed inputs are called ``inputs``, ``inputs_1`` and so on, in order, as
+    `tf.saved_model.save` names all inputs of a Keras model.
     """
 
     def architecture_of(self, model_file: Path) -> str:
@@ -54,13 +54,13 @@ class SavedModelLoader:
             raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
 
     def assign(self, model: Any, model_file: Path) -> Any:
-        """See `ModelLoader`. Returns a model of its own."""
+        """See `ModelLoader`. Returns a new model."""
         del model
         return self.build(model_file).model
 
 
 class _SignatureLayer(keras.layers.Layer):
-    """Runs one signature of a SavedModel, whose variables count as its own."""
+    """Runs one signature of a SavedModel, and owns its variables."""
 
     def __init__(self, loaded: Any, signature: Any) -> None:
         super().__init__(name=_SERVING)
@@ -78,7 +78,7 @@ class _SignatureLayer(keras.layers.Layer):
 
 
 def _as_keras(loaded: Any, signature: Any) -> Any:
-    """Return a functional model that takes and gives what a signature does."""
+    """Return a functional model with a signature's inputs and outputs."""
     specs = signature.structured_input_signature[1]
     inputs = {name: _input(name, specs[own]) for own, name in _served_names(specs).items()}
     return keras.Model(inputs, _SignatureLayer(loaded, signature)(inputs))
@@ -111,7 +111,7 @@ def _choose(signatures: Mapping[str, Any], model_file: Path) -> str:
 
 
 def _served_names(names: Iterable[str]) -> dict[str, str]:
-    """Return what to call the inputs of a signature, by their own names."""
+    """Return the served names of a signature's inputs, by their own names."""
     own = {name: _MADE_UP.fullmatch(name) for name in names}
     made_up = sorted((int(match[1] or 0), name) for name, match in own.items() if match)
     renamed = {name: f"inputs_{place}" if place else "inputs" for place, (_, name) in enumerate(made_up)}

@@ -1,4 +1,4 @@
-"""Loads checkpoints that hold variables alone into the model that the user's experiment builds."""
+"""Loads checkpoints that hold only variables into the model that the user's experiment builds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from understudy.evaluator.evaluator_errors import LoadError
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _COMPILED = ("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")
-"""The attributes that Keras' ``compile`` sets, which a checkpoint need not have anything for."""
+"""The attributes that Keras's ``compile`` sets, which a checkpoint need not contain."""
 
 
 class VariablesLoader:
@@ -35,7 +35,7 @@ class VariablesLoader:
         self._assign = assign
 
     def architecture_of(self, model_file: Path) -> str:
-        """See `ModelLoader`. The model is the experiment's, whatever the file."""
+        """See `ModelLoader`. The model is always the experiment's."""
         del model_file
         return f"the experiment's, of {self._kind.value}"
 
@@ -61,15 +61,15 @@ class VariablesLoader:
 
 
 def assign_weights(model: Any, model_file: Path) -> None:
-    """Assign what a ``.weights.h5`` file holds."""
+    """Assign the content of a ``.weights.h5`` file."""
     weight_reading.assign_weights(model, model_file)
 
 
 def assign_checkpoint(model: Any, prefix: Path) -> None:
-    """Assign what `tf.train.Checkpoint` wrote: of the model itself, or of the model among other things.
+    """Assign a checkpoint of `tf.train.Checkpoint`: of the model itself, or of an object that contains the model.
 
     Raises:
-        ValueError: Nothing in it has all the variables of the model.
+        ValueError: No object in it has all the variables of the model.
     """
     reasons = []
     for checkpoint in _roots(model, prefix):
@@ -83,7 +83,7 @@ def assign_checkpoint(model: Any, prefix: Path) -> None:
 
 
 def _roots(model: Any, prefix: Path) -> Iterator[tf.train.Checkpoint]:
-    """Give the ways in which the model may be in a checkpoint, the likeliest first."""
+    """Yield the ways in which a checkpoint may contain the model, the likeliest first."""
     graph = TrackableObjectGraph.FromString(tf.train.load_checkpoint(str(prefix)).get_tensor(_OBJECT_GRAPH))
     names = [child.local_name for child in graph.nodes[0].children]
     if "model" in names:
@@ -95,7 +95,7 @@ def _roots(model: Any, prefix: Path) -> Iterator[tf.train.Checkpoint]:
 
 
 def _taken_apart(model: Any) -> BuiltModel:
-    """Return the model as if it had not been compiled, and what it was compiled with."""
+    """Return the model without its compilation, and its compile arguments."""
     config = model.get_compile_config() if model.compiled else None
     for attribute in _COMPILED:
         if hasattr(model, attribute):
