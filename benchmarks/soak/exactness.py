@@ -120,13 +120,13 @@ def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]
 
 def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
     import tensorflow as tf
-    from evaluator.compute import more_sample_models
+    from evaluator.compute import exactness, more_sample_models
 
     from understudy.evaluator.compute.slot import Slot
 
     name = str(rng.choice(sorted(more_sample_models.KINDS)))
     replicas = int(rng.integers(1, MAX_REPLICAS + 1))
-    model = more_sample_models.KINDS[name].build()
+    model = exactness.build(more_sample_models.KINDS[name])
     model.save(folder / "model.keras")
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     slot = Slot(strategy, folder / "model.keras", max_batch_size=MAX_ROWS_OF_PASS)

@@ -32,6 +32,15 @@ Rows = tuple[Any, ...]
 """``(inputs, targets)`` or ``(inputs, targets, weights)`` in the model's own structures."""
 
 
+def build(kind: sample_models.Kind) -> Any:
+    """Build a model whose metrics have the names that Keras gives in a process without other models.
+
+    Scores are reported under these names, whatever else the process has built.
+    """
+    keras.utils.clear_session(free_memory=False)
+    return kind.build()
+
+
 def draw(kind: sample_models.Kind, seed: int, sizes: Sequence[int], *, weighted: bool) -> list[Rows]:
     """Draw batches of these sizes; weighted only if the kind has weights."""
     rng = np.random.default_rng(seed)

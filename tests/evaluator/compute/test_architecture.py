@@ -203,3 +203,17 @@ def test_scores_have_the_names_of_a_process_that_built_nothing_else(tmp_path: Pa
     first, second = read_compile_config(save(tmp_path, "model", model))["metrics"]
 
     assert [metric["config"]["name"] for metric in (*first, *second)] == ["auc", "auc_1", "auc_2"]
+
+
+def test_a_default_name_that_keras_does_not_number_stays(tmp_path: Path) -> None:
+    build_something_else()
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation="softmax")])
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(),
+        metrics=[keras.metrics.SparseCategoricalCrossentropy(), keras.metrics.AUC(), keras.metrics.AUC()],
+    )
+
+    config = read_compile_config(save(tmp_path, "model", model))
+
+    names = [metric["config"]["name"] for metric in config["metrics"]]
+    assert names == ["sparse_categorical_crossentropy", "auc", "auc_1"]

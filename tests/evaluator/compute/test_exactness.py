@@ -47,7 +47,7 @@ def compiled(make_slot: Callable[..., Slot]) -> Compiled:
 
     @functools.cache
     def model_of(name: str) -> Any:
-        return more_sample_models.KINDS[name].build()
+        return exactness.build(more_sample_models.KINDS[name])
 
     @functools.cache
     def slot_of(name: str, replicas: int) -> Slot:
@@ -129,7 +129,7 @@ def test_keras_scores_the_gathered_outputs_as_they_were_scored(compiled: Compile
 
 def test_metrics_that_are_named_score_as_if_they_were_compiled(make_slot: Callable[..., Slot]) -> None:
     for name in ("binary metrics", "value metrics"):
-        model = more_sample_models.KINDS[name].build()
+        model = exactness.build(more_sample_models.KINDS[name])
         slot = make_slot(model, replicas=REPLICAS, max_batch_size=MAX_ROWS)
         metrics = more_sample_models.NAMED[name]
         more_sample_models.compile_with(model, metrics)

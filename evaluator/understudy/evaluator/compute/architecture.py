@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections import Counter
@@ -49,26 +48,53 @@ def has_made_up_name(class_name: str, name: str) -> bool:
 def renumbered_metrics(compile_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a compile configuration whose losses and metrics have the names that a new process would generate.
 
-    ``auc_7`` becomes ``auc``, and a second one ``auc_1``.
+    ``auc_7`` becomes ``auc``, and ``auc_9`` beside it ``auc_1``. A name without a number stays: it is the first of its
+    class, or the class's default, which Keras gives to any number of objects.
     """
-    counters: dict[str, Iterator[int]] = {}
-    return {key: _renumbered(value, counters) if key in _PER_OUTPUT else value for key, value in compile_config.items()}
+    numbers: dict[str, set[int]] = {}
+    parts = {key: value for key, value in compile_config.items() if key in _PER_OUTPUT}
+    for stem, number in _made_up_numbers(parts):
+        numbers.setdefault(stem, set()).add(number)
+    ranks = {stem: {number: rank for rank, number in enumerate(sorted(found))} for stem, found in numbers.items()}
+    return {**compile_config, **{key: _renumbered(value, ranks) for key, value in parts.items()}}
 
 
-def _renumbered(value: Any, counters: dict[str, Iterator[int]]) -> Any:
+def _made_up_numbers(value: Any) -> Iterator[tuple[str, int]]:
+    """Yield the stem and the number of every made-up name; a name without a number has 0."""
     if isinstance(value, list):
-        return [_renumbered(item, counters) for item in value]
+        for item in value:
+            yield from _made_up_numbers(item)
+    elif isinstance(value, dict):
+        found = _made_up_number(value)
+        if found is not None:
+            yield found
+        elif "class_name" not in value:
+            for item in value.values():
+                yield from _made_up_numbers(item)
+
+
+def _made_up_number(value: Mapping[str, Any]) -> tuple[str, int] | None:
+    class_name, config = value.get("class_name"), value.get("config")
+    if not (isinstance(class_name, str) and isinstance(config, dict) and isinstance(config.get("name"), str)):
+        return None
+    stem, name = _snake_case(class_name), config["name"]
+    match = re.fullmatch(rf"{re.escape(stem)}(?:_(\d+))?", name)
+    return None if match is None else (stem, int(match[1] or 0))
+
+
+def _renumbered(value: Any, ranks: Mapping[str, Mapping[int, int]]) -> Any:
+    if isinstance(value, list):
+        return [_renumbered(item, ranks) for item in value]
     if not isinstance(value, dict):
         return value
-    class_name, config = value.get("class_name"), value.get("config")
-    if not (isinstance(class_name, str) and isinstance(config, dict)):
-        return {key: _renumbered(item, counters) for key, item in value.items()}
-    name = config.get("name")
-    if not isinstance(name, str) or not has_made_up_name(class_name, name):
+    found = _made_up_number(value)
+    if found is not None:
+        stem, number = found
+        rank = ranks[stem][number]
+        return {**value, "config": {**value["config"], "name": f"{stem}_{rank}" if rank else stem}}
+    if "class_name" in value:
         return value
-    stem = _snake_case(class_name)
-    number = next(counters.setdefault(stem, itertools.count()))
-    return {**value, "config": {**config, "name": f"{stem}_{number}" if number else stem}}
+    return {key: _renumbered(item, ranks) for key, item in value.items()}
 
 
 def _model(model: Mapping[str, Any]) -> Any:
