@@ -63,9 +63,9 @@ def _held(figures: dict[str, Any]) -> bool:
 
 def swap(form: str, count: int, folder: Path) -> dict[str, Any]:
     """Swap this often in this process; return the memory samples."""
-    made = _make(form, folder / "made")
+    made = _make(form, count, folder / "made")
     alive, resident = [], []
-    for _ in _swaps(form, count, made, folder):
+    for _ in _swaps(made, folder):
         alive.append(_models_alive())
         resident.append(_resident_megabytes())
     settled = resident[min(SETTLED, count // 4)]
@@ -78,7 +78,7 @@ def swap(form: str, count: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _swaps(form: str, count: int, made: list[Path], folder: Path) -> Iterator[None]:
+def _swaps(made: list[Path], folder: Path) -> Iterator[None]:
     """Yield after each swap."""
     import numpy as np
 
@@ -98,22 +98,23 @@ def _swaps(form: str, count: int, made: list[Path], folder: Path) -> Iterator[No
     gc.collect()
     gc.freeze()
     with evaluator:
-        for step in range(1, count + 1):
-            _publish(made[step % 2], theirs / NAMES[form].format(step=step))
+        for step, path in enumerate(made, start=1):
+            _publish(path, theirs / path.name)
             _wait_until(lambda step=step: evaluator.serving_step == step)  # type: ignore[misc] # bound now
             evaluator.predict({"x": np.ones((3, FEATURES), np.float32)}).result(WAIT_SECONDS)
             yield
 
 
-def _make(form: str, folder: Path) -> list[Path]:
-    """Save two checkpoints of one architecture."""
+def _make(form: str, count: int, folder: Path) -> list[Path]:
+    """Save so many checkpoints of one architecture, no two of which are equal: an equal one is no new version."""
     import keras
     import tensorflow as tf
 
     folder.mkdir(parents=True)
-    made = [folder / NAMES[form].format(step=number) for number in range(2)]
-    for number, path in enumerate(made):
-        model = _model(0.01 * (1 + number))
+    made = [folder / NAMES[form].format(step=step) for step in range(1, count + 1)]
+    model = _model(0.01)
+    for step, path in enumerate(made, start=1):
+        model.set_weights([array * 0 + 0.01 * step for array in model.get_weights()])
         if form == "saved_model":
             model.export(str(path), verbose=False)
         elif form == "checkpoint":
@@ -133,8 +134,8 @@ def _publish(made: Path, path: Path) -> None:
         shutil.copytree(made, path.with_name(f".{path.name}"))
         path.with_name(f".{path.name}").rename(path)
         return
-    for file in sorted(made.parent.glob(f"{made.name}*")):
-        shutil.copy(file, path.with_name(file.name.replace(made.name, path.name, 1)))
+    for file in [made] if made.is_file() else sorted(made.parent.glob(f"{made.name}.*")):
+        shutil.copy(file, path.parent / file.name)
 
 
 def _wait_until(happened: Callable[[], bool]) -> None:
