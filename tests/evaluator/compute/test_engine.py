@@ -189,7 +189,7 @@ def test_a_brief_batch_that_is_too_large_runs_in_several(harness: EngineHarness)
 @pytest.mark.parametrize(
     ("seconds", "settings"),
     [(0.1, {}), (1e-4, {"max_batch_delay_seconds": 1e-6}), (1e-4, {"inline_batches": False})],
-    ids=["long", "leased_back", "switched_off"],
+    ids=["long", "held_back", "switched_off"],
 )
 def test_other_batches_run_on_the_engines_thread(seconds: float, settings: dict[str, Any]) -> None:
     harness = EngineHarness(**settings)

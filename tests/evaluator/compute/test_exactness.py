@@ -150,5 +150,5 @@ def test_the_soak_draws_cases_on_up_to_eight_replicas(tmp_path: Path) -> None:
     command += ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
     result = json.loads((tmp_path / "soak_exactness.json").read_bytes())
-    assert result["leased"]
+    assert result["held"]
     assert result["cases"] == SOAKED

@@ -116,7 +116,7 @@ class Sequences:
     step = 1
 
     def __init__(self) -> None:
-        self.leased: list[float] = []
+        self.held: list[float] = []
         self.loop_thread = threading.get_ident()
 
     @property
@@ -132,7 +132,7 @@ class Sequences:
         while time.thread_time() < until:
             pass
         if threading.get_ident() == self.loop_thread:
-            self.leased.append(1e-5 * inputs["x"].shape[1])
+            self.held.append(1e-5 * inputs["x"].shape[1])
         return {"y": inputs["x"]}
 
     def release(self) -> None:
@@ -170,8 +170,8 @@ def test_a_long_sequence_among_short_ones_never_holds_the_loop(engine: Engine) -
         return model
 
     model = asyncio.run(drive())
-    assert len(model.leased) > 100
-    assert max(model.leased) <= LONGEST_SECONDS
+    assert len(model.held) > 100
+    assert max(model.held) <= LONGEST_SECONDS
 
 
 def test_the_engine_may_be_woken_while_its_thread_takes_note_of_batches(engine: Engine) -> None:
