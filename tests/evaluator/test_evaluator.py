@@ -144,7 +144,7 @@ def test_what_was_pinned_but_not_evaluated_survives_its_deletion_and_a_restart(r
     run.publish(1, 2)
     with run.running() as evaluator:
         assert evaluator.serving_step == 2
-    with run.running(datasets=[BlockedDataset()], serve=2):
+    with run.running(datasets=[BlockedDataset()], version_policy=2):
         pass
     for step in (1, 2):
         for file in run.dir.checkpoint(step).iterdir():
@@ -159,7 +159,7 @@ def test_what_was_pinned_but_not_evaluated_survives_its_deletion_and_a_restart(r
 
 def test_the_latest_only_policy_records_what_it_passes_over(run: RealRun) -> None:
     run.publish(1, 2, 3)
-    with run.running(datasets=[dataset()], policy="latest") as evaluator:
+    with run.running(datasets=[dataset()], evaluation_policy="latest") as evaluator:
         records = wait_for_records(evaluator, 3)
 
     assert outcomes(records) == [(1, "", SKIPPED), (2, "", SKIPPED), (3, "test", SCORED)]
@@ -169,7 +169,7 @@ def test_the_latest_only_policy_records_what_it_passes_over(run: RealRun) -> Non
 def test_nan_is_recorded_and_never_best(run: RealRun) -> None:
     run.publish(2)
     run.publish(9, model=step_model(math.nan))
-    with run.running(datasets=[dataset()], serve="best") as evaluator:
+    with run.running(datasets=[dataset()], version_policy="best") as evaluator:
         records = wait_for_records(evaluator, 2)
 
         assert math.isnan(records[1].metrics["loss"])
@@ -180,7 +180,7 @@ def test_nan_is_recorded_and_never_best(run: RealRun) -> None:
 
 def test_the_best_policy_evaluates_before_it_promotes(run: RealRun) -> None:
     run.publish(1, 3, 9)
-    with run.running(datasets=[dataset()], serve="best", monitor="test/mae", monitor_mode="min") as evaluator:
+    with run.running(datasets=[dataset()], version_policy="best", monitor="test/mae", monitor_mode="min") as evaluator:
         wait_for_records(evaluator, 3)
         evaluator.unpin().result(WAIT_SECONDS)
 
@@ -190,7 +190,7 @@ def test_the_best_policy_evaluates_before_it_promotes(run: RealRun) -> None:
 
 def test_a_fixed_step_is_served_whatever_comes_after(run: RealRun) -> None:
     run.publish(1, 2)
-    with run.running(datasets=[dataset()], serve=1) as evaluator:
+    with run.running(datasets=[dataset()], version_policy=1) as evaluator:
         wait_for_records(evaluator, 2)
 
         assert predicted_step(evaluator) == 1
@@ -247,7 +247,7 @@ def test_a_stream_with_a_metric_that_does_not_exist_is_refused_and_frees_its_slo
 def test_a_dataset_is_scored_on_request_and_only_once(run: RealRun) -> None:
     run.publish(1, 2)
     progress: list[tuple[int, int | None]] = []
-    with run.running(datasets=[dataset(rows=40)], policy="latest", evaluation_batch_size=16) as evaluator:
+    with run.running(datasets=[dataset(rows=40)], evaluation_policy="latest", evaluation_batch_size=16) as evaluator:
         wait_for_records(evaluator, 2)
         record = evaluator.score_dataset(
             "test", version=1, progress=lambda done, total: progress.append((done, total))
@@ -270,7 +270,7 @@ def test_a_scoring_that_is_cancelled_stops_and_frees_its_slot(run: RealRun) -> N
         begun.set()
         may_go_on.wait(WAIT_SECONDS)
 
-    with run.running(datasets=[dataset(rows=200)], policy="latest", evaluation_batch_size=16) as evaluator:
+    with run.running(datasets=[dataset(rows=200)], evaluation_policy="latest", evaluation_batch_size=16) as evaluator:
         records = wait_for_records(evaluator, 3)
         scoring = evaluator.score_dataset("test", version=1, progress=progress)
         assert begun.wait(WAIT_SECONDS)

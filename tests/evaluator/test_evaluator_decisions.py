@@ -83,11 +83,11 @@ def test_a_gate_needs_a_dataset(run: RealRun) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"policy": 0}, "policy is 0"),
-        ({"policy": "some"}, "policy is 'some'"),
+        ({"evaluation_policy": 0}, "evaluation_policy is 0"),
+        ({"evaluation_policy": "some"}, "evaluation_policy is 'some'"),
         ({"min_value": math.nan}, "min_value is nan"),
         ({"min_improvement": -1.0}, "min_improvement is -1.0"),
-        ({"min_improvement": 1.0, "serve": 3}, "min_improvement goes with serve latest or best"),
+        ({"min_improvement": 1.0, "version_policy": 3}, "min_improvement goes with version_policy latest or best"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(run: RealRun, settings: dict[str, Any], said: str) -> None:

@@ -24,7 +24,7 @@ def test_a_folder_that_may_be_mistyped_is_named(
     def said() -> list[str]:
         caplog.clear()
         create_evaluator(CheckpointLocation(folder=folder, is_run=is_run), settings, SilentObserver())
-        return [record.message for record in caplog.records if record.name.endswith(".opening")]
+        return [record.message for record in caplog.records if record.name.endswith(".factory")]
 
     (warning,) = said()
     awaited = folder / "checkpoints" if is_run else folder

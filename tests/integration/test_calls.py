@@ -92,7 +92,7 @@ def test_a_label_and_a_step_choose_the_version(client: Client) -> None:
         ({"x": ones(1).astype(np.float64)}, ["x", "float64", "float32"]),
         ({"x": np.ones((1, WIDTH + 1), np.float32)}, ["x", "5", "4"]),
         ({"x": np.ones(WIDTH, np.float32)}, ["x"]),
-        ({"x": np.ones((0, WIDTH), np.float32)}, ["x", "row"]),
+        ({"x": np.ones((0, WIDTH), np.float32)}, ["x", "no examples"]),
     ],
 )
 def test_inputs_that_do_not_fit_are_named_with_what_was_expected(

@@ -123,7 +123,7 @@ def test_what_was_missed_is_filled_in_step_by_step(run_service: Run, chief: Chie
     write_dataset(tmp_path / "test.npz", best_step=30)
     for step in steps:
         chief.publish(step)
-    service = run_service({"eval_data": {"test": tmp_path / "test.npz"}}, {"policy": "latest", "slots": 2})
+    service = run_service({"eval_data": {"test": tmp_path / "test.npz"}}, {"evaluation_policy": "latest", "slots": 2})
     service.wait_ready()
     client = service.client()
     until(lambda: len(list(client.list_evaluations())) == len(steps))

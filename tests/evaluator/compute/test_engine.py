@@ -515,10 +515,10 @@ def test_the_observer_learns_of_every_batch(harness: EngineHarness) -> None:
     harness.engine.run(lambda: None, examples=9).result(TIMEOUT)
     _, merged, evaluated = harness.observer.computed
     assert merged["operation"] == "predict"
-    assert merged["rows"] == 3
+    assert merged["examples"] == 3
     assert len(merged["queue_seconds"]) == 2
     assert evaluated["operation"] == "evaluate"
-    assert evaluated["rows"] == 9
+    assert evaluated["examples"] == 9
     assert harness.observer.queue_examples[-1] == 0
     assert max(harness.observer.queue_examples) == 3
 

@@ -73,7 +73,7 @@ def test_every_number_of_examples_gives_the_same_examples_in_the_same_order(slot
 @pytest.mark.parametrize("name", EXACT_KINDS)
 def test_a_stream_scores_as_one_device_does(name: str, make: MakeSlot) -> None:
     kind = sample_models.KINDS[name]
-    model = kind.build()
+    model = exactness.build(kind)
     slot = make(model)
     slot.warm_up()
     assert any(kind.whole in note for note in slot.notes) if kind.whole else not slot.notes

@@ -414,9 +414,10 @@ def test_without_a_dataset_a_bad_checkpoint_is_recorded_all_the_same(
     harness = make_harness(datasets=())
     harness.lifecycle.publish(1)
     harness.reconcile()
-    harness.lifecycle.publish(2, text="othernet 2")
-    harness.reconcile()
-    harness.reconcile()
+    harness.lifecycle.publish(2, text="nonsense")
+    for pause in (0.0, 1.0, 2.0, 0.0):
+        harness.lifecycle.clock.now += pause
+        harness.reconcile()
 
     assert harness.entries() == [(2, FAILED)]
     assert harness.leased() == [1]

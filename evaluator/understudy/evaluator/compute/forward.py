@@ -123,7 +123,7 @@ class ForwardPass:
         self.max_batch_size = examples // 2
         _log.warning(
             "out of memory, going on with smaller batches",
-            extra={"rows": examples, "max_batch_size": self.max_batch_size},
+            extra={"examples": examples, "max_batch_size": self.max_batch_size},
         )
 
     def _run_in_pieces(

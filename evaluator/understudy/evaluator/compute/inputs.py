@@ -127,7 +127,7 @@ def _check_shape(form: ArrayForm, spec: TensorSpec) -> None:
         expected = ", ".join("any" if length is None else str(length) for length in spec.shape[1:])
         came = list(form.shape)
         raise InvalidInputError(
-            f"input {spec.name!r} has shape {came}; [{', '.join(filter(None, ['rows', expected]))}] was expected"
+            f"input {spec.name!r} has shape {came}; [{', '.join(filter(None, ['examples', expected]))}] was expected"
         )
 
 

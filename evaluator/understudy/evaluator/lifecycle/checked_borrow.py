@@ -45,5 +45,5 @@ def borrow_checked(
 
 
 def _described(spec: TensorSpec) -> str:
-    lengths = ["rows", *("any" if length is None else str(length) for length in spec.shape[1:])]
+    lengths = ["examples", *("any" if length is None else str(length) for length in spec.shape[1:])]
     return f"{spec.name!r} {spec.dtype} [{', '.join(lengths)}]"
