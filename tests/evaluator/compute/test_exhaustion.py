@@ -1,4 +1,4 @@
-"""Running out of memory: TensorFlow really refuses what these models ask for, each time after waiting for ten seconds."""
+"""Running out of memory: TensorFlow really refuses what these models ask for, after waiting ten seconds each time."""
 
 from __future__ import annotations
 
