@@ -199,7 +199,7 @@ def test_a_checkpoint_in_another_steps_folder_is_damaged(run: RunDir, publish: P
     publish(1)
     run.checkpoint(1).rename(run.checkpoint(2))
     (checkpoint,) = RunSource(run).poll()
-    with pytest.raises(DamagedCheckpointError, match="speaks of step 1"):
+    with pytest.raises(DamagedCheckpointError, match="is the manifest of step 1"):
         checkpoint.fetch(run.leases / "000000000002")
 
 

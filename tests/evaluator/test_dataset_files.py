@@ -181,7 +181,7 @@ def test_what_is_no_dataset_is_refused_and_told_what_is_read(tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match=r"there is no file .*absent"):
         open_dataset("test", tmp_path / "absent")
     for path in (tmp_path, tmp_path / "d.csv"):
-        with pytest.raises(ConfigurationError, match=r"none of what is read: an \.npz file, a \.tfrecord file"):
+        with pytest.raises(ConfigurationError, match=r"no supported format: give an \.npz file, a \.tfrecord file"):
             open_dataset("test", path)
     with pytest.raises(ConfigurationError, match="is empty"):
         open_dataset("test", write_records(tmp_path / "d.tfrecord", []))

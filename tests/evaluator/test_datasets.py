@@ -78,7 +78,7 @@ def test_keys_that_do_not_fit_the_model_are_named() -> None:
 
     with pytest.raises(InvalidInputError, match=r"'test' has the arrays \['picture', 'y'\]; .*'image' or 'x'"):
         list(missing.batches(ONE, 10))
-    with pytest.raises(InvalidInputError, match=r"knows nothing of: \['z'\]"):
+    with pytest.raises(InvalidInputError, match=r"unknown to the model: \['z'\]"):
         list(surplus.batches(ONE, 10))
 
 

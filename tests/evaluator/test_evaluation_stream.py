@@ -161,7 +161,7 @@ def test_the_most_silent_stream_gives_its_slot_up(slot: Slot, engine: Engine, mo
     assert not any(stream.is_closed for stream in (serving, silent, silent_too))
     recall(11.5)
     assert [stream.is_closed for stream in (serving, silent, silent_too)] == [False, True, False]
-    with pytest.raises(StreamIdleError, match="step 40 waited for a slot, and this stream on step 20 gave its own up"):
+    with pytest.raises(StreamIdleError, match="step 40 waited for a slot, and this stream on step 20 was closed"):
         silent.finish()
     silent_too.close()
     busy = opened(10, 20.0)

@@ -47,7 +47,7 @@ def test_behind_a_gate_only_what_is_better_by_enough_starts_serving(run: RealRun
             "improvement": 0.0,
             "min_improvement": 4.0,
         }
-        assert records[7].reason == f"loss is {(8 - GOAL) ** 2}; at most 10.0 is asked for"
+        assert records[7].reason == f"loss is {(8 - GOAL) ** 2}; at most 10.0 is required"
         assert predicted_step(evaluator) == 3
         until(lambda: [told.outcome for told in run.told.records] == [record.outcome for record in records])
 

@@ -152,7 +152,7 @@ async def test_the_asyncio_client_compares_too(service: RunningService) -> None:
     async with AsyncClient(service.grpc) as client:
         result = await client.compare(batches, versions=[SERVING, BEST])
         assert_compares(result, [SERVING, BEST], batches)
-        with pytest.raises(InvalidArgumentError, match="1 versions came"):
+        with pytest.raises(InvalidArgumentError, match="got 1 versions"):
             await client.compare(batches, versions=[SERVING])
 
 
@@ -170,8 +170,8 @@ def test_the_command_compares_on_a_file_and_on_a_dataset(service: RunningService
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"versions": [SERVING]}, "1 versions came; 2 to 16"),
-        ({"versions": [SERVING] * 17}, "17 versions came"),
+        ({"versions": [SERVING]}, "got 1 versions; 2 to 16"),
+        ({"versions": [SERVING] * 17}, "got 17 versions"),
         ({"versions": [SERVING, BEST], "confidence": 2.0}, "confidence is 2.0"),
         ({"versions": [SERVING, BEST], "resamples": 10**6}, "1000000 resamples"),
         ({"versions": [SERVING, BEST], "seed": -1}, "seed is -1"),

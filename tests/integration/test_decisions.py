@@ -31,7 +31,7 @@ def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the
     assert refused == entries[50, "refused"]
     assert refused.metrics["value"] == entries[50, "scored"].metrics["loss"]
     assert refused.metrics["serving_value"] == entries[30, "scored"].metrics["loss"]
-    assert "of step 30 serving; 0.0 is asked for" in refused.reason
+    assert "of the serving step 30; 0.0 is required" in refused.reason
     assert [entry.step for entry in client.list_evaluations(outcome="accepted", min_step=25)] == [30]
     status = client.status()
     assert (status.serving_step, status.best_step) == (30, 30)

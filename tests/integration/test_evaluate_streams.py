@@ -108,7 +108,7 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(client: Client) -> None:
     [
         ((ones(4), np.ones((3, OUTPUTS), np.float32)), {}, "target 'targets' has 3 examples; 4 were expected"),
         ((ones(4), np.ones((4, 3), np.float32)), {}, "targets do not fit"),
-        ((ones(4), {"z": np.ones((4, OUTPUTS), np.float32)}), {}, "the targets 'z' came; 'y', 'targets'"),
+        ((ones(4), {"z": np.ones((4, OUTPUTS), np.float32)}), {}, "got the targets 'z'; expected 'y', 'targets'"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32), np.ones(5, np.float32)), {}, "sample_weights' has 5 examples; 4"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": ["nonsense"]}, "nonsense"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": [Metric(name="AUC", config={"x": 1})]}, "AUC"),

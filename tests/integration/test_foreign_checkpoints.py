@@ -82,7 +82,7 @@ def test_inputs_without_names_are_told_and_taken_by_their_order(run_service: Run
     threes, ones_ = np.full((5, 2), 3, np.float32), np.ones((5, 2), np.float32)
     np.testing.assert_array_equal(client.predict([threes, ones_]).output, threes - ones_)
     np.testing.assert_array_equal(client.predict({"1": ones_, "wide": threes}).output, threes - ones_)
-    with pytest.raises(InvalidArgumentError, match="Keras made up the names of '1', which say their places"):
+    with pytest.raises(InvalidArgumentError, match="Keras generated the names of '1', which are positions"):
         client.predict({"wide": threes, "keras_tensor_1": ones_})
 
 

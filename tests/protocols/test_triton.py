@@ -36,7 +36,7 @@ REFUSALS = {
     "sequence": ("UNIMPLEMENTED", "sequences are not supported"),
     "classification": ("UNIMPLEMENTED", "tensor 'y'.*classification is not supported"),
     "unknown output": ("INVALID_ARGUMENT", "there is no output 'z'; there is 'y'"),
-    "unknown input": ("INVALID_ARGUMENT", "the inputs 'z' came; 'x' were expected"),
+    "unknown input": ("INVALID_ARGUMENT", "got the inputs 'z'; expected 'x'"),
     "another datatype": ("INVALID_ARGUMENT", "input 'x' has dtype int32; float32 was expected"),
     "another shape": ("INVALID_ARGUMENT", r"input 'x' has shape \[2, 4\]; \[examples, 3\] was expected"),
     "no examples": ("INVALID_ARGUMENT", "input 'x' has no examples"),
@@ -155,7 +155,7 @@ def test_every_way_to_ask_gives_the_same(report: Report, native_plain: Client, w
 def test_a_stream_keeps_its_order_and_one_bad_request_does_not_end_it(triton_grpc: Report) -> None:
     expected: list[Any] = [[str(number), 3.0 * number, {}] for number in range(20)]
     expected[3][2] = {"triton_final_response": {"bool_param": True}}
-    expected[7] = "the inputs 'z' came; 'x' were expected"
+    expected[7] = "got the inputs 'z'; expected 'x'"
     assert triton_grpc["stream"] == expected
     assert triton_grpc["asyncio stream"] == [0.0, 3.0, 6.0, 9.0, 12.0]
 

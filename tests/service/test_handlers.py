@@ -310,7 +310,7 @@ async def test_the_metrics_of_a_request_are_bounded(evaluation: EvaluationHandle
     message = options()
     for _ in range(40):
         message.options.metrics.add(name="mae")
-    with pytest.raises(InvalidInputError, match="41 metrics came; at most 32"):
+    with pytest.raises(InvalidInputError, match="got 41 metrics; at most 32"):
         await evaluation.evaluate(Told(message, batch(), end=True), CALL)
 
 

@@ -217,8 +217,8 @@ async def test_what_does_not_fit_is_refused_before_a_single_element_is_built(
     evaluator: ScriptedEvaluator, handler: InferenceHandler, monkeypatch: pytest.MonkeyPatch, count: int, *, raw: bool
 ) -> None:
     monkeypatch.setattr("understudy.service.handlers.oip.tensors.strings", lambda _: pytest.fail("it was built"))
-    evaluator.form_refusals.append(InvalidInputError("the inputs 'x' came; 'y' were expected"))
-    with pytest.raises(InvalidInputError, match="'y' were expected"):
+    evaluator.form_refusals.append(InvalidInputError("got the inputs 'x'; expected 'y'"))
+    with pytest.raises(InvalidInputError, match="expected 'y'"):
         await handler.model_infer(words_request(count, raw=raw), FOREVER)
     assert evaluator.forms == {"forms": {"x": ("string", (count,))}, "version": "serving"}
 

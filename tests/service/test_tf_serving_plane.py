@@ -68,9 +68,9 @@ async def peak_bytes_of_refusal(handlers: TfServingHandler, request: Any, error:
 async def test_inputs_that_do_not_fit_are_refused_before_they_are_filled(
     evaluator: ScriptedEvaluator, handlers: TfServingHandler
 ) -> None:
-    evaluator.form_refusals.append(InvalidInputError("the inputs 'x0' came; 'x' were expected"))
+    evaluator.form_refusals.append(InvalidInputError("got the inputs 'x0'; expected 'x'"))
     request = filled(20, elements=1 << 21)
-    peak = await peak_bytes_of_refusal(handlers, request, InvalidInputError, "'x' were expected")
+    peak = await peak_bytes_of_refusal(handlers, request, InvalidInputError, "expected 'x'")
     assert peak < 1 << 20
     assert evaluator.forms["forms"]["x19"] == ("float32", (1 << 21,))
 

@@ -295,5 +295,5 @@ def _gone(run: RunDir, step: int) -> UnreadableCheckpoint:
 def _decode(content: bytes, path: Path, step: int) -> Manifest:
     manifest = decode_manifest(content, origin=path)
     if manifest.step != step:
-        raise DamagedCheckpointError(f"{path} speaks of step {manifest.step}")
+        raise DamagedCheckpointError(f"{path} is the manifest of step {manifest.step}")
     return manifest

@@ -29,6 +29,6 @@ def open_dataset(name: str, path: Path) -> EvaluationDataset:
     if records:
         return RecordDataset(name, records)
     raise ConfigurationError(
-        f"dataset {name!r}: {path} is none of what is read: an .npz file, a .tfrecord file (or .tfrecord.gz, or a "
+        f"dataset {name!r}: {path} has no supported format: give an .npz file, a .tfrecord file (or .tfrecord.gz, or a "
         "folder of them), or a folder written by tf.data.Dataset.save"
     )

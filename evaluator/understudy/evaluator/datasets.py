@@ -106,7 +106,7 @@ def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
     targets = _take(dataset, left, signature.outputs, TARGET_ALIASES)
     if left:
         raise InvalidInputError(
-            f"dataset {dataset!r} has arrays that the model knows nothing of: {sorted(left)}; it takes "
+            f"dataset {dataset!r} has arrays that are unknown to the model: {sorted(left)}; it takes "
             f"{_keys(signature.inputs, INPUT_ALIASES)} and {_keys(signature.outputs, TARGET_ALIASES)}, and "
             f"optionally {_WEIGHT_KEY!r}"
         )

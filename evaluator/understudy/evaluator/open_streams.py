@@ -57,9 +57,9 @@ class OpenStreams:
         _log.warning("a stream gave its slot up", extra={"step": stream.step, "waiting": step, "silent": silent})
         stream.close(
             StreamIdleError(
-                f"step {step} waited for a slot, and this stream on step {stream.step} gave its own up: it is "
-                f"{stream.age_seconds:.0f} s old, {silent:.0f} s of them without a batch; begin again, and send "
-                "batches without pauses"
+                f"step {step} waited for a slot, and this stream on step {stream.step} was closed to free its slot: "
+                f"it is {stream.age_seconds:.0f} s old and was idle for {silent:.0f} s; start again, and send batches "
+                "without pauses"
             )
         )
 

@@ -146,11 +146,11 @@ class EvaluatorSettings:
         metadata={"help": "How long an Evaluate stream may be silent, in seconds.", "metavar": "SECONDS"},
     )
     poll_interval_seconds: float = field(
-        default=0.5, metadata={"help": "How often to look for new checkpoints, in seconds.", "metavar": "SECONDS"}
+        default=0.5, metadata={"help": "Interval of the polls for new checkpoints, in seconds.", "metavar": "SECONDS"}
     )
     load_attempts: int = field(
         default=3,
-        metadata={"help": "How often a checkpoint that fails is tried before it is given up.", "metavar": "N"},
+        metadata={"help": "Attempts to load a checkpoint that fails before it is given up.", "metavar": "N"},
     )
     load_retry_seconds: float = field(
         default=1.0,

@@ -230,7 +230,7 @@ def test_a_request_larger_than_a_batch_runs_alone_and_whole(harness: EngineHarne
 
 
 def test_a_request_larger_than_the_queue_is_invalid(harness: EngineHarness) -> None:
-    with pytest.raises(InvalidInputError, match="17 examples came in one request; at most 16"):
+    with pytest.raises(InvalidInputError, match="got 17 examples in one request; at most 16"):
         harness.predict(*range(17))
     assert harness.observer.reasons == ["invalid"]
 
@@ -307,7 +307,9 @@ def test_a_deadline_that_those_ahead_leave_no_time_for_is_refused_at_once(harnes
     slow.observe(8, 0.8)
     harness.occupy()
     waiting = harness.predict(*range(8))
-    with pytest.raises(OverloadedError, match=r"8 examples are waiting, which takes 0\.800 s") as refusal:
+    with pytest.raises(
+        OverloadedError, match=r"8 examples are waiting: the estimated wait 0\.800 s exceeds"
+    ) as refusal:
         harness.predict(1.0, deadline=time.monotonic() + 0.5)
     assert refusal.value.retry_after_seconds == pytest.approx(0.8)
     enough = harness.predict(1.0, deadline=time.monotonic() + TIMEOUT)

@@ -102,13 +102,16 @@ def test_a_model_whose_output_is_not_batch_major_is_refused(make_slot: Callable[
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"image": np.zeros((2, 6, 6, 1), np.float32)}, "'image' came; 'inputs' were expected"),
-        ({"keras_tensor": np.zeros((2, 6, 6, 1), np.float32)}, "one input, here called 'inputs', as Keras made up"),
+        ({"image": np.zeros((2, 6, 6, 1), np.float32)}, "got the inputs 'image'; expected 'inputs'"),
+        (
+            {"keras_tensor": np.zeros((2, 6, 6, 1), np.float32)},
+            "one input, here called 'inputs', because Keras generated",
+        ),
         ({"inputs": np.zeros((2, 6, 6, 1))}, "dtype float64; float32 was expected"),
         ({"inputs": np.zeros((2, 6, 5, 1), np.float32)}, r"shape \[2, 6, 5, 1\]; \[examples, 6, 6, 1\] was expected"),
         ({"inputs": np.zeros((6,), np.float32)}, r"shape \[6\]; \[examples, 6, 6, 1\] was expected"),
         ({"inputs": np.zeros((0, 6, 6, 1), np.float32)}, "has no examples"),
-        ({}, "the inputs none came"),
+        ({}, "got the inputs none"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_by_name(slot: Slot, inputs: dict[str, Any], message: str) -> None:
@@ -121,12 +124,10 @@ def test_names_that_stand_for_places_are_told_from_given_ones() -> None:
         TensorSpec(name="left", dtype="float32", shape=(None, 3)),
         TensorSpec(name="1", dtype="float32", shape=(None, 2), positional=True),
     ]
-    message = (
-        r"'left', '1' were expected\. Keras made up the names of '1', which say their places in the model's order$"
-    )
+    message = r"expected 'left', '1'\. Keras generated the names of '1', which are positions in the model's order$"
     with pytest.raises(InvalidInputError, match=message):
         check_inputs({"left": np.zeros((2, 3), np.float32), "right": np.zeros((2, 2), np.float32)}, specs)
-    with pytest.raises(InvalidInputError, match=r"'left' were expected$"):
+    with pytest.raises(InvalidInputError, match=r"'left'$"):
         check_inputs({"right": np.zeros((2, 3), np.float32)}, specs[:1])
 
 

@@ -128,7 +128,7 @@ def test_an_argument_that_is_out_of_bounds_is_refused(name: str, config: dict[st
 
 def test_the_metrics_of_one_request_are_bounded() -> None:
     check_metrics([MetricSpec(name="mae")] * MAX_METRICS)
-    with pytest.raises(InvalidInputError, match="33 metrics came"):
+    with pytest.raises(InvalidInputError, match="got 33 metrics"):
         check_metrics([MetricSpec(name="mae")] * (MAX_METRICS + 1))
 
 

@@ -125,13 +125,13 @@ def test_a_stream_without_a_batch_is_refused(classifier: Slot) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"targets": {"digit": np.zeros(3)}}, "the targets 'digit' came; 'outputs', 'targets' were expected"),
-        ({"targets": {"digit": np.zeros(3)}}, "one output, here called 'outputs', as Keras made up its name"),
+        ({"targets": {"digit": np.zeros(3)}}, "got the targets 'digit'; expected 'outputs', 'targets'"),
+        ({"targets": {"digit": np.zeros(3)}}, "one output, here called 'outputs', because Keras generated its name"),
         ({"targets": {"targets": np.zeros(2)}}, "target 'targets' has 2 examples; 3 were expected"),
         ({"targets": {"targets": np.float32(1)}}, "is a scalar"),
         ({"targets": {}}, "targets do not fit the model's loss and metrics"),
         ({"targets": {"targets": np.zeros((3, 7), np.float32)}}, "targets do not fit the model's loss and metrics"),
-        ({"sample_weights": {"other": np.ones(3)}}, "the sample weights 'other' came"),
+        ({"sample_weights": {"other": np.ones(3)}}, "got the sample weights 'other'"),
         ({"sample_weights": {"sample_weights": np.ones(4)}}, "sample weight 'sample_weights' has 4 examples"),
         ({"sample_weights": {"sample_weights": np.array(["a"] * 3)}}, "numbers were expected"),
         ({"inputs": {"inputs": np.zeros((3, 5, 6, 1), np.float32)}}, "input 'inputs' has shape"),

@@ -514,7 +514,7 @@ def test_a_gate_lets_nothing_serving_before_its_score_has_passed(make_harness: C
     assert harness.serving_step() == 2
     assert harness.entries() == [(1, SCORED), (1, REFUSED), (2, SCORED), (2, ACCEPTED)]
     refused, accepted = harness.ledger.page()[1::2]
-    assert refused.reason == "loss is 0.6; at most 0.5 is asked for"
+    assert refused.reason == "loss is 0.6; at most 0.5 is required"
     assert refused.metrics == {"value": 0.6, "min_value": 0.5}
     assert accepted.reason == "loss is 0.5"
 
@@ -543,8 +543,8 @@ def test_a_refused_checkpoint_is_recorded_with_the_numbers_compared(
         "improvement": 0.0625,
         "min_improvement": 0.125,
     }
-    assert "0.0625 better than the 1.0 of step 1 serving; 0.125 is asked for" in decisions[1].reason
-    assert decisions[3].reason == "loss is nan, the loss nan; numbers are asked for"
+    assert "0.0625 better than the 1.0 of the serving step 1; 0.125 is required" in decisions[1].reason
+    assert decisions[3].reason == "loss is nan, the loss nan; finite numbers are required"
 
 
 def test_after_a_restart_what_was_admitted_is_served_and_what_was_not_decided_is(

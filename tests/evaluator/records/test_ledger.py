@@ -166,7 +166,7 @@ def test_another_programs_database_is_refused_and_left_alone(path: Path) -> None
     connection.close()
     before = path.read_bytes()
 
-    with pytest.raises(LedgerError, match="is no ledger of evaluations"):
+    with pytest.raises(LedgerError, match="is not a ledger of evaluations"):
         Ledger(path)
     assert path.read_bytes() == before
 

@@ -65,7 +65,7 @@ class Comparer:
         """
         if not MIN_VERSIONS <= len(steps) <= MAX_VERSIONS:
             raise InvalidInputError(
-                f"{len(steps)} versions came; {MIN_VERSIONS} to {MAX_VERSIONS} can be compared with one another"
+                f"got {len(steps)} versions; {MIN_VERSIONS} to {MAX_VERSIONS} can be compared with one another"
             )
         for step in steps:
             self._check_exists(step)

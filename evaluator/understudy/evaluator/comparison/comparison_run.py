@@ -47,7 +47,7 @@ class CancellationToken:
     def check(self) -> None:
         """Raise CancelledError if the result is no longer wanted."""
         if not self._ask():
-            raise CancelledError("the comparison was broken off")
+            raise CancelledError("the comparison was cancelled")
 
     def stop(self) -> None:
         """Leave the queue."""
@@ -70,7 +70,7 @@ class CancellationToken:
         except (CancelledError, FutureCancelledError):
             if not acquiring.cancel() and not acquiring.cancelled():
                 acquiring.result().release()
-            raise CancelledError("the comparison was broken off while it waited for a slot") from None
+            raise CancelledError("the comparison was cancelled while it waited for a slot") from None
 
 
 @dataclass(frozen=True, kw_only=True)

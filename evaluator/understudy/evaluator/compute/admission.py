@@ -39,7 +39,7 @@ class Admission:
         if examples > self._max_queue_examples:
             self._observer.rejected("invalid")
             raise InvalidInputError(
-                f"{examples} examples came in one request; at most {self._max_queue_examples} are taken: split it"
+                f"got {examples} examples in one request; at most {self._max_queue_examples} are accepted: split it"
             )
 
     def check_open(self) -> None:
@@ -73,9 +73,8 @@ class Admission:
         if needed > left:
             self._observer.rejected("unmeetable")
             raise OverloadedError(
-                f"{examples_ahead} examples are waiting, which takes {needed:.3f} s as things go, and {left:.3f} s "
-                "are left; "
-                "try again shortly, or with more time",
+                f"{examples_ahead} examples are waiting: the estimated wait {needed:.3f} s exceeds the remaining "
+                f"deadline of {left:.3f} s; try again shortly, or with a longer deadline",
                 retry_after_seconds=needed,
             )
 

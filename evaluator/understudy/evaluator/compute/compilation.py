@@ -147,5 +147,5 @@ def _called(spec: MetricSpec, kind: Any, arguments: Mapping[str, Any]) -> Any:
         return kind(**arguments)
     except (ValueError, TypeError) as error:
         raise InvalidInputError(
-            f"metric {spec.name!r} with {dict(spec.config)} is none that Keras can make: {first_line(error)}"
+            f"metric {spec.name!r} with {dict(spec.config)} cannot be created by Keras: {first_line(error)}"
         ) from error

@@ -102,15 +102,15 @@ def _positional_note(kind: str, specs: Sequence[TensorSpec]) -> str:
     if not made_up:
         return ""
     if len(specs) == 1:
-        return f". The model has one {kind}, here called {made_up[0]!r}, as Keras made up its name"
-    return f". Keras made up the names of {_list(made_up)}, which say their places in the model's order"
+        return f". The model has one {kind}, here called {made_up[0]!r}, because Keras generated its name"
+    return f". Keras generated the names of {_list(made_up)}, which are positions in the model's order"
 
 
 def _check_names(arrays: Mapping[str, Any], specs: Sequence[TensorSpec]) -> None:
     expected = [spec.name for spec in specs]
     if arrays.keys() != set(expected):
         raise InvalidInputError(
-            f"the inputs {_list(arrays)} came; {_list(expected)} were expected{_positional_note('input', specs)}"
+            f"got the inputs {_list(arrays)}; expected {_list(expected)}{_positional_note('input', specs)}"
         )
 
 
@@ -134,9 +134,9 @@ def _check_shape(form: ArrayForm, spec: TensorSpec) -> None:
 def _check_labels(kind: str, arrays: Arrays, allowed: Sequence[str], examples: int, note: str) -> None:
     unknown = arrays.keys() - set(allowed)
     if unknown:
-        raise InvalidInputError(f"the {kind}s {_list(sorted(unknown))} came; {_list(allowed)} were expected{note}")
+        raise InvalidInputError(f"got the {kind}s {_list(sorted(unknown))}; expected {_list(allowed)}{note}")
     if len(arrays) > 1 and allowed[-1] in {ALL_TARGETS, ALL_WEIGHTS} and allowed[-1] in arrays:
-        raise InvalidInputError(f"the {kind}s {_list(sorted(arrays))} came; {allowed[-1]!r} must come alone")
+        raise InvalidInputError(f"got the {kind}s {_list(sorted(arrays))}; {allowed[-1]!r} must be the only one")
     for name, array in arrays.items():
         if array.ndim == 0:
             raise InvalidInputError(f"{kind} {name!r} is a scalar; [{examples}, ...] was expected")

@@ -217,7 +217,7 @@ def check_configuration(spec: MetricSpec) -> None:
 def check_count(metrics: Sequence[object]) -> None:
     """Raise InvalidInputError for more metrics than one request may name."""
     if len(metrics) > MAX_METRICS:
-        raise InvalidInputError(f"{len(metrics)} metrics came; at most {MAX_METRICS} are computed at once")
+        raise InvalidInputError(f"got {len(metrics)} metrics; at most {MAX_METRICS} are computed at once")
 
 
 def comparisons(metrics: Sequence[MetricSpec]) -> int:

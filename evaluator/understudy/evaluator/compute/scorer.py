@@ -185,7 +185,7 @@ class Scorer:
         elements = max(*outputs, *(array.size for array in batch.targets.values()), 0, 0)
         if elements * self._comparisons > MAX_COMPARISONS:
             raise InvalidInputError(
-                f"{elements} elements in a batch and {self._comparisons} thresholds came; at most {MAX_COMPARISONS} "
+                f"got {elements} elements in a batch and {self._comparisons} thresholds; at most {MAX_COMPARISONS} "
                 "comparisons are made at once: send smaller batches or fewer thresholds"
             )
 

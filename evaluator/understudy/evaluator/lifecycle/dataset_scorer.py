@@ -84,7 +84,7 @@ class DatasetScorer:
         with EvaluationStream(servable.borrow(), scorer, self._engine) as stream:
             for batch in dataset.batches(servable.slot.signature, self._batch_size):
                 if not is_wanted():
-                    raise CancelledError(f"the evaluation of step {servable.step} on {dataset.name!r} was broken off")
+                    raise CancelledError(f"the evaluation of step {servable.step} on {dataset.name!r} was cancelled")
                 scored += _wait(under_way)
                 if progress is not None and scored:
                     progress(scored, dataset.examples)

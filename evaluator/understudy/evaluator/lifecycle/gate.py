@@ -54,16 +54,16 @@ class Gate:
             numbers["min_value"] = self.min_value
             if self.monitor.is_better(self.min_value, value):
                 bound = "at most" if self.monitor.mode == "min" else "at least"
-                reason = f"{name} is {value!r}; {bound} {self.min_value!r} is asked for"
+                reason = f"{name} is {value!r}; {bound} {self.min_value!r} is required"
                 return Decision(admitted=False, reason=reason, numbers=numbers)
         if self.min_improvement is None or incumbent is None:
             return Decision(admitted=True, reason=f"{name} is {value!r}", numbers=numbers)
         step, held = incumbent
         improvement = held - value if self.monitor.mode == "min" else value - held
         numbers |= {"serving_value": held, "improvement": improvement, "min_improvement": self.min_improvement}
-        reason = f"{name} is {value!r}, {improvement!r} better than the {held!r} of step {step} serving"
+        reason = f"{name} is {value!r}, {improvement!r} better than the {held!r} of the serving step {step}"
         if improvement < self.min_improvement:
-            reason += f"; {self.min_improvement!r} is asked for"
+            reason += f"; {self.min_improvement!r} is required"
             return Decision(admitted=False, reason=reason, numbers=numbers)
         return Decision(admitted=True, reason=reason, numbers=numbers)
 
@@ -71,7 +71,9 @@ class Gate:
         name = self.monitor.metric
         if name not in record.metrics:
             return f"there is no metric {name}; there are {sorted(record.metrics)}"
-        return f"{name} is {record.metrics[name]!r}, the loss {record.metrics.get('loss')!r}; numbers are asked for"
+        return (
+            f"{name} is {record.metrics[name]!r}, the loss {record.metrics.get('loss')!r}; finite numbers are required"
+        )
 
 
 def build_gate(monitor: Monitor | None, *, min_value: float | None, min_improvement: float | None) -> Gate | None:

@@ -226,7 +226,9 @@ class Ledger:
         (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
         empty = (application, version, tables) == (0, 0, 0)
         if not empty and application != APPLICATION_ID:
-            raise LedgerError(f"{self._path} is no ledger of evaluations; move it away or choose another state folder")
+            raise LedgerError(
+                f"{self._path} is not a ledger of evaluations; move it away or choose another state folder"
+            )
         if not empty and version != SCHEMA_VERSION:
             raise LedgerError(
                 f"{self._path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the version of "
