@@ -200,7 +200,11 @@ def test_a_comparison_without_options_or_batches_is_the_callers_error(service: R
     options = evaluation_pb2.CompareRequest(options=evaluation_pb2.CompareOptions(versions=versions))
     with grpc.insecure_channel(service.grpc) as channel:
         stub = evaluation_pb2_grpc.EvaluationServiceStub(channel)
-        for messages, words in (([batch], "send options first"), ([options], "at least one"), ([], "at least one")):
+        for messages, words in (
+            ([batch], "send options with the versions to compare first"),
+            ([options], "at least one"),
+            ([], "at least one"),
+        ):
             with pytest.raises(grpc.RpcError, match=words) as caught:
                 stub.Compare(iter(messages))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -11,7 +11,7 @@ from protocols.values import DTYPES, EVERY_STEP, PLAIN, packed, values
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
 REFUSALS = {
-    "another model": ("NOT_FOUND", f"no model 'nobody' here; there is '{PLAIN}'"),
+    "another model": ("NOT_FOUND", f"there is no model 'nobody'; this server serves '{PLAIN}'"),
     "another signature": ("INVALID_ARGUMENT", "no signature 'train'; there is 'serving_default'"),
     "another field": ("INVALID_ARGUMENT", r"metadata_field is \['weights'\]; there is \['signature_def'\]"),
     "version 99": ("NOT_FOUND", r"version 99 is not loaded; loaded are \[1, 2, 3\]"),

@@ -26,8 +26,8 @@ STATUS = {
 """The HTTP status for each gRPC status."""
 
 REFUSALS = {
-    "metadata of another": ("NOT_FOUND", f"no model 'nobody' here; there is '{PLAIN}'"),
-    "another model": ("NOT_FOUND", f"no model 'nobody' here; there is '{PLAIN}'"),
+    "metadata of another": ("NOT_FOUND", f"there is no model 'nobody'; this server serves '{PLAIN}'"),
+    "another model": ("NOT_FOUND", f"there is no model 'nobody'; this server serves '{PLAIN}'"),
     "version 99": ("NOT_FOUND", r"version 99 is not loaded; loaded are \[1, 2, 3\]"),
     "version best": ("NOT_FOUND", "no version is best yet"),
     "version -1": ("INVALID_ARGUMENT", "the version is '-1'; give a step .*or serving, latest, best"),
