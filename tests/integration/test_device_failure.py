@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from integration.checkpoints import WIDTH, Chief, ones
@@ -20,6 +21,7 @@ from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
 LIMIT = 2
+POISON = -99.0
 
 broken = threading.Event()
 
@@ -40,6 +42,8 @@ class Fragile(keras.layers.Layer):  # type: ignore[misc] # keras has no types
     def _run(values: Any) -> Any:
         if broken.is_set():
             raise RuntimeError("an illegal memory access was encountered")
+        if np.any(values == POISON):
+            raise RuntimeError("the model's own code fails on this value")
         return values
 
 
@@ -112,3 +116,23 @@ async def test_devices_that_fail_take_readiness_back_and_then_end_the_service(
         f"the devices failed {2 * LIMIT} times in a row: UnknownError: RuntimeError: "
     )
     broken.clear()
+
+
+async def test_values_that_make_a_model_raise_neither_take_readiness_back_nor_end_the_service(
+    tmp_path: Path, replicas: tuple[str, ...]
+) -> None:
+    broken.clear()
+    FragileChief(tmp_path / "run").publish(7)
+    service = RunningTask(tmp_path / "run", replicas)
+    poison = np.full((3, WIDTH), POISON, np.float32)
+    async with AsyncClient(await service.ready()) as client:
+        for _ in range(3 * LIMIT):
+            with pytest.raises(InternalError):
+                await client.predict({"x": poison})
+            with pytest.raises(InternalError):
+                await client.evaluate([(poison, np.ones((3, 8), np.float32))])
+            assert await client.is_serving()
+        assert (await client.predict({"x": ones(3)})).step == 7
+
+    service.stop.set()
+    assert (await asyncio.wait_for(service.ended, WAIT_SECONDS)).reason is not ExitReason.DEVICE_FAILED

@@ -108,6 +108,7 @@ class EvaluationStream:
                 examples=examples,
                 deadline=deadline,
                 prepare=(lambda: self._scorer.prepare(batch)) if prepares else None,
+                trial=self._handle.slot.try_out,
             )
             self._under_way.append(_BatchUnderWay(future=future, prepares=prepares))
         future.add_done_callback(self._done)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import tensorflow as tf
 
@@ -24,7 +26,7 @@ class Patient:
             if outcome is None:
                 self.health.answered()
             else:
-                self.health.raised(outcome)
+                self.health.raised(outcome, None)
         return [state for state, _ in self.told]
 
 
@@ -58,3 +60,25 @@ def test_the_error_is_told_in_a_line() -> None:
     patient = Patient(limit=1)
     patient.states(DEVICE)
     assert patient.told == [(FAILING, "InternalError: CUDA_ERROR_ILLEGAL_ADDRESS")]
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def trial() -> None:
+        raise error
+
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("trial", "states"),
+    [(lambda: None, []), (raising(VALUE), []), (raising(DEVICE), [FAILING]), (None, [FAILING])],
+    ids=["succeeds", "refuses its values", "fails, too", "is the run itself"],
+)
+def test_the_error_of_a_run_on_a_callers_values_counts_if_a_trial_fails_too(
+    trial: Callable[[], None] | None, states: list[DeviceState]
+) -> None:
+    patient = Patient()
+    for _ in range(3):
+        patient.health.raised(DEVICE, trial)
+
+    assert [state for state, _ in patient.told] == states

@@ -147,7 +147,7 @@ class BatchRunner:
         try:
             outputs = fetch()
         except Exception as error:  # noqa: BLE001 - it is recorded as the outcome
-            self._health.raised(error)
+            self._health.raised(error, handle.slot.try_out)
             self._fail(handle, batch, error, outcomes)
             return
         compute_seconds = time.monotonic() - began
@@ -187,7 +187,7 @@ class BatchRunner:
             result = request.work()
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
             blamed = blame_machine(error)
-            self._health.raised(blamed)
+            self._health.raised(blamed, request.trial)
             request.future.set_exception(blamed)
             return
         self._health.answered()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -40,8 +41,22 @@ class DeviceHealth:
         if self._state is DeviceState.FAILING:
             self._become(DeviceState.WORKING, "")
 
-    def raised(self, error: Exception) -> None:
-        """Record the error of a run. An error of the caller's data shows that the devices work."""
+    def raised(self, error: Exception, trial: Callable[[], object] | None) -> None:
+        """Record the error of a run. An error of the caller's data shows that the devices work.
+
+        Args:
+            error: The error.
+            trial: Runs the same model on generated data, where the run was on a caller's. A caller's values can make a
+                model's own code raise the error of a failing device; such an error counts only if the trial fails, too.
+        """
+        if isinstance(error, _DEVICE_ERRORS) and trial is not None:
+            try:
+                trial()
+            except Exception as failure:  # noqa: BLE001 - its class decides
+                error = failure
+            else:
+                self.answered()
+                return
         if isinstance(error, _DEVICE_ERRORS):
             self._count(error)
         elif isinstance(error, tf.errors.OpError | InvalidInputError):

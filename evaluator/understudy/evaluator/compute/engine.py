@@ -185,6 +185,7 @@ class Engine:
         examples: int,
         deadline: float | None = None,
         prepare: Callable[[], object] | None = None,
+        trial: Callable[[], object] | None = None,
     ) -> Future[_T]:
         """Queue work of an evaluation, to run on the device's thread in the order of arrival.
 
@@ -193,6 +194,8 @@ class Engine:
             examples: The number of examples that it computes.
             deadline: When it is no longer wanted.
             prepare: Slow preparation, such as tracing; runs on a separate thread, one after another.
+            trial: Runs the same model on generated data, to tell a failing device from values that the model's own code
+                does not take; None if the work is such a run.
 
         Raises:
             OverloadedError: Too many examples are queued. Not raised with ``prepare``, after which the work waits.
@@ -200,7 +203,7 @@ class Engine:
             DrainingError: The engine is being closed. With ``prepare``, this is the future's exception.
         """
         request = EvaluateRequest(
-            work=work, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
+            work=work, trial=trial, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
         )
         if prepare is None:
             self._enqueue(request)

@@ -24,6 +24,9 @@ class RunnableSlot(Protocol):
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the computation; return a function that waits for the outputs."""
 
+    def try_out(self) -> None:
+        """Run one generated example on every replica; raise the runtime's errors."""
+
 
 class BorrowedHandle(Protocol):
     """A counted borrow of a loaded checkpoint."""
@@ -71,9 +74,13 @@ class PredictRequest:
 
 @dataclass(kw_only=True, eq=False, slots=True)
 class EvaluateRequest:
-    """Work for the device. Times are on the `time.monotonic` clock, in seconds."""
+    """Work for the device. Times are on the `time.monotonic` clock, in seconds.
+
+    ``trial`` runs the same model on generated data; None if the work itself does.
+    """
 
     work: Callable[[], Any]
+    trial: Callable[[], object] | None
     examples: int
     deadline: float | None
     arrived: float
