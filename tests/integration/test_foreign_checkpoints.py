@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -141,3 +143,46 @@ def test_what_was_missed_is_filled_in_step_by_step(run_service: Run, chief: Chie
     scored = [evaluation.step for evaluation in client.list_evaluations() if evaluation.outcome == "scored"]
     assert scored == [50, 30, 10]
     assert client.status().serving_step == 50
+
+
+SCRIPT = """
+import sys
+
+import keras
+import numpy as np
+
+first_epoch, others = int(sys.argv[1]), int(sys.argv[2])
+for _ in range(others):  # moves the counters that Keras names things by
+    other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+    other.compile(loss=keras.losses.MeanSquaredError(), metrics=[keras.metrics.AUC()])
+layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+model = keras.Sequential([keras.Input((4,)), *layers])
+mae = keras.metrics.MeanAbsoluteError()
+model.compile(keras.optimizers.SGD(0.01), loss=keras.losses.MeanSquaredError(), metrics=[mae])
+x = np.random.default_rng(first_epoch).normal(size=(40, 4)).astype("float32")
+save = keras.callbacks.ModelCheckpoint("theirs/{epoch:03d}." + sys.argv[3])
+epochs = {"initial_epoch": first_epoch, "epochs": first_epoch + 2}
+model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[save], **epochs)
+"""
+
+
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+def test_a_plain_script_that_is_started_again_has_every_checkpoint_scored(
+    run_service: Run, theirs: Path, tmp_path: Path, suffix: str
+) -> None:
+    np.savez(tmp_path / "test.npz", x=np.ones((8, 4), np.float32), y=np.ones((8, 2), np.float32))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    service = run_service({"checkpoints": theirs, "eval_data": {"test": tmp_path / "test.npz"}})
+    for first_epoch, others in ((0, 0), (2, 3)):
+        command = [sys.executable, "train.py", str(first_epoch), str(others), suffix]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        if not first_epoch:
+            service.wait_ready()
+
+    client = service.client()
+    until(lambda: len(list(client.list_evaluations())) == 4)
+    assert [evaluation.outcome for evaluation in client.list_evaluations()] == ["scored"] * 4
+    assert {tuple(sorted(evaluation.metrics)) for evaluation in client.list_evaluations()} == {
+        ("loss", "mean_absolute_error")
+    }
