@@ -60,5 +60,5 @@ def test_every_digest_has_one_step_of_its_own_over_restarts(
 def test_a_damaged_book_is_refused_with_the_remedy(tmp_path: Path, content: str) -> None:
     path = tmp_path / "steps.json"
     path.write_text(content)
-    with pytest.raises(DamagedCheckpointError, match="delete it to number afresh"):
+    with pytest.raises(DamagedCheckpointError, match="delete it to assign new steps"):
         StepRegistry(path)
