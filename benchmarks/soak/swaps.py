@@ -1,16 +1,18 @@
-"""Swap after swap in every format: each load replaces an earlier model, and memory stays flat.
+"""Swap after swap in every format, and to another architecture each time: memory stays flat.
 
-Each format runs in its own process, with an evaluator on a folder into which one checkpoint after another is copied.
-It must hold no more models than it has slots, and its resident memory must not drift between a settling period and
-the end.
+Each case runs in its own process, with an evaluator on a folder into which one checkpoint after another is copied.
+Each load replaces an earlier model. The evaluator must hold no more models than it has slots, and its resident memory
+must not drift between a settling period and the end.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,9 +26,13 @@ from benchmarks.soak.trial import Trial
 SWAPS = 200
 SETTLED = 50
 MAX_DRIFT = 0.01
+SAMPLES = 10
+"""The memory after settling and at the end is the median after this many swaps: one sample varies by more than 1 %."""
 SLOTS = 3
 WAIT_SECONDS = 120.0
 FEATURES = 64
+WIDTH = 256
+LAYERS = 4
 
 NAMES = {
     "keras": "model-{step}.keras",
@@ -34,12 +40,13 @@ NAMES = {
     "weights": "model-{step}.weights.h5",
     "checkpoint": "at-{step}",
     "saved_model": "{step}",
+    "changing_architecture": "changed-{step}.keras",
 }
-"""The formats, and the name of a checkpoint in each."""
+"""The cases, and the name of a checkpoint in each: the formats, and Keras files no two of which compute the same."""
 
 
 def run(trial: Trial) -> None:
-    """Try every format that is not done yet."""
+    """Try every case that is not done yet."""
     count = trial.count(SWAPS)
     found: dict[str, Any] = trial.load_state()
     for form in [form for form in NAMES if form not in found]:
@@ -68,13 +75,15 @@ def swap(form: str, count: int, folder: Path) -> dict[str, Any]:
     for _ in _swaps(made, folder):
         alive.append(_models_alive())
         resident.append(_resident_megabytes())
-    settled = resident[min(SETTLED, count // 4)]
+    samples = min(SAMPLES, count // 4)
+    settled = statistics.median(resident[min(SETTLED, count // 4) :][:samples])
+    final = statistics.median(resident[-samples:])
     return {
         "swaps": len(resident),
         "most_models_alive": max(alive),
         "settled_megabytes": round(settled, 1),
-        "final_megabytes": round(resident[-1], 1),
-        "drift": round(resident[-1] / settled - 1, 4),
+        "final_megabytes": round(final, 1),
+        "drift": round(final / settled - 1, 4),
     }
 
 
@@ -106,7 +115,7 @@ def _swaps(made: list[Path], folder: Path) -> Iterator[None]:
 
 
 def _make(form: str, count: int, folder: Path) -> list[Path]:
-    """Save so many checkpoints of one architecture, no two of which are equal: an equal one is no new version."""
+    """Save this many checkpoints, no two of which are equal: an equal one is no new version."""
     import keras
     import tensorflow as tf
 
@@ -114,6 +123,9 @@ def _make(form: str, count: int, folder: Path) -> list[Path]:
     made = [folder / NAMES[form].format(step=step) for step in range(1, count + 1)]
     model = _model(0.01)
     for step, path in enumerate(made, start=1):
+        if form == "changing_architecture":
+            keras.backend.clear_session()
+            model = _model(0.01, changed=step)
         model.set_weights([array * 0 + 0.01 * step for array in model.get_weights()])
         if form == "saved_model":
             model.export(str(path), verbose=False)
@@ -158,15 +170,16 @@ def _resident_megabytes() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def _model(scale: float) -> Any:
+def _model(scale: float, changed: int = 0) -> Any:
+    """Return a compiled model; any other value of `changed` makes one layer narrower than the others."""
     import keras
 
-    x = keras.Input((FEATURES,), name="x")
-    hidden = x
-    for _ in range(4):
-        hidden = keras.layers.Dense(256, activation="relu", kernel_initializer=keras.initializers.Constant(scale))(
-            hidden
-        )
+    widths = [WIDTH] * LAYERS
+    widths[changed % LAYERS] -= math.ceil(changed / LAYERS)
+    x = hidden = keras.Input((FEATURES,), name="x")
+    initializer = keras.initializers.Constant(scale)
+    for width in widths:
+        hidden = keras.layers.Dense(width, activation="relu", kernel_initializer=initializer)(hidden)
     model = keras.Model(x, keras.layers.Dense(4, name="y")(hidden))
     model.compile("sgd", "mse")
     return model
