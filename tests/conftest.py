@@ -32,7 +32,7 @@ TAKE_LONGEST = (
     "soak/test_samples.py",
     "trainer/test_cluster.py",
     "integration/test_demo.py",
-    "evaluator/compute/test_exactness.py",
+    "evaluator/model/test_exactness.py",
     "trainer/test_parameter_server.py",
     "integration/test_under_load.py",
     "integration/test_command.py",
@@ -51,7 +51,7 @@ TAKE_LONGEST = (
     "integration/test_cluster_roles.py",
     "integration/test_hosts.py",
     "trainer/test_command.py",
-    "evaluator/compute/test_slot.py",
+    "evaluator/model/test_slot.py",
     "trainer/test_callbacks.py",
     "trainer/test_full_disk.py",
 )

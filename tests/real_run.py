@@ -14,7 +14,7 @@ import numpy as np
 
 from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.keras_signature import signature_of
-from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import LoadOutcome, SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings

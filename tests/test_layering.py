@@ -29,6 +29,21 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """The table of DESIGN.md."""
 
+EVALUATOR = ROOT / "evaluator" / "understudy" / "evaluator"
+
+EVALUATOR_PACKAGES: Mapping[str, frozenset[str]] = {
+    "batching": frozenset(),
+    "datasets": frozenset(),
+    "model": frozenset(),
+    "records": frozenset({"datasets"}),
+    "serving": frozenset({"datasets", "records"}),
+    "evaluation": frozenset({"batching", "datasets", "model", "records", "serving"}),
+}
+"""The packages of the evaluator, and the other packages that each may import."""
+
+EVALUATOR_ASSEMBLY = frozenset({"__init__", "assembly", "evaluator", "factory"})
+"""The modules of the evaluator that import its packages; the other modules are imported by all of them."""
+
 MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
     "proto": frozenset({"tensorflow", "keras"}),
     "clients": frozenset({"tensorflow", "keras"}),
@@ -62,6 +77,12 @@ def layer_of(module: str) -> str | None:
     return next((layer for layer in MAY_IMPORT if (ROOT / layer / "understudy" / package).is_dir()), package)
 
 
+def evaluator_part_of(module: str) -> str | None:
+    """Return the package of the evaluator that a module belongs to, or its name directly in the evaluator."""
+    names = module.split(".")
+    return names[2] if names[:2] == ["understudy", "evaluator"] and len(names) > 2 else None
+
+
 @pytest.mark.parametrize("layer", MAY_IMPORT)
 def test_a_layer_imports_from_the_layers_it_may(layer: str) -> None:
     violations = [
@@ -84,6 +105,34 @@ def test_a_layer_is_kept_free_of_libraries(layer: str) -> None:
         if module.partition(".")[0] in MAY_NOT_IMPORT[layer]
     ]
 
+    assert not violations
+
+
+@pytest.mark.parametrize("package", EVALUATOR_PACKAGES)
+def test_a_package_of_the_evaluator_imports_from_the_packages_it_may(package: str) -> None:
+    files = [file for file in sources("evaluator") if file.is_relative_to(EVALUATOR / package)]
+    violations = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in files
+        for module in imported_modules(file)
+        if (other := evaluator_part_of(module)) in EVALUATOR_PACKAGES.keys() | EVALUATOR_ASSEMBLY
+        and other not in {package, *EVALUATOR_PACKAGES[package]}
+    ]
+
+    assert files
+    assert not violations
+
+
+def test_the_shared_modules_of_the_evaluator_import_none_of_its_packages() -> None:
+    violations = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in EVALUATOR.glob("*.py")
+        if file.stem not in EVALUATOR_ASSEMBLY
+        for module in imported_modules(file)
+        if evaluator_part_of(module) in EVALUATOR_PACKAGES.keys() | EVALUATOR_ASSEMBLY
+    ]
+
+    assert {folder.parent.name for folder in EVALUATOR.glob("*/__init__.py")} == set(EVALUATOR_PACKAGES)
     assert not violations
 
 

@@ -57,7 +57,7 @@ REPLACED: tuple[tuple[str, str], ...] = (
 
 ALLOWED: tuple[tuple[str, str], ...] = (
     (r"^benchmarks/speed/peers/kserve_server\.py$", "DataPlane|dataplane"),  # KServe's own name
-    (r"^tests/evaluator/compute/test_slot\.py$", "the stage"),  # words in a test's vocabulary
+    (r"^tests/evaluator/model/test_slot\.py$", "the stage"),  # words in a test's vocabulary
     (r"^tests/cli/test_options\.py$", "--policy|--serve|UNDERSTUDY_POLICY|UNDERSTUDY_SERVE"),  # settings of its own
     (
         r"^CHANGELOG\.md$",  # lists the renames

@@ -15,12 +15,12 @@ import numpy as np
 
 from understudy.checkpoints import CheckpointPublisher, LocalCheckpoint, RunDir, RunSource, Signature, TensorSpec
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.lifecycle.checkpoint_store import CheckpointStore
-from understudy.evaluator.lifecycle.quarantine import Quarantine
-from understudy.evaluator.lifecycle.servable import Handle
-from understudy.evaluator.lifecycle.servable_manager import ServableManager
-from understudy.evaluator.lifecycle.version_monitor import VersionStateMonitor
 from understudy.evaluator.observer import LoadOutcome, SilentObserver
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.servable import Handle
+from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.types import Array, Arrays, MetricSpec, VersionStatus
 
 WAIT_SECONDS = 20.0

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.soak.numbered import NumberedCheckpoints, ones, save_dataset
 from benchmarks.soak.trial import Trial
 from understudy.checkpoints import RunDir, RunSource
-from understudy.evaluator.datasets import load_npz
+from understudy.evaluator.datasets.dataset import load_npz
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings

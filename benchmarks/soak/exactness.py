@@ -29,9 +29,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from benchmarks.soak.trial import Trial
 
 if TYPE_CHECKING:
-    from evaluator.compute.exactness import Rows
+    from evaluator.model.exactness import Rows
 
-    from understudy.evaluator.compute.slot import Slot
+    from understudy.evaluator.model.slot import Slot
     from understudy.evaluator.types import MetricSpec
 
 CASES = 20_000
@@ -120,9 +120,9 @@ def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]
 
 def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
     import tensorflow as tf
-    from evaluator.compute import exactness, more_sample_models
+    from evaluator.model import exactness, more_sample_models
 
-    from understudy.evaluator.compute.slot import Slot
+    from understudy.evaluator.model.slot import Slot
 
     name = str(rng.choice(sorted(more_sample_models.KINDS)))
     replicas = int(rng.integers(1, MAX_REPLICAS + 1))
@@ -146,8 +146,8 @@ def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tupl
 
 def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -> None:
     """Score some streams concurrently, and each of them on one device."""
-    from evaluator.compute import exactness, more_sample_models
-    from evaluator.compute.sample_models import evaluate_on_one_device
+    from evaluator.model import exactness, more_sample_models
+    from evaluator.model.sample_models import evaluate_on_one_device
 
     weighted = bool(rng.random() < 0.5)
     kind = more_sample_models.KINDS[chapter.name]
@@ -175,7 +175,7 @@ def _judge(
     chapter: Chapter, batches: Sequence[Rows], result: Mapping[str, float], expected: Mapping[str, float], tally: Tally
 ) -> str:
     """Return the problem with a result, or nothing if it is correct."""
-    from evaluator.compute import exactness, more_sample_models
+    from evaluator.model import exactness, more_sample_models
 
     apart = exactness.deviation(result, expected)
     problem = f"{dict(result)} for {dict(expected)}"

@@ -26,8 +26,8 @@ from benchmarks.soak.trial import Trial
 from understudy.checkpoints import FolderSource
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import NotReadyError
-from understudy.evaluator.lifecycle import version_monitor
 from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.serving import version_monitor
 from understudy.evaluator.settings import EvaluatorSettings
 
 SECONDS = 60

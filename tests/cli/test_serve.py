@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from understudy.cli.main import main
-from understudy.evaluator.training_end import ExitReason, ServiceExit
+from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.service import server
 
 

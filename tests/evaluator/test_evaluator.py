@@ -25,7 +25,7 @@ from real_run import (
 )
 
 from understudy.checkpoints import LockHeldError, Signature
-from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     ConfigurationError,

@@ -21,7 +21,7 @@ from real_run import (
 
 from understudy.checkpoints import Checkpoint, RunDir, RunSource, Signature
 from understudy.checkpoints.manifest import read_manifest
-from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.settings import EvaluatorSettings

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy.evaluator.checkpoint_location import CheckpointLocation
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.serving.checkpoint_location import CheckpointLocation
 from understudy.evaluator.settings import EvaluatorSettings
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")

@@ -16,10 +16,10 @@ from real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
 
 from understudy.checkpoints import FolderSource
 from understudy.cli.main import main
-from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import LoadError, NotEvaluableError
-from understudy.evaluator.export import CheckpointExporter, ExportFormat
+from understudy.evaluator.model.export import CheckpointExporter, ExportFormat
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationOutcome, MetricSpec
 

@@ -10,7 +10,7 @@ import pytest
 from real_run import WAIT_SECONDS, RealRun, dataset, outcomes, wait_for_records
 
 from understudy.checkpoints.signature import Signature
-from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.types import Batch, EvaluationOutcome
 
 SCORED = EvaluationOutcome.SCORED

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 USE_ONE = """
 import sys
 import tensorflow as tf
-from understudy.evaluator.compute.devices import DeviceSettings, build_strategy, device_memory, user_name
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy, device_memory, user_name
 
 strategy = build_strategy(DeviceSettings(devices=(sys.argv[1],)))
 with tf.device(strategy.extended.worker_devices[0]):
@@ -88,7 +88,7 @@ PRODUCT_ERROR = """
 import sys
 import numpy as np
 import tensorflow as tf
-from understudy.evaluator.compute.devices import DeviceSettings, build_strategy
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy
 
 strategy = build_strategy(DeviceSettings(devices=("GPU:0",), precision=sys.argv[1]))
 a, b = np.random.default_rng(5).normal(size=(2, 512, 512)).astype(np.float32)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
-from understudy.evaluator.compute.slot import Slot
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.model.slot import Slot
 
 Array = npt.NDArray[Any]
 Load = Callable[..., Slot]

@@ -11,7 +11,7 @@ from integration.checkpoints import Chief, write_dataset
 from integration.in_process import RunningService, running_service, until
 
 from understudy.clients import Client
-from understudy.evaluator.lifecycle.servable import Servable
+from understudy.evaluator.serving.servable import Servable
 
 STEPS = (10, 20, 30, 40, 50)
 SERVING = 50

@@ -15,8 +15,8 @@ from integration.checkpoints import WIDTH, Chief, ones
 from integration.in_process import WAIT_SECONDS
 
 from understudy.clients import AsyncClient, InternalError
+from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.training_end import ExitReason, ServiceExit
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from understudy.evaluator.compute.engine import Engine, EngineSettings
-from understudy.evaluator.compute.request_queue import BorrowedHandle
+from understudy.evaluator.batching.engine import Engine, EngineSettings
+from understudy.evaluator.batching.request_queue import BorrowedHandle
+from understudy.evaluator.batching.result_sink import Outcome, ResultSink
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.result_sink import Outcome, ResultSink
 from understudy.evaluator.types import Arrays, Prediction
 from understudy.service.handlers.predictor import CoalescingOptions, EventLoopSink, Predictor
 

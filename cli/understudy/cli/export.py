@@ -14,7 +14,7 @@ from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from understudy.evaluator.export import ExportFormat
+    from understudy.evaluator.model.export import ExportFormat
 
 _Step = int | Literal["best", "latest"]
 _LABELS = ("best", "latest")
@@ -88,7 +88,7 @@ def command(
     No server needs to run. The best checkpoint is there even if the trainer has deleted its own copy. A
     SavedModel has one signature, serving_default, with the names of the model's inputs and outputs.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
-    from understudy.evaluator.export import CheckpointExporter
+    from understudy.evaluator.model.export import CheckpointExporter
     from understudy.experiments import ExperimentError, load_experiment
 
     try:

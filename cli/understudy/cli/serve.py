@@ -35,7 +35,7 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
     """Serve until SIGTERM or the end of training; raise CommandError for an expected failure."""
-    from understudy.evaluator.training_end import ExitReason
+    from understudy.evaluator.evaluation.training_end import ExitReason
     from understudy.service.server import serve
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):

@@ -3,7 +3,7 @@
 Independent of gRPC and Prometheus. TensorFlow is imported when an `Evaluator` starts, not before.
 """
 
-from understudy.evaluator.datasets import ArrayDataset, EvaluationDataset, load_npz
+from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset, load_npz
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import Observer, SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings

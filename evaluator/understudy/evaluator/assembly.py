@@ -12,36 +12,36 @@ import tensorflow as tf
 from understudy.checkpoints.layout import LEASES_DIR, RESULTS_DIR
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
-from understudy.evaluator.comparison.comparer import Comparer
-from understudy.evaluator.compute.devices import DeviceSettings, build_strategy, user_name
-from understudy.evaluator.compute.engine import Engine, EngineSettings
-from understudy.evaluator.compute.loaders import BuildModel
-from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.batching.engine import Engine, EngineSettings
+from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.device_state import DeviceListener
-from understudy.evaluator.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluation.comparer import Comparer
+from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluation.evaluation_worker import EvaluationWorker
+from understudy.evaluator.evaluation.open_streams import OpenStreams
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.lifecycle.backlog import Backlog
-from understudy.evaluator.lifecycle.best_file import BestFile
-from understudy.evaluator.lifecycle.checkpoint_store import CheckpointStore
-from understudy.evaluator.lifecycle.checkpoint_watcher import CheckpointWatcher
-from understudy.evaluator.lifecycle.dataset_scorer import DatasetScorer
-from understudy.evaluator.lifecycle.evaluation_worker import EvaluationWorker
-from understudy.evaluator.lifecycle.gate import Gate, Gatekeeper, build_gate
-from understudy.evaluator.lifecycle.pin_file import PinFile
-from understudy.evaluator.lifecycle.promotion import Monitor, Ranking, parse_monitor
-from understudy.evaluator.lifecycle.quarantine import Quarantine
-from understudy.evaluator.lifecycle.servable_executor import ServableExecutor
-from understudy.evaluator.lifecycle.servable_manager import ServableManager
-from understudy.evaluator.lifecycle.serving_controller import ServingController
-from understudy.evaluator.lifecycle.version_monitor import VersionStateMonitor
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
+from understudy.evaluator.model.loaders import BuildModel
+from understudy.evaluator.model.slot_factory import ReplicaSlotFactory
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.open_streams import OpenStreams
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.serving.backlog import Backlog
+from understudy.evaluator.serving.best_file import BestFile
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.gate import Gate, Gatekeeper, build_gate
+from understudy.evaluator.serving.pin_file import PinFile
+from understudy.evaluator.serving.promotion import Monitor, Ranking, parse_monitor
+from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.servable_executor import ServableExecutor
+from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.slot_factory import ReplicaSlotFactory
 from understudy.evaluator.types import EvaluationRecord
 
 LEDGER_FILE = "ledger.sqlite"
@@ -265,7 +265,7 @@ def _open_records(
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
-    """Return the device settings, for `understudy.evaluator.compute.devices.build_strategy`."""
+    """Return the device settings, for `understudy.evaluator.model.devices.build_strategy`."""
     return DeviceSettings(
         devices=settings.devices,
         logical_cpus=settings.logical_cpus,

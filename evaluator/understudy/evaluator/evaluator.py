@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from understudy.checkpoints.source import CheckpointSource
-from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.batching.result_sink import FutureSink, ResultSink
+from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.device_state import DeviceListener, DeviceState
 from understudy.evaluator.evaluator_errors import (
     DatasetNotFoundError,
@@ -21,12 +22,11 @@ from understudy.evaluator.evaluator_errors import (
     NotReadyError,
     VersionNotFoundError,
 )
-from understudy.evaluator.lifecycle.checked_borrow import borrow_checked
-from understudy.evaluator.lifecycle.ready_signal import ReadySignal
-from understudy.evaluator.lifecycle.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.result_sink import FutureSink, ResultSink
+from understudy.evaluator.serving.checked_borrow import borrow_checked
+from understudy.evaluator.serving.ready_signal import ReadySignal
+from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
     ArrayForm,
@@ -44,11 +44,11 @@ from understudy.evaluator.types import (
 
 if TYPE_CHECKING:
     from understudy.evaluator.assembly import Components
-    from understudy.evaluator.comparison.batches import ReplayableBatches
-    from understudy.evaluator.comparison.bootstrap import BootstrapOptions
-    from understudy.evaluator.comparison.result import Comparison
-    from understudy.evaluator.compute.devices import MemoryKind
-    from understudy.evaluator.evaluation_stream import EvaluationStream
+    from understudy.evaluator.evaluation.bootstrap import BootstrapOptions
+    from understudy.evaluator.evaluation.comparison_batches import ReplayableBatches
+    from understudy.evaluator.evaluation.comparison_result import Comparison
+    from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+    from understudy.evaluator.model.devices import MemoryKind
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class Evaluator:
 
         A check before the arrays are built.
         """
-        from understudy.evaluator.compute.inputs import check_forms
+        from understudy.evaluator.model.inputs import check_forms
 
         components = self._started_components()
         step = None if version == "serving" else self._resolve(version)
@@ -235,7 +235,7 @@ class Evaluator:
         components = self._started_components()
 
         def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
-            from understudy.evaluator.evaluation_stream import EvaluationStream
+            from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 
             stream = EvaluationStream(handle, handle.slot.scorer(metrics), components.engine)
             components.streams.add(stream)
@@ -307,7 +307,7 @@ class Evaluator:
             DatasetNotFoundError: There is no such dataset.
             DrainingError: The evaluator is being closed.
         """
-        from understudy.evaluator.comparison.bootstrap import BootstrapOptions
+        from understudy.evaluator.evaluation.bootstrap import BootstrapOptions
 
         components = self._started_components()
         return components.comparer.submit(
@@ -407,13 +407,13 @@ class Evaluator:
 
     def device_memory(self) -> Mapping[tuple[str, MemoryKind], int]:
         """Return bytes by device and kind (``current``, ``peak``); ``CPU`` stands for the whole process."""
-        from understudy.evaluator.compute.devices import device_memory
+        from understudy.evaluator.model.devices import device_memory
 
         return device_memory()
 
     def gpu_readings(self) -> Mapping[str, GpuReading]:
         """Return NVML's readings of each GPU in use, by name; empty without GPUs or NVML."""
-        from understudy.evaluator.compute.devices import gpu_readings
+        from understudy.evaluator.model.devices import gpu_readings
 
         return gpu_readings()
 
@@ -481,7 +481,7 @@ class Evaluator:
         return self._datasets[name]
 
     def _batches_of(self, dataset: str) -> ReplayableBatches:
-        from understudy.evaluator.comparison.batches import DatasetBatches
+        from understudy.evaluator.evaluation.comparison_batches import DatasetBatches
 
         return DatasetBatches(self._dataset(dataset), batch_size=self._settings.evaluation_batch_size)
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from understudy.evaluator.device_state import END_AFTER
+from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.service import http, logging
 from understudy.service.address_file import write_address_file
 from understudy.service.device_watch import DeviceWatch

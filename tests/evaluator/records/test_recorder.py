@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.evaluator.datasets import ArrayDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder

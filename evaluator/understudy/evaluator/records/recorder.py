@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from understudy.evaluator.datasets import EvaluationDataset
+from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
 from understudy.evaluator.records.result_files import ResultFiles

@@ -18,7 +18,7 @@ from understudy.service.handlers.futures import abandon
 from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:
-    from understudy.evaluator.evaluation_stream import EvaluationStream
+    from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 
 MAX_UNDER_WAY = 2
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from understudy.evaluator.batching.result_sink import Outcome
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.result_sink import Outcome
 from understudy.evaluator.types import ArrayForm, Arrays, Prediction, Version
 
 
@@ -93,7 +93,7 @@ class Predictor:
 
 
 class EventLoopSink:
-    """Resolves futures of one event loop, as an `understudy.evaluator.result_sink.ResultSink`.
+    """Resolves futures of one event loop, as an `understudy.evaluator.batching.result_sink.ResultSink`.
 
     Create it on the loop's thread.
 

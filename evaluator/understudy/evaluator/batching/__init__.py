@@ -1,0 +1,1 @@
+"""Queues the work of requests and runs it on the devices in batches."""

@@ -1,0 +1,367 @@
+"""Runs all work on the devices one at a time, and merges queued requests into batches."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from understudy.evaluator.batching.admission import Admission
+from understudy.evaluator.batching.batch_runner import BatchRunner
+from understudy.evaluator.batching.batch_scheduler import MAX_PREDICTS_BEFORE_EVALUATE, BatchScheduler
+from understudy.evaluator.batching.device_health import DeviceHealth
+from understudy.evaluator.batching.device_thread import DeviceThread, Job, do
+from understudy.evaluator.batching.inline import InlineJudge
+from understudy.evaluator.batching.latency_estimator import LatencyEstimator
+from understudy.evaluator.batching.request_queue import Borrow, EvaluateRequest, PredictRequest, is_dead
+from understudy.evaluator.batching.result_sink import FutureSink, ResultSink
+from understudy.evaluator.device_state import DeviceListener
+from understudy.evaluator.evaluator_errors import DrainingError
+from understudy.evaluator.exhaustion import blame_machine
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.types import Arrays, Prediction
+
+_SECONDS_BETWEEN_SWEEPS = 0.05
+_SECONDS_BETWEEN_LOOKS_FOR_ROOM = 0.02
+
+_T = TypeVar("_T")
+_Token = TypeVar("_Token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Batching and queueing options.
+
+    Attributes:
+        max_batch_size: The maximum number of examples of one batch. A larger request is a separate batch.
+        max_queue_examples: The maximum number of queued examples, for Predict and for Evaluate each.
+        max_batch_delay_seconds: How long the oldest request may wait for more requests to fill its batch.
+        inline_batches: Whether a brief batch may run on the thread that calls `Engine.dispatch`.
+        max_device_failures: The number of consecutive runs that fail because of a device before the state is
+            ``FAILING``.
+        overlap_batches: Whether to launch the next batch before the results of the current one are fetched, for
+            devices that compute asynchronously. Has no effect if ``max_batch_delay_seconds`` is above 0.
+    """
+
+    max_batch_size: int = 256
+    max_queue_examples: int = 4096
+    max_batch_delay_seconds: float = 0.0
+    inline_batches: bool = True
+    max_device_failures: int = 5
+    overlap_batches: bool = False
+
+
+class Engine:
+    """The batch queue, and the thread that calls the devices. Thread-safe.
+
+    A request that arrives while the devices are idle runs at once; requests that arrive during a batch form the next.
+    Predict takes precedence over Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. Cancelled
+    requests, and those past their deadline, are dropped before they reach a device.
+
+    Batches run on the engine's thread, one at a time, or two if they overlap. If the settings allow it, a batch that
+    takes less time than waking that thread runs on the thread that calls `dispatch`; `InlineJudge` decides.
+
+    Deadlines are on the `time.monotonic` clock, in seconds; None means none.
+
+    Args:
+        settings: Batching and queueing options.
+        observer: Notified of batches, of the length of the queue, and of rejections.
+        on_device_state: Called when the devices begin to fail, recover, or fail permanently.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        observer: Observer,
+        *,
+        on_device_state: DeviceListener = lambda _state, _error: None,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._latency = LatencyEstimator(settings.max_batch_size)
+        self._admission = Admission(settings.max_queue_examples, self._latency, observer)
+        self._swept_at = -math.inf
+        self._judge = InlineJudge()
+        health = DeviceHealth(settings.max_device_failures, on_device_state)
+        self._runner = BatchRunner(observer, self._latency, self._judge, health)
+        self._futures = FutureSink()
+        self._changed = threading.Condition()
+        self._scheduler = BatchScheduler(settings.max_batch_size)
+        self._closing = False
+        self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
+        self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
+        self._thread.start()
+
+    def predict(
+        self, inputs: Arrays, *, borrow: Borrow, key: Hashable, deadline: float | None = None
+    ) -> Future[Prediction]:
+        """Queue examples to predict and return their future; see `submit`."""
+        future: Future[Prediction] = Future()
+        self.submit(inputs, borrow=borrow, key=key, deadline=deadline, token=future, sink=self._futures)
+        return future
+
+    def submit(
+        self,
+        inputs: Arrays,
+        *,
+        borrow: Borrow,
+        key: Hashable,
+        deadline: float | None,
+        token: _Token,
+        sink: ResultSink[_Token],
+        dispatch: bool = True,
+    ) -> None:
+        """Queue examples to predict.
+
+        Args:
+            inputs: Every input by name, ``[examples, ...]``, already checked. Do not change them until the outcome is
+                delivered.
+            borrow: Called once for each batch, on the device's thread, when the batch is formed.
+            key: The version. Only requests with equal keys, dtypes and shapes (except axis 0) share a batch.
+            deadline: When the answer is no longer wanted.
+            token: Opaque token that identifies the caller.
+            sink: Receives the outcome, together with those of the other requests of the batch with the same sink.
+            dispatch: Whether to wake an idle device. If False, call `dispatch` soon.
+
+        Raises:
+            InvalidInputError: There are more examples than the queue can ever hold.
+            OverloadedError: The queue is full, or the deadline would pass before the queued requests are done.
+            DeadlineExceededError: The deadline has passed.
+            DrainingError: The engine is being closed.
+        """
+        examples = len(next(iter(inputs.values())))
+        self._admission.check_size(examples)
+        self._admission.check_deadline(deadline)
+        request = PredictRequest(
+            inputs=inputs,
+            examples=examples,
+            group=(key, *[(name, array.dtype, array.shape[1:]) for name, array in sorted(inputs.items())]),
+            borrow=borrow,
+            deadline=deadline,
+            arrived=time.monotonic(),
+            token=token,
+            sink=sink,
+        )
+        dead: Sequence[PredictRequest] = ()
+        try:
+            with self._changed:
+                self._admission.check_open()
+                dead = self._drop_dead_requests(examples, deadline)
+                self._enqueue_predict(request, dispatch=dispatch)
+        finally:
+            for unwanted in dead:
+                self._runner.begin(unwanted)
+
+    def check_admission(self, deadline: float | None) -> None:
+        """Raise as `submit` does for overload, the deadline or shutdown, for a request of the smallest size.
+
+        An admission check before the request is parsed.
+        """
+        self._admission.check_open()
+        if not self._may_sweep():
+            self._check_admission(1, deadline)
+
+    def check_size(self, examples: int) -> None:
+        """Raise InvalidInputError for a request of more examples than the queue can ever hold."""
+        self._admission.check_size(examples)
+
+    def dispatch(self) -> None:
+        """Run the submitted requests if the device is idle: on this thread if they are brief."""
+        if self._may_run_here():
+            self._thread.do_here(self._take_brief_predicts)
+        if self._scheduler.predicts:
+            with self._changed:
+                self._changed.notify()
+
+    def run(
+        self,
+        work: Callable[[], _T],
+        *,
+        examples: int,
+        deadline: float | None = None,
+        prepare: Callable[[], object] | None = None,
+        trial: Callable[[], object] | None = None,
+    ) -> Future[_T]:
+        """Queue work of an evaluation, to run on the device's thread in the order of arrival.
+
+        Args:
+            work: The function to run.
+            examples: The number of examples that it computes.
+            deadline: When it is no longer wanted.
+            prepare: Slow preparation, such as tracing; runs on a separate thread, one after another.
+            trial: Runs the same model on generated data, to tell a failing device from values that the model's own code
+                does not take; None if the work is such a run.
+
+        Raises:
+            OverloadedError: Too many examples are queued. Not raised with ``prepare``, after which the work waits.
+            DeadlineExceededError: The deadline has passed. With ``prepare``, this is the future's exception.
+            DrainingError: The engine is being closed. With ``prepare``, this is the future's exception.
+        """
+        request = EvaluateRequest(
+            work=work, trial=trial, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
+        )
+        if prepare is None:
+            self._enqueue(request)
+        else:
+            with self._changed:
+                self._admission.check_open()
+                self._preparer.submit(self._prepare_and_enqueue, prepare, request)
+        return request.future
+
+    def yield_to_predict(self) -> None:
+        """Run the queued Predict batches, at most `MAX_PREDICTS_BEFORE_EVALUATE`.
+
+        The work of an evaluation calls this on the device's thread, between parts of a large batch.
+        """
+        for _ in range(MAX_PREDICTS_BEFORE_EVALUATE):
+            if not self._scheduler.predicts:
+                return
+            do(self._extra_predict_job())
+
+    def close(self, timeout_seconds: float) -> None:
+        """Refuse new work, finish queued work, and end the threads. Idempotent.
+
+        Work that is still queued after the timeout fails with DrainingError.
+        """
+        with self._changed:
+            self._closing = True
+            self._admission.close()
+            self._changed.notify()
+        self._thread.join(timeout_seconds)
+        with self._changed:
+            abandoned = self._scheduler.drain()
+        for request in abandoned:
+            if request.begin():
+                self._observer.rejected("draining")
+                request.fail(DrainingError("the evaluator shut down before this was run"))
+        self._preparer.shutdown(wait=True, cancel_futures=False)
+        self._thread.join(timeout_seconds)
+
+    def _enqueue(self, request: EvaluateRequest) -> None:
+        self._admission.check_deadline(request.deadline)
+        with self._changed:
+            self._admission.check_open()
+            waiting = self._examples_in_the_way(request)
+            if not waiting:
+                self._append_evaluate(request)
+        if waiting:
+            self._admission.refuse(waiting)
+
+    def _examples_in_the_way(self, request: EvaluateRequest) -> int:
+        """Return the number of queued examples of evaluations if the request does not fit, else 0."""
+        waiting = sum(other.examples for other in self._scheduler.evaluates)
+        return waiting if waiting + request.examples > self._settings.max_queue_examples else 0
+
+    def _append_evaluate(self, request: EvaluateRequest) -> None:
+        self._scheduler.evaluates.append(request)
+        self._changed.notify()
+
+    def _enqueue_predict(self, request: PredictRequest, *, dispatch: bool) -> None:
+        self._check_admission(request.examples, request.deadline)
+        self._scheduler.predicts.append(request)
+        if dispatch:
+            self._changed.notify()
+        self._observer.queue_changed(self._scheduler.predicts.examples)
+
+    def _check_admission(self, examples: int, deadline: float | None) -> None:
+        waiting = self._scheduler.predicts.examples
+        self._admission.check_deadline(deadline, examples_ahead=waiting)
+        if waiting + examples > self._settings.max_queue_examples:
+            self._admission.refuse(waiting)
+
+    def _drop_dead_requests(self, examples: int, deadline: float | None) -> Sequence[PredictRequest]:
+        """If the queue has no room for a request, remove and return the cancelled and expired requests."""
+        waiting = self._scheduler.predicts.examples
+        fits = waiting + examples <= self._settings.max_queue_examples
+        if (fits and self._admission.is_meetable(deadline, examples_ahead=waiting)) or not self._may_sweep():
+            return ()
+        self._swept_at = time.monotonic()
+        return self._scheduler.predicts.remove(is_dead)
+
+    def _may_sweep(self) -> bool:
+        """Whether the last sweep is long enough ago: sweeps are slow, and every refusal might start one."""
+        return time.monotonic() - self._swept_at >= _SECONDS_BETWEEN_SWEEPS
+
+    def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
+        try:
+            prepare()
+            while not self._enqueued_or_unwanted(request):
+                time.sleep(_SECONDS_BETWEEN_LOOKS_FOR_ROOM)
+        except Exception as error:  # noqa: BLE001 - it is recorded in the future
+            if request.begin():
+                request.fail(blame_machine(error))
+
+    def _enqueued_or_unwanted(self, request: EvaluateRequest) -> bool:
+        """Queue a request if there is room; return False if it must wait."""
+        if request.is_cancelled():
+            return True
+        self._admission.check_deadline(request.deadline)
+        with self._changed:
+            self._admission.check_open()
+            if self._examples_in_the_way(request):
+                return False
+            self._append_evaluate(request)
+            return True
+
+    def _may_run_here(self) -> bool:
+        """Whether only Predict requests are queued and they are not delayed for more."""
+        held_back = self._settings.max_batch_delay_seconds > 0
+        return self._settings.inline_batches and not held_back and not self._scheduler.evaluates
+
+    def _may_overlap(self) -> bool:
+        """Whether a Predict batch is next, so that it can overlap the current batch."""
+        return bool(self._scheduler.predicts) and not self._scheduler.is_evaluate_next()
+
+    def _wait(self, patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
+        """Wait for work, then for more to fill the batch; return the seconds of the latter, or None after shutdown.
+
+        If not ``patient``, also return None unless there is a batch that may overlap another.
+        """
+        with self._changed:
+            if not patient and not self._may_overlap():
+                return None
+            while not self._scheduler:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            began = time.monotonic()
+            if not self._scheduler.is_evaluate_next():
+                self._wait_for_more(self._scheduler.predicts.oldest())
+            return time.monotonic() - began
+
+    def _next_job(self, fill_seconds: float) -> Job:
+        """Dequeue the next work."""
+        with self._changed:
+            if self._scheduler.is_evaluate_next():
+                return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
+            return self._predicting(self._scheduler.next_predict_batch(), fill_seconds)
+
+    def _take_brief_predicts(self) -> Job | None:
+        with self._changed:
+            batch = self._scheduler.next_predicts()
+            if not batch or not self._judge.is_brief(batch[0].group, sum(request.examples for request in batch)):
+                return None
+            return self._predicting(self._scheduler.extra_predict_batch(), inline=True)
+
+    def _extra_predict_job(self) -> Job:
+        with self._changed:
+            return self._predicting(self._scheduler.extra_predict_batch())
+
+    def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0, *, inline: bool = False) -> Job:
+        self._observer.queue_changed(self._scheduler.predicts.examples)
+        if self._settings.overlap_batches and not self._settings.max_batch_delay_seconds:
+            return functools.partial(self._runner.launch, batch, fill_seconds)
+        return functools.partial(self._runner.predict, batch, fill_seconds, inline=inline)
+
+    def _wait_for_more(self, oldest: PredictRequest) -> None:
+        """Delay the oldest request until its batch is full or it has waited long enough."""
+        until = oldest.arrived + self._settings.max_batch_delay_seconds
+        while not self._closing and (left := until - time.monotonic()) > 0:
+            if self._scheduler.predicts.examples_like(oldest) >= self._settings.max_batch_size:
+                return
+            self._changed.wait(left)

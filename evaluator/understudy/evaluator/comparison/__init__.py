@@ -1,1 +1,0 @@
-"""Compares versions on the same batches, with confidence intervals."""

@@ -1,1 +1,0 @@
-"""Runs models: devices, slots that hold variables and traced functions, exact scoring, and batching."""

@@ -1,0 +1,1 @@
+"""Evaluation datasets: held in memory, read from files, or defined by an experiment."""

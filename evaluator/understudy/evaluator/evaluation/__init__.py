@@ -1,0 +1,1 @@
+"""Scores streams and datasets, and compares versions."""

@@ -1,0 +1,210 @@
+"""The evaluation of one stream of batches on one checkpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from understudy.evaluator.batching.engine import Engine
+from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError
+from understudy.evaluator.model.scorer import Scorer
+from understudy.evaluator.serving.servable import Handle
+from understudy.evaluator.types import Array, Batch, EvaluationResult
+
+
+class EvaluationStream:
+    """Scores batches, one after another, on the checkpoint of one handle, and finally releases it. Thread-safe.
+
+    Its state is private and does not grow with the number of batches. A context manager that closes it.
+
+    Args:
+        handle: The checkpoint, borrowed for the duration of the stream.
+        scorer: A scorer of the handle's slot.
+        engine: Runs the batches.
+    """
+
+    def __init__(self, handle: Handle, scorer: Scorer, engine: Engine) -> None:
+        self._handle = handle
+        self._scorer = scorer
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._state = scorer.start()
+        self._under_way: list[_BatchUnderWay] = []
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._waiting_seconds = 0.0
+        self._computing_seconds = 0.0
+        self._opened = self._active = time.monotonic()
+        self._silent_seconds = 0.0
+        self._reason: EvaluatorError = CancelledError("the stream was closed; open another one")
+
+    @property
+    def age_seconds(self) -> float:
+        """The time since it was opened."""
+        return time.monotonic() - self._opened
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it accepts no more batches."""
+        return self._closed
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint that is scored."""
+        return self._handle.step
+
+    @property
+    def without_example_losses(self) -> str:
+        """Why there are no per-example losses although they were requested; known once a batch was scored."""
+        with self._lock:
+            return self._state.without_example_losses
+
+    @property
+    def silent_seconds(self) -> float:
+        """The total time during which no batch was in progress."""
+        with self._lock:
+            self._settle()
+            return self._silent_seconds + (0.0 if self._under_way else time.monotonic() - self._active)
+
+    @property
+    def idle_seconds(self) -> float:
+        """The time since the last batch was in progress; 0 while one is."""
+        with self._lock:
+            self._settle()
+            return 0.0 if self._under_way else time.monotonic() - self._active
+
+    def add(self, batch: Batch, deadline: float | None = None) -> Future[Array | None]:
+        """Queue a batch. Waiting for each future before adding the next batch keeps one batch in memory.
+
+        The future's result is the losses of the examples, ``[examples]``, if the scorer computes them.
+
+        Args:
+            batch: Examples to score. Do not change it until the future is done.
+            deadline: On the `time.monotonic` clock. If a batch misses it, the stream fails.
+
+        Raises:
+            InvalidInputError: The batch does not fit the model. The stream may continue.
+            OverloadedError: Too many examples wait. The stream may continue.
+            DeadlineExceededError: The deadline has passed.
+            DrainingError: The evaluator is shutting down.
+            CancelledError: The stream was closed. If it was closed with a reason, that error is raised instead.
+        """
+        examples = self._scorer.check(batch)
+        added = time.monotonic()
+        with self._lock:
+            if self._closed:
+                raise self._reason
+            self._settle()
+            if not self._under_way:
+                self._silent_seconds += added - self._active
+                self._active = added
+            prepares = any(other.prepares for other in self._under_way) or not self._scorer.is_prepared(batch)
+            future = self._engine.run(
+                lambda: self._score(batch, added),
+                examples=examples,
+                deadline=deadline,
+                prepare=(lambda: self._scorer.prepare(batch)) if prepares else None,
+                trial=self._handle.slot.try_out,
+            )
+            self._under_way.append(_BatchUnderWay(future=future, prepares=prepares))
+        future.add_done_callback(self._done)
+        return future
+
+    def finish(self) -> EvaluationResult:
+        """Return the score of all batches. Every future of `add` must be done.
+
+        Raises:
+            InvalidInputError: There was no batch.
+            EvaluatorError: The error of a failed batch, which the stream lacks, or the reason for which it was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise self._reason
+            self._settle()
+            if self._under_way:
+                raise RuntimeError(f"{len(self._under_way)} batches are under way; wait for their futures first")
+            if self._failure is not None:
+                raise self._failure
+            state = self._state
+        return EvaluationResult(
+            metrics=self._scorer.result(state),
+            examples=state.examples,
+            batches=state.batches,
+            step=self._handle.step,
+            waiting_seconds=self._waiting_seconds,
+            computing_seconds=self._computing_seconds,
+            notes=self._handle.slot.notes,
+        )
+
+    def close(self, reason: EvaluatorError | None = None) -> None:
+        """Cancel the waiting batches, and release the handle once no batch is in progress. Idempotent.
+
+        Args:
+            reason: The error that `add` and `finish` raise from now on.
+        """
+        with self._lock:
+            if reason is not None and not self._closed:
+                self._reason = reason
+            self._closed = True
+            waiting = [batch.future for batch in self._under_way]
+        for future in waiting:
+            future.cancel()
+        self._release_if_over()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _score(self, batch: Batch, added: float) -> Array | None:
+        began = time.monotonic()
+        state = self._scorer.update(self._state, batch, between_pieces=self._between_pieces)
+        with self._lock:
+            self._state = state
+            self._waiting_seconds += began - added
+            self._computing_seconds += time.monotonic() - began
+        return state.example_losses
+
+    def _between_pieces(self) -> None:
+        """Yield to predictions, and stop if the stream was closed."""
+        if self._closed:
+            raise self._reason
+        self._engine.yield_to_predict()
+
+    def _done(self, _: Future[Array | None]) -> None:
+        with self._lock:
+            self._active = time.monotonic()
+        self._release_if_over()
+
+    def _release_if_over(self) -> None:
+        with self._lock:
+            self._settle()
+            over = self._closed and not self._under_way
+        if over:
+            self._handle.release()
+
+    def _settle(self) -> None:
+        """Forget the batches that are done, except for the first failure."""
+        for batch in self._under_way:
+            if batch.future.done() and self._failure is None:
+                self._failure = batch.failure()
+        self._under_way = [batch for batch in self._under_way if not batch.future.done()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BatchUnderWay:
+    future: Future[Array | None]
+    prepares: bool
+
+    def failure(self) -> BaseException | None:
+        """Return why the batch was not scored, or None. It must be done."""
+        if self.future.cancelled():
+            return CancelledError("a batch of the stream was cancelled, so its score would not be whole")
+        return self.future.exception()

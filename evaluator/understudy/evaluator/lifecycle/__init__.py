@@ -1,1 +1,0 @@
-"""The life cycle of checkpoints in the evaluator: discovered, loaded, scored, promoted, released."""

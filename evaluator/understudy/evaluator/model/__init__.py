@@ -1,0 +1,1 @@
+"""Loads models onto the replicas, and runs and scores them there."""

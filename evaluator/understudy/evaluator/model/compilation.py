@@ -1,0 +1,151 @@
+"""Compiles a model for scoring: as it was saved, or with the caller's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model import metric_catalog
+from understudy.evaluator.model.example_losses import NoExampleLossesError, PerExampleLoss
+from understudy.evaluator.model.scoring_program import ProgramOptions
+from understudy.evaluator.types import MetricSpec
+
+
+class Compilation:
+    """Compiles a model repeatedly, each time with new losses and metrics, and never with an optimizer.
+
+    Args:
+        model: A model that is not compiled.
+        interface: The structures of its inputs and outputs.
+        config: The serialized compile arguments of the saved model; empty if it was not compiled.
+    """
+
+    def __init__(self, model: Any, interface: ModelInterface, config: Mapping[str, Any]) -> None:
+        self._model = model
+        self._interface = interface
+        self._config = config
+        kind = type(model)
+        self._custom_compile = kind.compile is not keras.Model.compile
+        self._restorable = bool(config) and (
+            not self._custom_compile or kind.compile_from_config is not keras.Model.compile_from_config
+        )
+        self._custom_metrics = kind.compute_metrics is not keras.Model.compute_metrics
+        self.custom_step = kind.test_step is not keras.Model.test_step
+        self.custom_loss = kind.compute_loss is not keras.Model.compute_loss
+
+    def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool, adds_losses: bool) -> ProgramOptions:
+        """Return the options to score with the given metrics, or with the compiled ones if empty.
+
+        Args:
+            metrics: The caller's metrics.
+            calls_model: Whether the model must see whole batches.
+            adds_losses: Whether the model adds losses when it is called.
+
+        Raises:
+            NotEvaluableError: The model was not compiled, and no metric is named.
+        """
+        if not metrics and not self._restorable:
+            raise NotEvaluableError(
+                "the checkpoint holds no compile configuration, so there is no loss and no metric to score it with; "
+                "save a compiled model, or name the metrics"
+            )
+        runs_own_step = not metrics and (self.custom_step or self.custom_loss)
+        standard = not (self.custom_step or self.custom_loss or self._custom_compile)
+        return ProgramOptions(
+            calls_model=calls_model,
+            custom_step=runs_own_step,
+            with_loss=not runs_own_step and standard and self._has_loss(adds_losses=adds_losses),
+            keeps_logs=not metrics and (self.custom_step or self._custom_metrics),
+        )
+
+    def compile(self, metrics: Sequence[MetricSpec]) -> None:
+        """Compile the model with new losses, and new metrics: the given ones, or those it was saved with."""
+        if metrics or not self._custom_compile:
+            self._compile_standard(metrics)
+        else:
+            self._model.compile_from_config(dict(self._config))
+            self._model.optimizer = None
+
+    def compile_for_examples(self, *, adds_losses: bool) -> None:
+        """Compile the model with per-example losses and without metrics.
+
+        Raises:
+            NoExampleLossesError: The model's loss is not a sum over examples.
+        """
+        if self.custom_step or self.custom_loss or self._custom_compile:
+            raise NoExampleLossesError("the model computes its loss in a way of its own")
+        if adds_losses:
+            raise NoExampleLossesError("the model adds losses that depend on whole batches")
+        losses = keras.saving.deserialize_keras_object(dict(self._config)).get("loss")
+        if losses is None:
+            raise NoExampleLossesError("the model was compiled without a loss")
+        keras.Model.compile(
+            self._model,
+            optimizer=None,
+            loss=keras.tree.map_structure(lambda loss: None if loss is None else PerExampleLoss(loss), losses),
+            loss_weights=self._config.get("loss_weights"),
+            jit_compile=False,
+        )
+
+    def _compile_standard(self, metrics: Sequence[MetricSpec]) -> None:
+        config = {} if self._custom_compile else {**self._config, "optimizer": None}
+        arguments = keras.saving.deserialize_keras_object(config)
+        if metrics:
+            arguments.update(metrics=self._per_output(metrics), weighted_metrics=None)
+        keras.Model.compile(self._model, **{**arguments, "optimizer": None, "jit_compile": False})
+
+    def _per_output(self, metrics: Sequence[MetricSpec]) -> Any:
+        """Return separate metrics for every output."""
+        names = self._interface.outputs.names
+        own = {name: [_metric(spec) for spec in metrics] for name in names}
+        return own[names[0]] if len(names) == 1 else self._interface.outputs.unflatten(own)
+
+    def _has_loss(self, *, adds_losses: bool) -> bool:
+        regularized = any(variable.regularizer is not None for variable in self._model.trainable_variables)
+        return bool(self._config) and (adds_losses or regularized or self._config.get("loss") is not None)
+
+
+def check_metrics(metrics: Sequence[MetricSpec]) -> None:
+    """Raise InvalidInputError for a metric that is neither in the catalog nor registered, or has invalid arguments."""
+    metric_catalog.check_count(metrics)
+    for spec in metrics:
+        _metric(spec)
+
+
+def _metric(spec: MetricSpec) -> Any:
+    """Return a name if Keras chooses the metric by the shapes of the data, else a metric object."""
+    if spec.name.lower() in metric_catalog.CHOSEN_BY_SHAPE and not spec.config:
+        return spec.name
+    class_name = metric_catalog.class_named(spec.name)
+    if class_name is None:
+        return _registered_metric(spec)
+    metric_catalog.check_configuration(spec)
+    return _called(spec, getattr(keras.metrics, class_name), {"name": spec.name, **spec.config})
+
+
+def _registered_metric(spec: MetricSpec) -> Any:
+    """Return a metric that the experiment or an installed package registered with Keras."""
+    registered = keras.saving.get_registered_object(spec.name)
+    is_class = isinstance(registered, type)
+    if registered is None or (is_class and not issubclass(registered, keras.metrics.Metric)):
+        raise InvalidInputError(
+            f"metric {spec.name[:64]!r} is unknown; give a metric of keras.metrics such as 'AUC', or the registered "
+            "name of one of the experiment's own"
+        )
+    if spec.config:
+        raise InvalidInputError(f"metric {spec.name!r} is the experiment's own, which takes no configuration")
+    return _called(spec, registered, {"name": spec.name.rpartition(">")[2]}) if is_class else registered
+
+
+def _called(spec: MetricSpec, kind: Any, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**arguments)
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"metric {spec.name!r} with {dict(spec.config)} cannot be created by Keras: {first_line(error)}"
+        ) from error

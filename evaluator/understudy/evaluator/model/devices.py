@@ -1,0 +1,160 @@
+"""The devices that replicas run on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from understudy.devices import driver, layout
+from understudy.devices.errors import DeviceLayoutError
+from understudy.devices.nvml import GpuReading, Nvml, NvmlUnavailableError
+from understudy.devices.selection import canonical
+from understudy.evaluator.evaluator_errors import DeviceError
+from understudy.evaluator.model.precision import set_precision
+from understudy.evaluator.settings import Precision
+
+MemoryKind = Literal["current", "peak"]
+
+_log = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_strategies: dict[DeviceSettings, Any] = {}
+_user_names: dict[str, str] = {}
+"""The user's names of the strategies' devices, by TensorFlow's names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSettings:
+    """The devices of the replicas and their configuration.
+
+    Attributes:
+        devices: Device names such as ``GPU:0`` or ``CPU:1``, one replica each; ``GPU`` for all GPUs. Empty for every
+            GPU, or every CPU device if there is no GPU.
+        logical_cpus: The number of logical devices to split the CPU into, used instead of GPUs; None for no split.
+        gpu_memory_limit_mib: The maximum memory to allocate on each GPU; None for as much as needed.
+        precision: How GPUs multiply float32: ``exact``, or ``fast`` with TF32.
+        intra_op_threads: Threads within one operation; None divides the cores among several replicas on the CPU, and
+            leaves the choice to TensorFlow for a single replica.
+        inter_op_threads: Operations that run at once; None for at least one for each replica on the CPU.
+    """
+
+    devices: tuple[str, ...] = ()
+    logical_cpus: int | None = None
+    gpu_memory_limit_mib: int | None = None
+    precision: Precision = "exact"
+    intra_op_threads: int | None = None
+    inter_op_threads: int | None = None
+
+
+def build_strategy(settings: DeviceSettings) -> Any:
+    """Return the `tf.distribute.MirroredStrategy` for these settings, the same one for the same settings.
+
+    The first call fixes the process's devices; TensorFlow cannot change them later. The precision applies to the whole
+    process; the last call sets it. Thread-safe.
+
+    Raises:
+        DeviceError: There is no such device, or TensorFlow was already running with other devices.
+    """
+    with _lock:
+        set_precision(settings.precision)
+        if settings not in _strategies:
+            _strategies[settings] = tf.distribute.MirroredStrategy(list(_lay_out(settings)))
+        return _strategies[settings]
+
+
+def user_name(device: str) -> str:
+    """Return the user's name of a strategy's device: ``GPU:1`` even if it is the only one that TensorFlow sees."""
+    name = canonical(device)
+    return _user_names.get(name, name)
+
+
+def has_gpu(strategy: Any) -> bool:
+    """Whether any replica of a strategy is on a GPU."""
+    return any("GPU" in device.upper() for device in strategy.extended.worker_devices)
+
+
+def device_memory() -> dict[tuple[str, MemoryKind], int]:
+    """Return the bytes in use, by device and kind. ``CPU`` is the memory of the whole process."""
+    current, peak = _process_memory()
+    memory: dict[tuple[str, MemoryKind], int] = {("CPU", "current"): current, ("CPU", "peak"): peak}
+    for device in tf.config.list_logical_devices("GPU"):
+        info = tf.config.experimental.get_memory_info(canonical(device.name))
+        memory[user_name(device.name), "current"] = int(info["current"])
+        memory[user_name(device.name), "peak"] = int(info["peak"])
+    return memory
+
+
+def gpu_readings() -> dict[str, GpuReading]:
+    """Return NVML's readings of the strategies' GPUs, by the user's names; empty without NVML."""
+    with _lock:
+        numbers = {name: int(name.partition(":")[2]) for name in _user_names.values() if name.startswith("GPU")}
+        nvml = _open_nvml() if numbers else None
+    if nvml is None:
+        return {}
+    gpus = driver.list_gpus()
+    readings = {name: nvml.read(gpus[number].bus_id) for name, number in numbers.items()}
+    return {name: reading for name, reading in readings.items() if reading is not None}
+
+
+@functools.cache
+def _open_nvml() -> Nvml | None:
+    try:
+        return Nvml()
+    except NvmlUnavailableError as error:
+        _log.info("no metrics of the GPUs' memory, utilization and errors: %s", error)
+        return None
+
+
+def _process_memory() -> tuple[int, int]:
+    """Return the current and the peak resident bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    kibibytes = {line.partition(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
+    current = int(kibibytes["VmRSS"]) * 1024
+    return current, max(current, int(kibibytes["VmHWM"]) * 1024)
+
+
+def _lay_out(settings: DeviceSettings) -> tuple[str, ...]:
+    """Configure the process's devices and return the names of those to use."""
+    try:
+        planned = layout.plan(settings.devices, settings.logical_cpus)
+        _set_threads(settings, planned.selection.names)
+        layout.apply(planned, gpu_memory_limit_mib=settings.gpu_memory_limit_mib)
+    except DeviceLayoutError as error:
+        raise DeviceError(str(error)) from error
+    for facts in layout.describe(planned):
+        _log.info("device %s", " ".join(f"{key}={value}" for key, value in facts.items()))
+    _user_names.update(planned.selection.asked)
+    return planned.selection.names
+
+
+def _set_threads(settings: DeviceSettings, devices: tuple[str, ...]) -> None:
+    try:
+        if settings.intra_op_threads not in {None, tf.config.threading.get_intra_op_parallelism_threads()}:
+            tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)
+        if settings.inter_op_threads not in {None, tf.config.threading.get_inter_op_parallelism_threads()}:
+            tf.config.threading.set_inter_op_parallelism_threads(settings.inter_op_threads)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"TensorFlow is already running with other threads ({error}); set them before anything else uses it"
+        ) from error
+    replicas = sum(name.startswith("CPU") for name in devices)
+    if replicas > 1:
+        with contextlib.suppress(RuntimeError):  # already initialized; the user set no number
+            _share_out_cores(settings, replicas)
+
+
+def _share_out_cores(settings: DeviceSettings, replicas: int) -> None:
+    """Divide the cores among the replicas: operations that each use all cores compete with each other."""
+    cores = len(os.sched_getaffinity(0))
+    if settings.intra_op_threads is None:
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // replicas))
+    if settings.inter_op_threads is None:
+        tf.config.threading.set_inter_op_parallelism_threads(max(replicas, cores))

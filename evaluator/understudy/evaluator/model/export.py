@@ -1,0 +1,130 @@
+"""Exports a checkpoint of a run as a Keras file or as a SavedModel. Needs no running evaluator.
+
+TensorFlow is imported only if the model must be built.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.fs import temporary_folder
+from understudy.checkpoints.kinds import ModelKind
+from understudy.checkpoints.layout import BEST_FILE, LEASES_DIR, MODEL_FILE, RunDir, parse_step, step_name
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.checkpoints.manifest import read_manifest
+from understudy.checkpoints.source import PublishedCheckpoint
+from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError
+
+ExportFormat = Literal["keras", "saved_model"]
+KERAS_SUFFIX = ".keras"
+
+
+class CheckpointExporter:
+    """The checkpoints of a run on disk: those that the trainer keeps, and those that the evaluator leases.
+
+    Args:
+        run_dir: The run folder, or None if another program writes the checkpoints.
+        state_dir: The evaluator's state folder.
+        build_model: Returns a new Keras model, for checkpoints that hold only variables; None if there is no such
+            function.
+    """
+
+    def __init__(self, *, run_dir: Path | None, state_dir: Path, build_model: Callable[[], Any] | None = None) -> None:
+        self._run = None if run_dir is None else RunDir(run_dir)
+        self._state_dir = state_dir
+        self._build_model = build_model
+
+    def steps(self) -> list[int]:
+        """Return the steps that can be exported, ascending."""
+        leased = (parse_step(folder.name) for folder in (self._state_dir / LEASES_DIR).glob("*"))
+        kept = [] if self._run is None else self._run.committed_steps()
+        return sorted({*(step for step in leased if step is not None), *kept})
+
+    def resolve(self, step: int | Literal["best", "latest"]) -> int:
+        """Return the step that ``best`` or ``latest`` stands for, or the step itself.
+
+        Raises:
+            VersionNotFoundError: There is no checkpoint yet.
+            ConfigurationError: The evaluator's ``best.json`` is damaged.
+        """
+        if step == "best":
+            return self._best()
+        if step == "latest":
+            steps = self.steps()
+            if not steps:
+                raise VersionNotFoundError(f"there is no checkpoint yet, neither kept nor held in {self._state_dir}")
+            return steps[-1]
+        return step
+
+    def export(self, step: int, output: Path, form: ExportFormat) -> Path:
+        """Write one checkpoint atomically; return its path.
+
+        Args:
+            step: The step.
+            output: For ``keras``, a path that ends in ``.keras``, or the folder to put ``model.keras`` into; for
+                ``saved_model``, the folder that becomes the SavedModel.
+            form: ``keras`` copies a ``.keras`` file unchanged, and converts other formats that hold a Keras model,
+                without the optimizer's state; ``saved_model`` writes a model for serving systems: one signature,
+                ``serving_default``, with the model's names for inputs and outputs and any batch size.
+
+        Raises:
+            VersionNotFoundError: There is no checkpoint of this step.
+            ConfigurationError: The output already exists.
+            LoadError: The checkpoint is damaged, or cannot be written in this form.
+            OSError: The output cannot be written.
+        """
+        target = output / MODEL_FILE if form == "keras" and output.suffix != KERAS_SUFFIX else output
+        if target.exists():
+            raise ConfigurationError(f"{target} is there already; choose another output or move it away")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(target) as folder, self._local_checkpoint(step, folder) as local:
+            self._write(local, folder / f"written{target.suffix}", form).rename(target)
+        return target
+
+    def _write(self, local: LocalCheckpoint, path: Path, form: ExportFormat) -> Path:
+        if form == "keras" and local.kind is ModelKind.KERAS:
+            shutil.copyfile(local.model_file, path)
+            return path
+        from understudy.evaluator.model import model_writing
+
+        write = model_writing.write_keras if form == "keras" else model_writing.write_saved_model
+        write(local, path, self._build_model)
+        return path
+
+    def _best(self) -> int:
+        file = self._state_dir / BEST_FILE
+        try:
+            return int(json.loads(file.read_bytes())["step"])
+        except FileNotFoundError as error:
+            raise VersionNotFoundError(
+                f"no checkpoint is best yet: there is no {file}; it is written when the first one was scored"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{file} is damaged ({error}); delete it, and the evaluator writes it when it is started"
+            ) from error
+
+    @contextmanager
+    def _local_checkpoint(self, step: int, folder: Path) -> Iterator[LocalCheckpoint]:
+        """Yield a verified private copy of a checkpoint."""
+        for origin in self._origins(step):
+            try:
+                checkpoint = PublishedCheckpoint.of(origin, read_manifest(origin))
+                local = checkpoint.fetch(folder / "taken")
+            except FileNotFoundError:
+                continue
+            except CheckpointError as error:
+                raise LoadError(f"step {step} cannot be exported: {error}") from error
+            yield local
+            return
+        raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")
+
+    def _origins(self, step: int) -> list[Path]:
+        leased = self._state_dir / LEASES_DIR / step_name(step)
+        return [leased] if self._run is None else [leased, self._run.checkpoint(step)]

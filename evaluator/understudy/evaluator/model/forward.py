@@ -1,0 +1,167 @@
+"""The forward pass: one concrete function that splits a batch over the replicas and joins the outputs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.evaluator_errors import InvalidInputError, OutOfResourcesError
+from understudy.evaluator.exhaustion import Resource, exhausted_resource
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.direct_call import DirectCall
+from understudy.evaluator.model.model_call import ModelCall, Tensors, tensor_specs
+from understudy.evaluator.model.random_numbers import draws_random_numbers
+from understudy.evaluator.model.reclaiming import reclaim_memory
+from understudy.evaluator.model.value_ranges import find_value_ranges
+
+_log = logging.getLogger(__name__)
+
+
+class ForwardPass:
+    """A model's forward pass over all replicas, traced once. Thread-safe.
+
+    The function takes batches of any size. Each replica gets a slice; the sizes of the slices differ by at most one. If
+    there are fewer examples than replicas, the remaining replicas repeat a neighbour's example, and that result is
+    dropped; a replica never gets an empty slice.
+
+    Args:
+        model: The model, with variables mirrored by the strategy.
+        interface: The structures of its inputs and outputs.
+        strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
+        max_batch_size: The maximum number of examples of one call of the function; larger batches run in pieces.
+        on_trace: Called each time the function is traced: normally once.
+
+    Attributes:
+        max_batch_size: The current maximum; lowered after an out-of-memory error, see `restore_limit`.
+        adds_losses: Whether the model adds losses in its call, besides the regularizers of its weights.
+        draws_random_numbers: Whether the model draws random numbers at inference.
+        input_ranges: The valid ids of inputs, by name, for inputs that directly index a table.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        interface: ModelInterface,
+        strategy: Any,
+        *,
+        max_batch_size: int,
+        on_trace: Callable[[], None],
+    ) -> None:
+        self._names = interface.inputs.names
+        self._call = ModelCall(model, interface)
+        self._strategy = strategy
+        self._replicas: int = strategy.num_replicas_in_sync
+        self.max_batch_size = self._most_examples = max_batch_size
+        self._on_trace = on_trace
+        function = tf.function(self._trace, input_signature=tensor_specs(interface), autograph=False)
+        self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
+        self.adds_losses = self._call.adds_losses
+        self.draws_random_numbers = draws_random_numbers(self._function.function)
+        ranges = find_value_ranges(self._function.function)
+        self.input_ranges = {name: ranges[place] for place, name in enumerate(self._names) if place in ranges}
+
+    def __call__(
+        self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None
+    ) -> tuple[Tensors, Tensors]:
+        """Run the model.
+
+        Args:
+            inputs: NumPy arrays or tensors by name, each ``[examples, ...]`` with at least one example.
+            between_pieces: Called between the pieces of a batch that is too large for one call.
+
+        Returns:
+            The outputs by name, each ``[examples, ...]``, and the Keras masks of those that have one.
+
+        Raises:
+            InvalidInputError: The model refuses a value, such as a token outside its vocabulary.
+            OutOfResourcesError: There is not enough memory for a single example.
+        """
+        leaves = [inputs[name] for name in self._names]
+        while True:
+            limit = self.max_batch_size
+            try:
+                if leaves[0].shape[0] <= limit:
+                    return self._call.by_name(self._function(*leaves))
+                return self._run_in_pieces(leaves, limit, between_pieces)
+            except tf.errors.InvalidArgumentError as error:
+                raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
+            except Exception as error:
+                if exhausted_resource(error) is not Resource.MEMORY:
+                    raise
+                self._use_less_memory(min(limit, leaves[0].shape[0]), error)
+            reclaim_memory()
+
+    def launch(self, inputs: Mapping[str, Any]) -> Callable[[], tuple[Tensors, Tensors]]:
+        """Run the model and return a function that returns its outputs: CPUs compute synchronously."""
+        result = self(inputs)
+        return lambda: result
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """The only concrete function."""
+        return (self._function.function,)
+
+    @property
+    def output_specs(self) -> tuple[Tensors, Tensors]:
+        """The `tf.TensorSpec`s of the results of a call."""
+        return self._call.specs(self._function.function.structured_outputs)
+
+    def restore_limit(self) -> bool:
+        """Restore the original maximum, because memory may be available again; return whether it was lowered."""
+        lowered, self.max_batch_size = self.max_batch_size < self._most_examples, self._most_examples
+        return lowered
+
+    def _use_less_memory(self, examples: int, error: Exception) -> None:
+        """Lower the limit below the size that did not fit."""
+        if examples == 1:
+            raise OutOfResourcesError(f"there is no memory for a single example: {first_line(error)}") from error
+        self.max_batch_size = examples // 2
+        _log.warning(
+            "out of memory, going on with smaller batches",
+            extra={"examples": examples, "max_batch_size": self.max_batch_size},
+        )
+
+    def _run_in_pieces(
+        self, leaves: Sequence[Any], limit: int, between_pieces: Callable[[], None]
+    ) -> tuple[Tensors, Tensors]:
+        pieces: list[list[Any]] = []
+        for start in range(0, leaves[0].shape[0], limit):
+            if pieces:
+                between_pieces()
+            pieces.append(self._function(*(leaf[start : start + limit] for leaf in leaves)))
+        return self._call.by_name([tf.concat(parts, axis=0) for parts in zip(*pieces, strict=True)])
+
+    def _trace(self, *inputs: Any) -> list[Any]:
+        self._on_trace()
+        slices, lengths = _share_out(inputs, self._replicas)
+        per_replica = self._strategy.experimental_distribute_values_from_function(
+            lambda context: slices[context.replica_id_in_sync_group]
+        )
+        return [self._join(value, lengths) for value in self._strategy.run(self._call, args=(per_replica,))]
+
+    def _join(self, per_replica: Any, lengths: Sequence[Any]) -> Any:
+        parts = self._strategy.experimental_local_results(per_replica)
+        if len(parts) == 1:
+            return parts[0]
+        return tf.concat([part[:length] for part, length in zip(parts, lengths, strict=True)], axis=0)
+
+
+def _share_out(inputs: tuple[Any, ...], replicas: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """Return the inputs of each replica, and the number of its examples that are not padding."""
+    examples = tf.shape(inputs[0])[0]
+    if replicas == 1:
+        return [inputs], [examples]
+    pairs = list(itertools.pairwise(index * examples // replicas for index in range(replicas + 1)))
+    slices = [tuple(_slice(tensor, start, stop, examples) for tensor in inputs) for start, stop in pairs]
+    return slices, [stop - start for start, stop in pairs]
+
+
+def _slice(tensor: Any, start: Any, stop: Any, examples: Any) -> Any:
+    """Return the examples from ``start`` to ``stop``, or the nearest example if the slice is empty."""
+    start = tf.minimum(start, examples - 1)
+    return tensor[start : tf.maximum(stop, start + 1)]

@@ -1,0 +1,42 @@
+"""Builds models from checkpoints and loads checkpoints into models: one module for each kind of storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from understudy.checkpoints.kinds import ModelKind
+from understudy.evaluator.evaluator_errors import LoadError
+from understudy.evaluator.model.loaders.hdf5_file import Hdf5Loader
+from understudy.evaluator.model.loaders.keras_file import KerasLoader
+from understudy.evaluator.model.loaders.loader import BuiltModel, ModelLoader
+from understudy.evaluator.model.loaders.saved_model import SavedModelLoader
+from understudy.evaluator.model.loaders.variables import VariablesLoader, assign_checkpoint, assign_weights
+
+BuildModel = Callable[[], Any]
+"""Returns a new Keras model, built and optionally compiled, as an experiment's ``build_model`` does."""
+
+
+def loader_for(kind: ModelKind, build_model: BuildModel | None) -> ModelLoader:
+    """Return the loader for checkpoints of a kind.
+
+    Args:
+        kind: How the model is stored.
+        build_model: Builds the model for checkpoints that hold only variables, or None.
+
+    Raises:
+        LoadError: The checkpoint holds only variables and there is no ``build_model``.
+    """
+    if kind is ModelKind.KERAS:
+        return KerasLoader()
+    if kind is ModelKind.HDF5:
+        return Hdf5Loader()
+    if kind is ModelKind.SAVED_MODEL:
+        return SavedModelLoader()
+    if build_model is None:
+        raise LoadError("the checkpoint holds variables without their model; give the experiment that builds it")
+    assign = assign_weights if kind is ModelKind.WEIGHTS else assign_checkpoint
+    return VariablesLoader(kind, build_model, assign)
+
+
+__all__ = ["BuildModel", "BuiltModel", "KerasLoader", "ModelLoader", "loader_for"]

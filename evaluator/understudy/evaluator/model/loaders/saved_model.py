@@ -1,0 +1,126 @@
+"""Loads SavedModel folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from understudy.evaluator.evaluator_errors import LoadError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.loaders.loader import BuiltModel
+
+_SERVING = "serving_default"
+_INITIALIZER = "__saved_model_init_op"
+_GRAPH_FILE = "saved_model.pb"
+
+_MADE_UP = re.compile(r"(?:keras_tensor|input_layer)(?:_(\d+))?")
+"""The names that `keras.Model.export` gives to unnamed inputs: they contain per-process counters."""
+
+
+class SavedModelLoader:
+    """See `ModelLoader`. A SavedModel has no compile configuration.
+
+    Its graph holds constants (for example the statistics of a ``Normalization`` layer) that differ between checkpoints.
+    Therefore each is loaded with its own graph, which requires retracing, and checkpoints have the same architecture if
+    they have the same inputs and outputs. Unnamed inputs are called ``inputs``, ``inputs_1`` and so on, in order, as
+    `tf.saved_model.save` names all inputs of a Keras model.
+    """
+
+    def architecture_of(self, model_file: Path) -> str:
+        """See `ModelLoader`."""
+        signatures = _read_signatures(model_file)
+        signature = signatures[_choose(signatures, model_file)]
+        inputs = {name: signature.inputs[own] for own, name in _served_names(signature.inputs).items()}
+        content = [_described(inputs), _described(signature.outputs)]
+        return hashlib.sha256(json.dumps(["SavedModel", *content]).encode()).hexdigest()
+
+    def build(self, model_file: Path) -> BuiltModel:
+        """See `ModelLoader`."""
+        name = _choose(_read_signatures(model_file), model_file)
+        try:
+            loaded = tf.saved_model.load(str(model_file))
+            return BuiltModel(model=_as_keras(loaded, loaded.signatures[name]))
+        except LoadError:
+            raise
+        except Exception as error:
+            raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
+
+    def assign(self, model: Any, model_file: Path) -> Any:
+        """See `ModelLoader`. Returns a new model."""
+        del model
+        return self.build(model_file).model
+
+
+class _SignatureLayer(keras.layers.Layer):
+    """Runs one signature of a SavedModel, and owns its variables."""
+
+    def __init__(self, loaded: Any, signature: Any) -> None:
+        super().__init__(name=_SERVING)
+        self._loaded = loaded
+        self._signature = signature
+        self._own = [
+            keras.Variable(variable, trainable=False, dtype=variable.dtype.name, name=f"variable_{index}")
+            for index, variable in enumerate(signature.variables)
+        ]
+
+    def call(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the outputs by name."""
+        names = _served_names(self._signature.structured_input_signature[1])
+        return self._signature(**{own: inputs[name] for own, name in names.items()})
+
+
+def _as_keras(loaded: Any, signature: Any) -> Any:
+    """Return a functional model with a signature's inputs and outputs."""
+    specs = signature.structured_input_signature[1]
+    inputs = {name: _input(name, specs[own]) for own, name in _served_names(specs).items()}
+    return keras.Model(inputs, _SignatureLayer(loaded, signature)(inputs))
+
+
+def _input(name: str, spec: Any) -> Any:
+    if spec.shape.rank is None or spec.shape.rank == 0 or spec.shape[0] is not None:
+        raise LoadError(
+            f"input {name!r} of the SavedModel has shape {spec.shape}; one with an open first axis, the batch, was "
+            "expected: export the model with a batch size of None"
+        )
+    return keras.Input(spec.shape[1:], dtype=spec.dtype.name, name=name)
+
+
+def _read_signatures(model_file: Path) -> dict[str, Any]:
+    try:
+        (graph, *_) = SavedModel.FromString((model_file / _GRAPH_FILE).read_bytes()).meta_graphs
+    except Exception as error:
+        raise LoadError(f"{model_file.name} is not a SavedModel: {first_line(error)}") from error
+    return {name: signature for name, signature in graph.signature_def.items() if name != _INITIALIZER}
+
+
+def _choose(signatures: Mapping[str, Any], model_file: Path) -> str:
+    """Return the name of the signature to serve."""
+    if _SERVING in signatures:
+        return _SERVING
+    if len(signatures) == 1:
+        return next(iter(signatures))
+    raise LoadError(f"{model_file.name} has the signatures {sorted(signatures)}; one called {_SERVING!r} was expected")
+
+
+def _served_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the served names of a signature's inputs, by their own names."""
+    own = {name: _MADE_UP.fullmatch(name) for name in names}
+    made_up = sorted((int(match[1] or 0), name) for name, match in own.items() if match)
+    renamed = {name: f"inputs_{place}" if place else "inputs" for place, (_, name) in enumerate(made_up)}
+    taken = {name for name, match in own.items() if match is None}
+    return {name: name if taken & set(renamed.values()) else renamed.get(name, name) for name in own}
+
+
+def _described(tensors: Mapping[str, Any]) -> list[tuple[str, int, list[int]]]:
+    return [
+        (name, tensor.dtype, [dimension.size for dimension in tensor.tensor_shape.dim])
+        for name, tensor in sorted(tensors.items())
+    ]

@@ -1,0 +1,95 @@
+"""Reads ``.keras`` files: their architecture, their compile configuration, and their weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from understudy.evaluator.evaluator_errors import LoadError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model import weight_reading
+from understudy.evaluator.model.architecture import fingerprint, renumbered_metrics
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+_ASSETS = "assets/"
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+"""The header of each file in a zip archive; it holds, among others, the lengths of the two fields that follow it."""
+
+
+def architecture_of(model_file: Path) -> str:
+    """Return a fingerprint of everything that a traced function depends on, without building the model.
+
+    If two files have equal fingerprints, the weights of one can be assigned to the variables of the other. Assets
+    (vocabularies) are part of traced functions and count.
+
+    Raises:
+        LoadError: The file is not a ``.keras`` archive.
+    """
+    return fingerprint(*_read(model_file))
+
+
+def read_compile_config(model_file: Path) -> dict[str, Any]:
+    """Return the serialized compile arguments of the model; empty if it was not compiled.
+
+    Raises:
+        LoadError: The file is not a ``.keras`` archive.
+    """
+    config, _ = _read(model_file)
+    return renumbered_metrics(config.get("compile_config") or {})
+
+
+def build_model(model_file: Path) -> Any:
+    """Build the model with its weights in the current strategy's scope, not compiled.
+
+    Raises:
+        LoadError: The file is damaged, or Keras refuses to build the model.
+    """
+    try:
+        return keras.saving.load_model(model_file, compile=False)
+    except Exception as error:
+        raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
+
+
+def assign_weights(model: Any, model_file: Path) -> None:
+    """Assign the weights in the file to the variables of a model of the same architecture.
+
+    The checksum in the archive is not checked: the checkpoint's hash was verified before.
+
+    Raises:
+        LoadError: The file is damaged. Some variables may have been assigned.
+    """
+    try:
+        with zipfile.ZipFile(model_file) as archive:
+            info = archive.getinfo(_WEIGHTS)
+        if info.compress_type == zipfile.ZIP_STORED:  # Keras does not compress
+            weight_reading.assign_weights(model, model_file, start=_start_of(info, model_file), size=info.file_size)
+        else:
+            model.load_weights(model_file)
+    except Exception as error:
+        raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
+
+
+def _start_of(info: zipfile.ZipInfo, archive_file: Path) -> int:
+    """Return the offset of a member's content in an archive, in bytes."""
+    with archive_file.open("rb") as archive:
+        archive.seek(info.header_offset)
+        *_, name_length, extra_length = _LOCAL_HEADER.unpack(archive.read(_LOCAL_HEADER.size))
+    return info.header_offset + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
+
+
+def _read(model_file: Path) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:
+    try:
+        with zipfile.ZipFile(model_file) as archive:
+            config = json.loads(archive.read(_CONFIG))
+            members = archive.infolist()
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise LoadError(f"{model_file.name} is not a whole .keras file: {first_line(error)}") from error
+    assets = sorted((info.filename, info.file_size, info.CRC) for info in members if info.filename.startswith(_ASSETS))
+    return config, assets

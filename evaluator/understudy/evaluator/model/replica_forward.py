@@ -1,0 +1,201 @@
+"""The forward pass on GPUs: a function for each replica, with all data exchange on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.model_call import ModelCall, Tensors, tensor_specs
+from understudy.evaluator.model.random_numbers import draws_random_numbers
+from understudy.evaluator.model.replica_plan import ReplicaPlan, Share
+from understudy.evaluator.model.value_ranges import find_value_ranges
+from understudy.evaluator.types import Array
+
+Named = tuple[dict[str, Array], dict[str, Array]]
+"""The outputs and the masks by name, each ``[examples, ...]``."""
+Fetch = Callable[[], Named]
+
+_HOST = "CPU:0"
+
+
+class ReplicaForward:
+    """A model's forward pass on replicas whose devices compute asynchronously. Thread-safe.
+
+    Each replica has its own function, with the variables of its device. A batch is split on the host, each share is
+    copied to its device and computed there, and the outputs are copied back and joined on the host; no data moves
+    between devices. Shares are padded to one of a few sizes, because a GPU's libraries tune themselves for each new
+    size; padding repeats the last example and is removed from the outputs.
+
+    Args:
+        model: The model, with variables mirrored by the strategy.
+        interface: The structures of its inputs and outputs.
+        strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
+        max_batch_size: The maximum number of examples of one call on one replica; larger batches run in pieces.
+        on_trace: Called each time a function is traced: normally once for each replica.
+
+    Attributes:
+        adds_losses: Whether the model adds losses in its call, besides the regularizers of its weights.
+        draws_random_numbers: Whether the model draws random numbers at inference.
+        input_ranges: The valid ids of inputs, by name, for inputs that directly index a table.
+        plan: Splits batches into shares.
+    """
+
+    def __init__(
+        self, model: Any, interface: ModelInterface, strategy: Any, *, max_batch_size: int, on_trace: Callable[[], None]
+    ) -> None:
+        self._names = interface.inputs.names
+        self._call = ModelCall(model, interface)
+        self._specs = tensor_specs(interface)
+        self._on_trace = on_trace
+        devices = strategy.extended.worker_devices
+        with strategy.scope():
+            self._replicas = [self._trace(strategy, index, device) for index, device in enumerate(devices)]
+        self.plan = ReplicaPlan(len(devices), max_batch_size)
+        function = self._replicas[0].function
+        self.adds_losses = self._call.adds_losses
+        self.draws_random_numbers = draws_random_numbers(function)
+        ranges = find_value_ranges(function)
+        self.input_ranges = {name: ranges[place] for place, name in enumerate(self._names) if place in ranges}
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """The concrete function of each replica."""
+        return tuple(replica.function for replica in self._replicas)
+
+    @property
+    def output_specs(self) -> tuple[Tensors, Tensors]:
+        """The `tf.TensorSpec`s of the results of a call."""
+        return self._call.specs(self._replicas[0].function.structured_outputs)
+
+    def __call__(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Named:
+        """Run the model; see `launch`.
+
+        Args:
+            inputs: NumPy arrays, or tensors on the host, by name, each ``[examples, ...]`` with at least one example.
+            between_pieces: Called between the pieces of a batch that is too large for one call of all replicas.
+        """
+        return self.launch(inputs, between_pieces)()
+
+    def launch(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Fetch:
+        """Copy a batch to the devices and launch it; return a function that waits for the outputs and the masks.
+
+        Both raise InvalidInputError if the model refuses a value. At most two pieces of a batch are in progress.
+        """
+        leaves = [np.asarray(inputs[name]) for name in self._names]
+        examples = len(leaves[0])
+        pieces = [
+            [leaf[start : start + self.plan.max_batch_size] for leaf in leaves]
+            for start in range(0, examples, self.plan.max_batch_size)
+        ]
+        first = self._launch(pieces[0])
+        return lambda: self._call.by_name(self._fetch_all(first, pieces[1:], between_pieces))
+
+    def warm_up(self, inputs: Mapping[str, Any]) -> Named:
+        """Run a batch of one of the plan's sizes on each replica, and add the measured times to the plan."""
+        outputs = self.run_on_each(inputs)
+        leaves = [np.asarray(inputs[name]) for name in self._names]
+        size = len(leaves[0])
+        began = time.perf_counter()
+        launched = self._replicas[0](leaves)
+        launch_seconds = time.perf_counter() - began
+        _to_host(launched, size)
+        self.plan.observe(size, launch_seconds=launch_seconds, seconds=time.perf_counter() - began)
+        return outputs
+
+    def run_on_each(self, inputs: Mapping[str, Any]) -> Named:
+        """Run a batch of one of the plan's sizes on each replica; return the last one's results."""
+        leaves = [np.asarray(inputs[name]) for name in self._names]
+        launched = [replica(leaves) for replica in self._replicas]
+        fetched = [_to_host(tensors, len(leaves[0])) for tensors in launched]
+        return self._call.by_name(fetched[-1])
+
+    def _trace(self, strategy: Any, index: int, device: str) -> _Replica:
+        def on_replica(*inputs: Any) -> list[Any]:
+            self._on_trace()
+            with tf.device(device), tf.distribute.ReplicaContext(strategy, index):
+                return self._call(inputs)
+
+        return _Replica(device, tf.function(on_replica, autograph=False).get_concrete_function(*self._specs))
+
+    def _launch(self, leaves: Sequence[Array]) -> list[tuple[Share, list[Any]]]:
+        """Launch one piece that fits the replicas."""
+        with _refusals():
+            return [
+                (share, self._replicas[share.replica]([_cut(leaf, share) for leaf in leaves]))
+                for share in self.plan.shares(len(leaves[0]))
+            ]
+
+    def _fetch_all(
+        self,
+        launched: list[tuple[Share, list[Any]]],
+        pieces: Sequence[Sequence[Array]],
+        between_pieces: Callable[[], None],
+    ) -> list[Array]:
+        """Fetch all pieces; each piece is launched before the previous one is fetched."""
+        done = []
+        for piece in pieces:
+            between_pieces()
+            following = self._launch(piece)
+            done.append(_join(launched))
+            launched = following
+        done.append(_join(launched))
+        return done[0] if len(done) == 1 else [np.concatenate(parts) for parts in zip(*done, strict=True)]
+
+
+class _Replica:
+    """The traced function of one replica, from arrays on the host to tensors on its device."""
+
+    def __init__(self, device: str, function: Any) -> None:
+        self.function = function
+        self._device = device
+
+    def __call__(self, leaves: Sequence[Array]) -> list[Any]:
+        inputs = [self._copy(leaf) for leaf in leaves]
+        return list(self.function.inference_fn.call_flat(*inputs, *self.function.captured_inputs))
+
+    def _copy(self, leaf: Array) -> Any:
+        """Return a tensor on the device; text stays on the host.
+
+        Unlike `tf.constant`, an operation uses an aligned array without a copy on the host.
+        """
+        with tf.device(_HOST if leaf.dtype.kind in "SUO" else self._device):
+            return tf.raw_ops.Identity(input=leaf)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise TensorFlow's refusal of a value as InvalidInputError."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise InvalidInputError(f"the model refused the values: {first_line(error)}") from error
+
+
+def _cut(leaf: Array, share: Share) -> Array:
+    """Return the examples of a share, padded to its size with its last example."""
+    examples = leaf[share.start : share.stop]
+    if len(examples) == share.size:
+        return examples
+    padded = np.empty((share.size, *leaf.shape[1:]), leaf.dtype)
+    padded[: len(examples)] = examples
+    padded[len(examples) :] = examples[-1:]
+    return padded
+
+
+def _to_host(tensors: Sequence[Any], examples: int) -> list[Array]:
+    return [tensor.numpy()[:examples] for tensor in tensors]
+
+
+def _join(launched: Sequence[tuple[Share, Sequence[Any]]]) -> list[Array]:
+    """Wait for the outputs of the replicas, and join them on the host."""
+    with _refusals():
+        parts = [_to_host(tensors, share.stop - share.start) for share, tensors in launched]
+    return parts[0] if len(parts) == 1 else [np.concatenate(leaves) for leaves in zip(*parts, strict=True)]

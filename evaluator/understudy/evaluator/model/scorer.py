@@ -1,0 +1,265 @@
+"""Scores streams of batches on a slot, each stream with its own state."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, dtype_name
+from understudy.evaluator.model.model_call import tensor_spec
+from understudy.evaluator.model.scoring_program import ProgramState, ScoringData, ScoringProgram, alone
+from understudy.evaluator.model.value_ranges import ValueRange, check_values
+from understudy.evaluator.types import Array, Batch
+
+_MAX_PROGRAMS = 8
+
+MAX_COMPARISONS = 2**24
+"""The limit for comparisons of a batch's elements with listed thresholds: Keras builds an array of all pairs."""
+
+Structure = tuple[Any, ...]
+"""The key of a program: batches with different structures need different programs."""
+ProgramBuilder = Callable[[ScoringData], ScoringProgram]
+
+
+class GatheredForward(Protocol):
+    """The part of the forward pass that scoring uses."""
+
+    @property
+    def output_specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The `tf.TensorSpec`s of the results of a call."""
+
+    def __call__(
+        self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = ...
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the outputs, ``[examples, ...]`` tensors, and the masks of those that have one, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreState:
+    """The state of one stream. Immutable: `Scorer.update` returns a new one.
+
+    ``example_losses`` are those of the last batch, float64 ``[examples]``, if requested and available.
+    """
+
+    program: ScoringProgram | None = None
+    structure: Structure = ()
+    values: ProgramState | None = None
+    examples: int = 0
+    batches: int = 0
+    example_losses: Array | None = None
+
+    @property
+    def without_example_losses(self) -> str:
+        """Why there are no per-example losses although they were requested; empty otherwise."""
+        return "" if self.program is None else self.program.without_example_losses
+
+
+class Scorer:
+    """Computes the loss and metrics of streams of batches exactly as one device would. Thread-safe.
+
+    The outputs are gathered from all replicas, then loss and metrics are updated once on the whole batch without
+    padding. The first batch of each structure of targets and weights traces a program, which takes a while; `prepare`
+    does that ahead of `update`.
+
+    Args:
+        interface: The structures of the model's inputs and outputs.
+        forward: Its forward pass; None if the program itself runs the model on the whole batch.
+        build: Traces a program for batches of the given specification.
+        comparisons: The number of thresholds that the metrics compare with each element of a batch.
+        input_ranges: The valid ids of inputs, by name.
+    """
+
+    def __init__(
+        self,
+        interface: ModelInterface,
+        *,
+        forward: GatheredForward | None,
+        build: ProgramBuilder,
+        comparisons: int = 1,
+        input_ranges: Mapping[str, ValueRange],
+    ) -> None:
+        self._interface = interface
+        self._comparisons = comparisons
+        self._forward = forward
+        self._input_ranges = input_ranges
+        self._build = build
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[Structure, ScoringProgram] = OrderedDict()
+
+    def start(self) -> ScoreState:
+        """Return the state of a new stream."""
+        return ScoreState()
+
+    def check(self, batch: Batch) -> int:
+        """Return the number of examples; raise InvalidInputError if the batch does not fit the model."""
+        examples = check_batch(batch, self._interface.inputs.specs, self._interface.outputs.specs)
+        self._check_comparisons(batch, examples)
+        return examples
+
+    def is_prepared(self, batch: Batch) -> bool:
+        """Whether `update` would run without tracing on a batch like this."""
+        return self._structure(self._labels(batch)) in self._programs
+
+    def prepare(self, batch: Batch) -> ScoringProgram:
+        """Return the program for batches like this one, tracing it if there is none yet.
+
+        Raises:
+            InvalidInputError: The targets or weights do not fit the model's loss and metrics.
+        """
+        labels = self._labels(batch)
+        structure = self._structure(labels)
+        with self._lock:
+            if structure not in self._programs:
+                self._programs[structure] = self._trace(labels)
+            if len(self._programs) > _MAX_PROGRAMS:
+                self._programs.popitem(last=False)
+            return self._programs[structure]
+
+    def update(
+        self, state: ScoreState, batch: Batch, *, between_pieces: Callable[[], None] = lambda: None
+    ) -> ScoreState:
+        """Return the state after another batch.
+
+        Args:
+            state: The result of `start` or of the last `update`.
+            batch: Examples to score.
+            between_pieces: Called between the pieces of a large batch.
+
+        Raises:
+            InvalidInputError: The batch does not fit the model, holds an id or a class that does not exist, or differs
+                in structure from the previous ones.
+        """
+        examples = self.check(batch)
+        labels = self._labels(batch)
+        structure = self._structure(labels)
+        if state.structure not in {(), structure}:
+            raise InvalidInputError("the batches of one stream must have targets and sample weights of the same kind")
+        program = state.program or self._programs.get(structure) or self.prepare(batch)
+        check_values("input", batch.inputs, self._input_ranges)
+        check_values("target", labels.targets, self._target_ranges(program, labels))
+        with tf.device("CPU:0"):  # each device copies its share from there
+            inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
+        outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
+        data = self._data(inputs, labels, outputs, masks)
+        try:
+            values = program.update(state.values or program.initial, data)
+            example_losses = program.example_losses(data) if program.example_losses else None
+        except (tf.errors.InvalidArgumentError, ValueError) as error:
+            raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
+        return ScoreState(
+            program=program,
+            structure=structure,
+            values=values,
+            examples=state.examples + examples,
+            batches=state.batches + 1,
+            example_losses=example_losses,
+        )
+
+    def result(self, state: ScoreState) -> dict[str, float]:
+        """Return the loss (as ``loss``) and every metric of a stream by name.
+
+        Raises:
+            InvalidInputError: The stream has no batch.
+        """
+        if state.program is None or state.values is None:
+            raise InvalidInputError("the stream ended without a batch; at least one was expected")
+        return state.program.result(state.values)
+
+    def _check_comparisons(self, batch: Batch, examples: int) -> None:
+        """Refuse a batch if comparing its elements with the thresholds would need gigabytes."""
+        if self._comparisons == 1:
+            return
+        outputs = (
+            examples * math.prod(length or 1 for length in spec.shape[1:]) for spec in self._interface.outputs.specs
+        )
+        elements = max(*outputs, *(array.size for array in batch.targets.values()), 0, 0)
+        if elements * self._comparisons > MAX_COMPARISONS:
+            raise InvalidInputError(
+                f"got {elements} elements in a batch and {self._comparisons} thresholds; at most {MAX_COMPARISONS} "
+                "comparisons are made at once: send smaller batches or fewer thresholds"
+            )
+
+    def _trace(self, labels: _Labels) -> ScoringProgram:
+        inputs = {spec.name: tensor_spec(spec) for spec in self._interface.inputs.specs}
+        specs = _Labels(targets=self._specs(labels.targets), weights=self._specs(labels.weights))
+        outputs, masks = self._forward.output_specs if self._forward else ({}, {})
+        try:
+            return self._build(self._data(inputs, specs, outputs, masks))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            came = {name: f"{dtype_name(array)}{list(array.shape)}" for name, array in labels.targets.items()}
+            raise InvalidInputError(
+                f"the targets do not fit the model's loss and metrics: {first_line(error)} (targets: {came or 'none'})"
+            ) from error
+
+    def _labels(self, batch: Batch) -> _Labels:
+        """Key targets by outputs, and give every output a weight if one output has its own."""
+        names = self._interface.outputs.names
+        targets = {names[0] if name == ALL_TARGETS else name: array for name, array in batch.targets.items()}
+        weights = dict(batch.sample_weights)
+        if len(names) == 1 and names[0] in weights:
+            weights = {ALL_WEIGHTS: weights[names[0]]}
+        elif weights and ALL_WEIGHTS not in weights:
+            weights = {name: weights.get(name, np.ones(batch.examples, np.float32)) for name in names}
+        return _Labels(targets=targets, weights=weights)
+
+    def _target_ranges(self, program: ScoringProgram, labels: _Labels) -> dict[str, ValueRange]:
+        """Return the ranges of targets by the names of the outputs they belong to."""
+        if not any(program.target_ranges):
+            return {}
+        names = tf.nest.flatten(self._like_outputs({name: name for name in labels.targets}))
+        present = [name for name in names if name is not None]
+        return {name: found for name, found in zip(present, program.target_ranges, strict=True) if found is not None}
+
+    def _structure(self, labels: _Labels) -> Structure:
+        """Return the key of the program that a batch needs."""
+        return (_ordered(self._specs(labels.targets)), _ordered(self._specs(labels.weights)))
+
+    def _specs(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        return {name: self._label_spec(name, array) for name, array in arrays.items()}
+
+    def _label_spec(self, name: str, array: Array) -> Any:
+        """Return the specification of labels; the batch axis and the output's open axes have any length."""
+        output = next((spec for spec in self._interface.outputs.specs if name in {spec.name, ALL_WEIGHTS}), None)
+        open_axes = {0} | {axis for axis, length in enumerate(output.shape if output else ()) if length is None}
+        shape = tuple(None if axis in open_axes else length for axis, length in enumerate(array.shape))
+        return tf.TensorSpec(shape, tf.as_dtype(dtype_name(array)))
+
+    def _data(
+        self, inputs: Mapping[str, Any], labels: _Labels, outputs: Mapping[str, Any], masks: Mapping[str, Any]
+    ) -> ScoringData:
+        return ScoringData(
+            inputs=self._interface.inputs.unflatten(inputs),
+            targets=self._like_outputs(labels.targets),
+            sample_weights=labels.weights.get(ALL_WEIGHTS, self._like_outputs(labels.weights)),
+            outputs=outputs,
+            masks=masks,
+        )
+
+    def _like_outputs(self, leaves: Mapping[str, Any]) -> Any:
+        """Nest labels like the model's outputs, with None for missing ones; return None if there are no labels."""
+        if not leaves:
+            return None
+        complete = {name: leaves.get(name) for name in self._interface.outputs.names}
+        return alone(self._interface.outputs.unflatten(complete))
+
+
+def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted((name, spec.dtype.name, tuple(spec.shape)) for name, spec in specs.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Targets by the names of outputs, and weights by the names of outputs or for all, as arrays or specifications."""
+
+    targets: Mapping[str, Any]
+    weights: Mapping[str, Any]

@@ -1,0 +1,245 @@
+"""Scores batches of one structure as `keras.Model.evaluate` does, with explicit state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.evaluator.model.direct_call import StructuredCall
+from understudy.evaluator.model.masks import put_mask
+from understudy.evaluator.model.outside_state import OutsideState
+from understudy.evaluator.model.value_ranges import ValueRange, find_value_ranges
+from understudy.evaluator.types import Array
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringData:
+    """A batch in the model's own structures, or its specification: leaves are tensors or `tf.TensorSpec`s.
+
+    Attributes:
+        inputs: The model's inputs.
+        targets: The targets of its loss and metrics; None if they need none.
+        sample_weights: One tensor, or the structure of the outputs, or None.
+        outputs: The model's outputs, by name; empty if the program itself calls the model.
+        masks: The Keras masks of the outputs, by name.
+    """
+
+    inputs: Any
+    targets: Any
+    sample_weights: Any
+    outputs: Mapping[str, Any]
+    masks: Mapping[str, Any]
+
+    def as_arguments(self) -> tuple[Any, ...]:
+        """Return the fields in order, for a traced function."""
+        return self.inputs, self.targets, self.sample_weights, dict(self.outputs), dict(self.masks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramState:
+    """The state after the batches scored so far. Immutable.
+
+    Attributes:
+        metrics: The values of the metrics' variables.
+        outside: The values of a metric's plain variables.
+        logs: The result of the model's last ``test_step``, if it is part of the score.
+    """
+
+    metrics: tuple[Any, ...]
+    outside: tuple[Any, ...]
+    logs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """Options of a scoring program.
+
+    Attributes:
+        calls_model: Call the model on the whole batch on one replica, instead of using the gathered outputs.
+        custom_step: Run the model's own ``test_step``; implies that the model is called.
+        with_loss: Compute the loss.
+        keeps_logs: The return value of a step is part of the result, because the model's class overrides it.
+    """
+
+    calls_model: bool
+    custom_step: bool
+    with_loss: bool
+    keeps_logs: bool
+
+
+class ScoringProgram:
+    """The traced functions that score batches of one structure. Functional, hence thread-safe once built.
+
+    The state of the metrics is an argument and a result, so that any number of streams can use one program at once.
+    Building a program needs exclusive use of the model: it uses the losses and metrics that the model is compiled with
+    at that time, and keeps them.
+
+    Args:
+        model: The compiled model.
+        interface: The structures of its inputs and outputs.
+        devices: The devices of the replicas; it computes on the first.
+        options: How to score.
+        data: The specification of the batches.
+        on_trace: Called each time it is traced.
+
+    Attributes:
+        example_losses: Computes the losses of a batch's examples, if requested and available.
+        without_example_losses: Why there are no per-example losses although they were requested.
+        target_ranges: The valid classes of targets, in the order of the targets' leaves; None for any value.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        interface: ModelInterface,
+        *,
+        devices: Sequence[str],
+        options: ProgramOptions,
+        data: ScoringData,
+        on_trace: Callable[[], None],
+    ) -> None:
+        self.example_losses: Callable[[ScoringData], Array] | None = None
+        self.without_example_losses = ""
+        self._model = model
+        self._interface = interface
+        self._device = devices[0]
+        self._options = options
+        self._on_trace = on_trace
+        self._loss = keras.metrics.Mean(name=LOSS)
+        self._create_variables(data)
+        self._metrics = list(model.metrics)
+        self._has_own_result = type(model).get_metrics_result is not keras.Model.get_metrics_result
+        self._variables = [*self._loss.variables, *model.metrics_variables]
+        initial = tuple(self._initial_values())
+        state = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
+        self._update = StructuredCall(self._trace_update, (state, *data.as_arguments()), devices)
+        self.target_ranges = self._find_target_ranges((state, data.inputs), data.targets)
+        self._result = self._compute_result
+        if self._has_own_result:  # it depends on the current compilation of the model
+            self._result = self._function(self._compute_result).get_concrete_function(state)
+        self._outside = OutsideState(self._update.function, model)
+        self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
+
+    def update(self, state: ProgramState, data: ScoringData) -> ProgramState:
+        """Return the state after a batch."""
+        with self._outside.swapped_in(state.outside):
+            metrics, logs = self._update(list(state.metrics), *data.as_arguments())
+            return ProgramState(metrics=tuple(metrics), outside=self._outside.read(), logs=logs)
+
+    def result(self, state: ProgramState) -> dict[str, float]:
+        """Return the metrics by name. Metrics with several values appear as ``name/0``, ``name/1``, ..."""
+        with self._outside.swapped_in(state.outside):
+            values: Mapping[str, Any] = self._result(list(state.metrics))
+        if self._options.keeps_logs and state.logs.keys() != values.keys():
+            values = self._logs_with_loss(state.logs, values)
+        return _as_floats(values)
+
+    def _logs_with_loss(self, logs: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a step's logs with the program's loss: only the model's own step updates the loss tracker."""
+        if self._options.custom_step:
+            return logs
+        loss = {LOSS: values[LOSS]} if self._options.with_loss else {}
+        return {**{name: value for name, value in logs.items() if name != LOSS}, **loss}
+
+    def _find_target_ranges(self, before: Any, targets: Any) -> list[ValueRange | None]:
+        """Return the ranges of the arguments that are targets, found among the leaves of all arguments."""
+        ranges = find_value_ranges(self._update.function)
+        first = sum(leaf is not None for leaf in tf.nest.flatten(before))
+        count = sum(leaf is not None for leaf in tf.nest.flatten(targets))
+        return [ranges.get(place) for place in range(first, first + count)]
+
+    def _function(self, function: Any) -> Any:
+        return tf.function(function, autograph=False)
+
+    def _create_variables(self, data: ScoringData) -> None:
+        """Run one symbolic step, in which losses and metrics create their variables."""
+        with keras.StatelessScope(self._regularized(), collect_losses=True):
+            self._function(self._step).get_concrete_function(*data.as_arguments())
+
+    def _initial_values(self) -> list[Any]:
+        with keras.StatelessScope() as scope:
+            self._loss.reset_state()
+            self._model.reset_metrics()
+        values = ((scope.get_current_value(variable), variable) for variable in self._variables)
+        return [tf.convert_to_tensor(variable.numpy() if value is None else value) for value, variable in values]
+
+    def _trace_update(self, state: Sequence[Any], *data: Any) -> tuple[list[Any], dict[str, Any]]:
+        self._on_trace()
+        with tf.device(self._device), self._scope(state) as scope:
+            logs = self._step(*data)
+            logs = _as_tensors(logs)
+        return [scope.get_current_value(variable) for variable in self._variables], logs
+
+    def _compute_result(self, state: Sequence[Any]) -> dict[str, Any]:
+        """Compute the metrics, eagerly as Keras does unless traced: an optimized graph may round differently."""
+        with tf.device(self._device), self._scope(state):
+            model = self._model if self._has_own_result else SimpleNamespace(metrics=self._metrics)
+            results = dict(type(self._model).get_metrics_result(model))
+            if not self._options.custom_step:
+                results.pop(LOSS, None)
+            if self._options.with_loss:
+                results[LOSS] = self._loss.result()
+            return _as_tensors(results)
+
+    def _scope(self, state: Sequence[Any]) -> Any:
+        pairs = zip(self._variables, state, strict=True)
+        return keras.StatelessScope([*pairs, *self._regularized()], collect_losses=True)
+
+    def _regularized(self) -> list[tuple[Any, Any]]:
+        """Map the variables that have a regularizer to their values, which Keras reads in a stateless scope."""
+        return [
+            (variable, variable) for variable in self._model.trainable_variables if variable.regularizer is not None
+        ]
+
+    def _step(self, inputs: Any, targets: Any, weights: Any, outputs: Any, masks: Any) -> dict[str, Any]:
+        if self._options.custom_step:
+            data = keras.utils.pack_x_y_sample_weight(inputs, targets, weights)
+            logs = self._model.test_step(data)
+        else:
+            predictions = self._predictions(inputs, outputs, masks)
+            if self._options.with_loss:
+                self._add_loss(inputs, targets, predictions, weights)
+            logs = self._model.compute_metrics(inputs, targets, predictions, sample_weight=weights)
+        return dict(logs) if self._options.keeps_logs else {}
+
+    def _predictions(self, inputs: Any, outputs: Mapping[str, Any], masks: Mapping[str, Any]) -> Any:
+        if self._options.calls_model:
+            return self._model(inputs, training=False)
+        for name, mask in masks.items():
+            put_mask(outputs[name], mask)
+        return alone(self._interface.outputs.unflatten(outputs))
+
+    def _add_loss(self, inputs: Any, targets: Any, predictions: Any, weights: Any) -> None:
+        loss = self._model.compute_loss(x=inputs, y=targets, y_pred=predictions, sample_weight=weights, training=False)
+        self._loss.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(inputs)[0])[0])
+
+
+def alone(structure: Any) -> Any:
+    """Return the only element of a one-element list or tuple, else the structure, as Keras does with outputs."""
+    return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
+
+
+def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the variables that metrics may return, while the scope provides their values."""
+    plain = {name: value.value if isinstance(value, keras.Variable) else value for name, value in values.items()}
+    return {name: tf.convert_to_tensor(value) for name, value in plain.items()}
+
+
+def _as_floats(values: Mapping[str, Any]) -> dict[str, float]:
+    floats: dict[str, float] = {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        if array.ndim == 0:
+            floats[name] = float(array)
+        else:
+            floats.update({f"{name}/{index}": float(element) for index, element in enumerate(array.ravel())})
+    return floats

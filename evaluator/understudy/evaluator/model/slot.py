@@ -1,0 +1,322 @@
+"""One set of mirrored variables with its traced functions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.keras_signature import interface_of
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.compilation import Compilation, check_metrics
+from understudy.evaluator.model.devices import has_gpu
+from understudy.evaluator.model.example_losses import NoExampleLossesError, PerExampleLosses
+from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.frozen_state import FrozenState
+from understudy.evaluator.model.inputs import InputCheck
+from understudy.evaluator.model.loaders import BuiltModel, KerasLoader, ModelLoader
+from understudy.evaluator.model.metric_catalog import comparisons
+from understudy.evaluator.model.model_call import Tensors
+from understudy.evaluator.model.precision import precision_note
+from understudy.evaluator.model.probe import Probe
+from understudy.evaluator.model.replica_forward import ReplicaForward
+from understudy.evaluator.model.scorer import Scorer
+from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
+from understudy.evaluator.model.value_ranges import check_values
+from understudy.evaluator.types import Array, Arrays, MetricSpec
+
+_MAX_SCORERS = 8
+"""How many combinations of metrics a slot caches; open streams keep their own."""
+
+
+class Slot:
+    """A model on all replicas, without optimizer, into which the weights of one checkpoint after another are loaded.
+
+    `forward`, `check_inputs` and scorers may be used from several threads at once. `load` and `warm_up` need exclusive
+    use of the slot, because a forward pass during the assignment of weights would mix two checkpoints.
+
+    Args:
+        strategy: The `tf.distribute.MirroredStrategy` whose replicas share each batch.
+        model_file: The checkpoint whose model is built and whose weights are loaded.
+        max_batch_size: The maximum number of examples of one pass on one replica; larger batches run in pieces.
+        loader: The loader for this kind of checkpoint; by default for ``.keras`` files.
+        on_trace: Called each time one of its functions is traced.
+        per_replica: Whether each replica has its own function (`ReplicaForward`) or one function splits batches
+            (`ForwardPass`); None for the former on GPUs.
+
+    Attributes:
+        traces: How many times any of its functions was traced.
+
+    Raises:
+        LoadError: The model cannot be built, its inputs cannot be determined, it cannot run, or its outputs do not have
+            one example for each example of input.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        model_file: Path,
+        *,
+        max_batch_size: int,
+        loader: ModelLoader | None = None,
+        on_trace: Callable[[], None] = lambda: None,
+        per_replica: bool | None = None,
+    ) -> None:
+        self._per_replica = has_gpu(strategy) if per_replica is None else per_replica
+        self._loader = loader or KerasLoader()
+        self.architecture = self._loader.architecture_of(model_file)
+        self._strategy = strategy
+        self._max_batch_size = max_batch_size
+        self._on_trace = on_trace
+        self.traces = 0
+        self._device: str = strategy.extended.worker_devices[0]
+        self._scorers: OrderedDict[str, Scorer] = OrderedDict()
+        self._warm: ForwardPass | ReplicaForward | None = None
+        self._building = threading.Lock()
+        with strategy.scope():
+            built = self._loader.build(model_file)
+        self._adopt(built, model_file)
+
+    def _adopt(self, built: BuiltModel, model_file: Path) -> None:
+        """Trace a model and determine its properties."""
+        self._model = built.model
+        self._compile_config = built.compile_config
+        with _load_errors(model_file.name):
+            self._interface = interface_of(self._model)
+            self._pass = self._trace()
+            specs = self._interface.inputs.specs
+            self._input_check = InputCheck(specs)
+            self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
+            coupled = self._probe.examples_depend_on_each_other(replicas=self.replicas)
+        self._compilation = Compilation(self._model, self._interface, self._compile_config)
+        self._couples_examples = coupled and not self._pass.draws_random_numbers
+        self._frozen = FrozenState(self._model)
+        self._scorers.clear()
+
+    @property
+    def signature(self) -> Signature:
+        """The names, dtypes and shapes of the inputs and outputs."""
+        return self._interface.signature
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas a batch is split over."""
+        return int(self._strategy.num_replicas_in_sync)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of the replicas, in order."""
+        return tuple(name.rpartition("device:")[2] for name in self._strategy.extended.worker_devices)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The total bytes of its variables on all replicas."""
+        sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.variables)
+        return int(sum(sizes)) * self.replicas
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why evaluations may differ from a single device's, or why they run on one replica."""
+        found = [
+            f"{reason}, so each batch is scored whole on one replica" for reason in self._reasons_for_whole_batches()
+        ]
+        if self._pass.draws_random_numbers:
+            found.append("the model draws random numbers at inference, so no two evaluations are alike")
+        if (precision := precision_note(self.devices)) is not None:
+            found.append(precision)
+        return tuple(found)
+
+    def load(self, model_file: Path) -> bool:
+        """Assign the weights of another checkpoint to the variables, normally without tracing.
+
+        Functions are traced again only if the checkpoint changes their constants, such as the statistics of a
+        ``Normalization`` layer, or if it has its own functions, as a SavedModel does.
+
+        Returns:
+            Whether the previous model was dropped.
+
+        Raises:
+            ArchitectureMismatchError: The checkpoint holds another model, or the same model compiled differently.
+            LoadError: It is damaged. Load the slot again before using it.
+        """
+        if self._loader.architecture_of(model_file) != self.architecture:
+            raise ArchitectureMismatchError(
+                f"the model in {model_file.name} is not the one this slot was built for; load it into a slot of its own"
+            )
+        with self._strategy.scope():
+            model = self._loader.assign(self._model, model_file)
+        if model is not self._model:
+            self._adopt(BuiltModel(model=model, compile_config=self._compile_config), model_file)
+            return True
+        if self._frozen.changed():
+            self._pass = self._trace()
+            self._scorers.clear()
+            self._frozen = FrozenState(self._model)
+            return True
+        return False
+
+    def warm_up(self) -> None:
+        """Run every kind of batch, so that no request is the first of its kind.
+
+        If one function splits batches, the batch sizes are 1, N-1, N, N+1 and the maximum. If each replica has a
+        function, they are all the sizes of its calls, the largest first, which determines the memory that is needed.
+
+        A function that was warmed up before only runs one example: new weights need no new warm-up, which would
+        compete with requests for the cores.
+
+        Raises:
+            LoadError: The model fails to run.
+        """
+        if isinstance(self._pass, ForwardPass) and self._pass.restore_limit():
+            self._warm = None
+        if self._warm is self._pass:
+            sizes: Iterable[int] = (1,)
+        elif isinstance(self._pass, ReplicaForward):
+            sizes = reversed(self._pass.plan.sizes)
+        else:
+            replicas = self.replicas
+            sizes = sorted({1, replicas - 1, replicas, replicas + 1, self._max_batch_size * replicas} - {0})
+        for examples in sizes:
+            with _load_errors("the model"):
+                self._probe.run(examples, by=self._warm_up_outputs if self._warm is not self._pass else None)
+        self._warm = self._pass
+
+    def try_out(self) -> None:
+        """Run one generated example on every replica; raise the runtime's errors."""
+        if isinstance(self._pass, ReplicaForward):
+            self._pass.run_on_each(self._probe.example(1))
+        else:
+            self.forward(self._probe.example(self.replicas))
+
+    def check_inputs(self, inputs: Arrays) -> int:
+        """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
+        return self._input_check.examples_of(inputs)
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            inputs: Every input by name, ``[examples, ...]`` with at least one example, accepted by `check_inputs`.
+
+        Returns:
+            Every output by name, ``[examples, ...]``, in the order of the examples.
+
+        Raises:
+            InvalidInputError: An id is outside the model's tables, or the model itself refuses a value.
+        """
+        return _on_host(self._outputs(inputs))
+
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Launch the model; return a function that waits for the outputs. Both raise as `forward` does.
+
+        On GPUs, the next batch can be launched meanwhile.
+        """
+        check_values("input", inputs, self._pass.input_ranges)
+        fetch = self._pass.launch(inputs)
+        return lambda: _on_host(fetch()[0])
+
+    def scorer(self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False) -> Scorer:
+        """Return a scorer for these metrics, or for the compiled ones if empty.
+
+        With ``example_losses``, it also computes the loss of each example of the last batch.
+
+        Raises:
+            InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
+            NotEvaluableError: The model was not compiled, and no metric is named.
+        """
+        check_metrics(metrics)
+        key = repr((list(metrics), example_losses))
+        with self._building:
+            if key not in self._scorers:
+                self._scorers[key] = self._make_scorer(tuple(metrics), example_losses=example_losses)
+            if len(self._scorers) > _MAX_SCORERS:
+                self._scorers.popitem(last=False)
+            return self._scorers[key]
+
+    def _traced(self) -> None:
+        self.traces += 1
+        self._on_trace()
+
+    def _trace(self) -> ForwardPass | ReplicaForward:
+        if self._per_replica:
+            return ReplicaForward(
+                self._model, self._interface, self._strategy, max_batch_size=self._max_batch_size, on_trace=self._traced
+            )
+        examples = self._max_batch_size * self.replicas
+        return ForwardPass(self._model, self._interface, self._strategy, max_batch_size=examples, on_trace=self._traced)
+
+    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, example_losses: bool) -> Scorer:
+        whole = any(self._reasons_for_whole_batches())
+        options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
+
+        def build(data: ScoringData) -> ScoringProgram:
+            with self._building:
+                self._compilation.compile(metrics)
+                program = ScoringProgram(
+                    self._model,
+                    self._interface,
+                    devices=self._strategy.extended.worker_devices,
+                    options=options,
+                    data=data,
+                    on_trace=self._traced,
+                )
+                return self._with_example_losses(program, data, calls_model=whole) if example_losses else program
+
+        return Scorer(
+            self._interface,
+            forward=None if whole else self._pass,
+            build=build,
+            comparisons=comparisons(metrics),
+            input_ranges=self._pass.input_ranges,
+        )
+
+    def _with_example_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
+        """Add per-example losses to a program, or the reason why there are none."""
+        try:
+            self._compilation.compile_for_examples(adds_losses=self._pass.adds_losses)
+            program.example_losses = PerExampleLosses(
+                self._model, self._interface, device=self._device, calls_model=calls_model, data=data
+            )
+        except NoExampleLossesError as error:
+            program.without_example_losses = str(error)
+        return program
+
+    def _reasons_for_whole_batches(self) -> Iterator[str]:
+        if self._compilation.custom_step:
+            yield "the model has a test_step of its own"
+        if self._compilation.custom_loss:
+            yield "the model has a compute_loss of its own"
+        if self._pass.adds_losses:
+            yield "the model adds losses that depend on the data"
+        if self._couples_examples:
+            yield "the examples of a batch influence each other"
+
+    def _outputs(self, inputs: Arrays) -> Tensors:
+        check_values("input", inputs, self._pass.input_ranges)
+        return self._pass(inputs)[0]
+
+    def _warm_up_outputs(self, inputs: Arrays) -> Tensors:
+        """Run a batch on every replica if each has its own function."""
+        return self._pass.warm_up(inputs)[0] if isinstance(self._pass, ReplicaForward) else self._outputs(inputs)
+
+
+def _on_host(outputs: Tensors) -> dict[str, Array]:
+    return {name: output if isinstance(output, np.ndarray) else output.numpy() for name, output in outputs.items()}
+
+
+@contextlib.contextmanager
+def _load_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except LoadError:
+        raise
+    except Exception as error:
+        raise LoadError(f"{what} cannot run: {first_line(error)}") from error

@@ -1,0 +1,1 @@
+"""Checkpoints in the evaluator: discovered, loaded, served, and unloaded."""

@@ -1,0 +1,329 @@
+"""Loads, unloads and flips servables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
+from understudy.evaluator.exhaustion import Resource, exhausted_resource
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.load import SlotFactory, forget_frames, load_into
+from understudy.evaluator.serving.load_queue import LoadQueue, Request
+from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
+from understudy.evaluator.serving.slot_pool import NewSlot, Purpose, SlotPool
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
+from understudy.evaluator.types import CheckpointInfo
+
+_log = logging.getLogger(__name__)
+
+_STARVED_SECONDS = 0.5
+"""The interval of `on_starved` calls while a checkpoint waits for a slot."""
+
+_Completion = Callable[[], None]
+"""Resolves a future. Call it without the lock, because it runs the future's callbacks."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A checkpoint to load, and its target."""
+
+    info: CheckpointInfo
+    target: ModelSlot | NewSlot
+
+
+class ServableManager:
+    """Keeps servables in a pool of slots. Thread-safe.
+
+    One thread loads and unloads. A flip to a servable that is already loaded happens at once, between two batches, on
+    the calling thread. Checkpoints of several architectures may be loaded side by side, each in its own slot. Therefore
+    inputs that were checked against one servable must be checked again before another runs them.
+
+    Args:
+        store: The checkpoints that can be loaded.
+        slots: Creates slots.
+        limit: The maximum number of slots, at least 2.
+        version_monitor: Notified of every attempt.
+        on_promoted: Called with the step after each flip; must be quick and must not raise.
+        clock: Monotonic clock for deadlines, in seconds.
+        on_starved: Called repeatedly while a checkpoint waits for a slot and none is free: with its step, the seconds
+            it has waited, and whether it becomes the serving version. Must not raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: CheckpointStore,
+        slots: SlotFactory,
+        limit: int,
+        version_monitor: VersionStateMonitor,
+        on_promoted: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+        on_starved: Callable[[int, float, bool], None] = lambda *_: None,
+    ) -> None:
+        self._on_starved = on_starved
+        self._store = store
+        self._slots = slots
+        self._version_monitor = version_monitor
+        self._on_promoted = on_promoted
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._pool = SlotPool(limit)
+        self._queue = LoadQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="understudy-manager")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def serving(self) -> Servable | None:
+        """The serving version, or None. To run it, borrow it."""
+        with self._changed:
+            return self._pool.serving
+
+    @property
+    def predecessor_step(self) -> int | None:
+        """The previous serving step, loaded or not, or None."""
+        with self._changed:
+            return self._pool.predecessor_step
+
+    def borrow(self, step: int | None = None) -> Handle:
+        """Borrow a loaded servable; None stands for the serving version. Does not block.
+
+        Raises:
+            NotReadyError: Nothing is serving yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self._pool.borrow(self._pool.servable(step))
+
+    def servable(self, step: int | None = None) -> Servable:
+        """Return a loaded servable, which may be unloaded at any time; None stands for the serving version.
+
+        Raises:
+            NotReadyError: Nothing is serving yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self._pool.servable(step)
+
+    def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
+        """Borrow a servable, loading it on demand if necessary.
+
+        A request for a loaded step is granted at once; others wait in the queue for a slot. The future's exception may
+        be OverloadedError (the deadline passed in the queue; raised once a running load ends), LoadError or
+        DrainingError. Cancelling the future leaves the queue. Callbacks run on the manager's or the caller's thread.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint.
+            DrainingError: The manager is being closed.
+        """
+        return self._request(step, Purpose.ON_DEMAND, deadline)
+
+    def promote(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
+        """Promote a step, loading it if necessary, and return a handle on it. Takes precedence over `acquire`.
+
+        A step that is already loaded is serving when this returns. Errors are as in `acquire`.
+        """
+        return self._request(step, Purpose.SERVING, deadline)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Refuse all queued requests, end the thread and wait until all handles are released. Idempotent.
+
+        Raises:
+            TimeoutError: A load did not end, or a handle was not released, in time.
+        """
+        give_up_at = self._clock() + timeout_seconds
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"a checkpoint was still being loaded after {timeout_seconds} s")
+        for servable in self._pool.servables:
+            servable.retire()
+            if not servable.wait_idle(max(0.0, give_up_at - self._clock())):
+                raise TimeoutError(f"{servable.handles} handles on step {servable.step} did not come back in time")
+
+    def _request(self, step: int, purpose: Purpose, deadline: float | None) -> Future[Handle]:
+        info = self._store.find(step)
+        with self._changed:
+            if self._closing:
+                raise DrainingError("the evaluator is shutting down")
+            servable = self._pool.find(step, info.digest if info else None)
+            if servable is None:
+                request = Request(info or self._store.info(step), purpose, deadline)
+                self._queue.add(request)
+                self._changed.notify_all()
+                return request.future
+            future: Future[Handle] = Future()
+            complete = self._grant(future, servable, purpose)
+        complete()
+        return future
+
+    def _grant(self, future: Future[Handle], servable: Servable, purpose: Purpose) -> _Completion:
+        """Borrow a servable for a request, and promote it if that is the purpose."""
+        if not future.set_running_or_notify_cancel():
+            return lambda: None
+        handle = self._pool.borrow(servable)
+        flipped = purpose is Purpose.SERVING and self._pool.flip(servable)
+
+        def complete() -> None:
+            if flipped:
+                _log.info("serving", extra={"step": servable.step})
+                self._on_promoted(servable.step)
+            future.set_result(handle)
+
+        return complete
+
+    def _run(self) -> None:
+        while True:
+            completions, load = self._await_work()
+            for complete in completions:
+                complete()
+            if load is not None:
+                dropped = self._load(load)
+                load = None  # it may reference the dropped slot
+                if dropped:
+                    self._reclaim()
+            elif not completions:
+                return
+
+    def _await_work(self) -> tuple[list[_Completion], _Load | None]:
+        """Wait until there is work. Returns no work if the manager is being closed."""
+        with self._changed:
+            while True:
+                completions = self._settle()
+                load = None if self._closing else self._pick()
+                if completions or load or self._closing:
+                    return completions, load
+                if not self._changed.wait(self._seconds_to_wait()) and (starved := next(self._queue.heads(), None)):
+                    return [partial(self._tell_starved, starved)], None
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return how long to wait for a change: until the next deadline, and only briefly while requests wait."""
+        if not self._queue:
+            return None
+        deadline = self._queue.next_deadline()
+        left = _STARVED_SECONDS if deadline is None else deadline - self._clock()
+        return min(max(0.0, left), _STARVED_SECONDS)
+
+    def _tell_starved(self, request: Request) -> None:
+        waiting = time.monotonic() - request.since
+        self._on_starved(request.info.step, waiting, request.purpose is Purpose.SERVING)
+
+    def _settle(self) -> list[_Completion]:
+        """Remove the requests that need not wait: granted, cancelled, past the deadline, or refused."""
+        settled = []
+        for request in self._queue:
+            complete = self._answer(request)
+            if complete is not None:
+                self._queue.remove(request)
+                settled.append(complete)
+        return settled
+
+    def _answer(self, request: Request) -> _Completion | None:
+        servable = self._pool.find(request.info.step, request.info.digest)
+        if servable is not None:
+            return self._grant(request.future, servable, request.purpose)
+        if self._closing:
+            return lambda: request.refuse(DrainingError("the evaluator is shutting down"))
+        is_late = request.deadline is not None and request.deadline <= self._clock()
+        if is_late or request.future.cancelled():
+            error = self._overloaded(request.info.step)
+            return lambda: request.refuse(error)
+        return None
+
+    def _overloaded(self, step: int) -> OverloadedError:
+        loaded = sorted(servable.step for servable in self._pool.servables)
+        return OverloadedError(
+            f"no slot became free for step {step} before the deadline; of {self._pool.limit} slots, {len(loaded)} hold "
+            f"the steps {loaded}",
+            retry_after_seconds=1.0,
+        )
+
+    def _pick(self) -> _Load | None:
+        """Find the first queued request for which a slot is available."""
+        for request in self._queue.heads():
+            target = self._pool.allocate(request.purpose, self._unloaded)
+            if target is not None:
+                return _Load(request.info, target)
+        return None
+
+    def _unloaded(self, servable: Servable) -> None:
+        self._version_monitor.unloaded(servable.step)
+
+    def _load(self, load: _Load) -> bool:
+        """Load a checkpoint, or handle the failure; return whether a model was dropped."""
+        began = self._clock()
+        self._version_monitor.loading(load.info.step)
+        try:
+            with self._store.lease(load.info) as lease:
+                lease.verify()
+                slot, dropped = load_into(load.target, lease.checkpoint, slots=self._slots)
+        except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
+            resource = exhausted_resource(error)
+            if resource is None or not self._retreat(load, error, resource):
+                self._give_up(load, error, resource, seconds=self._clock() - began)
+            forget_frames(error)
+            return True
+        self._admit(load.info, slot, seconds=self._clock() - began)
+        return dropped
+
+    def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
+        servable = Servable(
+            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._recheck_queue
+        )
+        with self._changed:
+            self._pool.finish(servable)
+        self._version_monitor.loaded(info, seconds=seconds)
+
+    def _retreat(self, load: _Load, error: Exception, resource: Resource) -> bool:
+        """Free memory after an out-of-memory error and retry the first request; return whether any was freed."""
+        with self._changed:
+            if resource is not Resource.MEMORY or not self._pool.retreat(load.target, self._unloaded):
+                return False
+            slots = self._pool.slots
+        self._version_monitor.interrupted(load.info.step)
+        _log.warning("out of memory, going on with fewer slots", extra={"slots": slots, "reason": str(error)})
+        return True
+
+    def _give_up(self, load: _Load, error: Exception, resource: Resource | None, *, seconds: float) -> None:
+        """Refuse all requests for this checkpoint, and free the slot unless an out-of-memory error removed it."""
+        if resource is None:
+            reason = self._version_monitor.failed(load.info, error, seconds=seconds)
+        else:
+            reason = self._version_monitor.postponed(load.info, error, seconds=seconds)
+        with self._changed:
+            if resource is not Resource.MEMORY:
+                self._pool.finish(None if isinstance(load.target, NewSlot) else load.target)
+            waiting = self._queue.remove_if(lambda request: request.info == load.info)
+        for request in waiting:
+            request.refuse(reason)
+
+    def _reclaim(self) -> None:
+        """Free the memory of dropped models, then run the loaded functions once, so that no request is delayed."""
+        if not self._slots.reclaim():
+            return
+        with self._changed:
+            handles = [servable.borrow() for servable in self._pool.servables]
+        for handle in handles:
+            with handle:
+                try:
+                    handle.slot.warm_up()
+                except Exception:  # noqa: BLE001 - later requests will report it as well
+                    _log.exception("a loaded version does not run", extra={"step": handle.step})
+
+    def _recheck_queue(self) -> None:
+        """Wake the thread if requests wait; called after every batch, when the queue is mostly empty."""
+        if self._queue:  # a request that is queued after this check finds the handle released
+            with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,223 @@
+"""Decides which version is serving."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+
+from understudy.evaluator.evaluator_errors import CancelledError, NotReadyError, VersionNotFoundError
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.gate import Gatekeeper
+from understudy.evaluator.serving.pin_file import PinFile
+from understudy.evaluator.serving.promotion import Ranking, choose
+from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.servable import Handle
+from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.settings import VersionPolicy
+from understudy.evaluator.types import ServingChange
+
+
+class ServingController:
+    """Follows the version policy, or the pin, which takes precedence. Thread-safe.
+
+    Args:
+        policy: The version policy.
+        store: The known checkpoints.
+        quarantine: The checkpoints that failed to load.
+        ranking: Provides the best checkpoint.
+        gatekeeper: Decides which checkpoints may be served; None if there is no gate.
+        manager: Promotes checkpoints.
+        pin_file: Keeps the pin across restarts.
+        on_settled: Called after each attempted change; must be quick and must not raise.
+
+    Raises:
+        ConfigurationError: The pin file is damaged.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: VersionPolicy | int,
+        store: CheckpointStore,
+        quarantine: Quarantine,
+        ranking: Ranking,
+        gatekeeper: Gatekeeper | None,
+        manager: ServableManager,
+        pin_file: PinFile,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._policy = policy
+        self._store = store
+        self._quarantine = quarantine
+        self._ranking = ranking
+        self._gatekeeper = gatekeeper
+        self._manager = manager
+        self._pin_file = pin_file
+        self._on_settled = on_settled
+        self._lock = threading.Lock()
+        self._pinned = pin_file.read()
+        self._under_way: Future[Handle] | None = None
+
+    @property
+    def pinned_step(self) -> int | None:
+        """The step pinned at run time, or None."""
+        with self._lock:
+            return self._pinned
+
+    def target(self) -> int | None:
+        """Return the step that should be serving, or None to keep the current one."""
+        loadable = {info.step for info in self._store.checkpoints() if self._quarantine.admits(info.key)}
+        pinned = self.pinned_step
+        if pinned is None and self._gatekeeper is not None:
+            loadable = self._admitted(loadable, self._gatekeeper)
+        return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)
+
+    def wanted(self) -> set[int]:
+        """Return the steps that may have to be served although they are not the newest."""
+        steps = {self.pinned_step, self._ranking.best(), self._policy if isinstance(self._policy, int) else None}
+        return {step for step in steps if step is not None}
+
+    def reconcile(self, *, all_known: bool = True) -> None:
+        """Promote the step that should be serving, unless a change is in progress. For one thread at a time.
+
+        Does not block.
+
+        Args:
+            all_known: Whether the checkpoint store is complete. If not, nothing is promoted if an unknown checkpoint
+                might have to be served, or might be the one that the gate compares with.
+
+        Raises:
+            LedgerError: The gate's decisions cannot be recorded.
+        """
+        if self._gatekeeper is not None and all_known:
+            self._gatekeeper.catch_up(self.target)
+        with self._lock:
+            if self._under_way is not None and not self._under_way.done():
+                return
+        step = self.target()
+        if step is None or self._is_serving(step) or not (all_known or self._is_certain(step)):
+            return
+        self._promote(step, None).add_done_callback(self._settled)
+
+    def pin(self, step: int, *, deadline: float | None = None) -> Future[ServingChange]:
+        """Promote a step and keep it serving. If that fails, the previous pin stays.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint.
+            DrainingError: The evaluator is being closed.
+        """
+        before = self._serving_step()
+        with self._lock:
+            former, self._pinned = self._pinned, step
+        try:
+            promoting = self._promote(step, deadline)
+        except BaseException:
+            self._restore_pin(step, former)
+            raise
+        return self._change(promoting, before, on_failure=lambda: self._restore_pin(step, former))
+
+    def unpin(self, *, deadline: float | None = None) -> Future[ServingChange]:
+        """Follow the policy again. Without a pin, nothing changes.
+
+        Raises:
+            NotReadyError: Nothing is serving; the pin is removed nevertheless.
+            StorageError: The change cannot be written to disk.
+        """
+        with self._lock:
+            self._pinned = None
+            self._pin_file.write(None)
+        before = self._serving_step()
+        step = self.target()
+        if step is None:
+            step = before
+        if step is None:
+            raise NotReadyError("the pin was removed; no checkpoint is serving yet")
+        return self._change(self._promote(step, deadline), before, on_failure=lambda: None)
+
+    def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
+        """Pin the previous serving step.
+
+        Raises:
+            VersionNotFoundError: There is no previous serving step, or its checkpoint no longer exists.
+        """
+        step = self._manager.predecessor_step
+        if step is None:
+            known = [info.step for info in self._store.checkpoints()]
+            raise VersionNotFoundError(
+                f"nothing was serving before since the evaluator was started; pin one of the steps {known}"
+            )
+        return self.pin(step, deadline=deadline)
+
+    def _promote(self, step: int, deadline: float | None) -> Future[Handle]:
+        """Begin a change; it supersedes one in progress, which must not take effect afterwards."""
+        with self._lock:
+            superseded = self._under_way
+        if superseded is not None:
+            superseded.cancel()
+        promoting = self._manager.promote(step, deadline=deadline)
+        with self._lock:
+            self._under_way = promoting
+        return promoting
+
+    def _change(
+        self, promoting: Future[Handle], before: int | None, *, on_failure: Callable[[], None]
+    ) -> Future[ServingChange]:
+        """Return the outcome of a promotion in the caller's form."""
+        change: Future[ServingChange] = Future()
+        change.add_done_callback(lambda done: done.cancelled() and promoting.cancel())
+
+        def finish(promoted: Future[Handle]) -> None:
+            try:
+                with promoted.result() as handle:
+                    outcome = self._commit(handle.step, before)
+            except FutureCancelledError:
+                on_failure()
+                _fail(change, CancelledError(f"the decision was superseded by another; {before} was serving before it"))
+            except Exception as error:  # noqa: BLE001 - the change carries it
+                on_failure()
+                _fail(change, error)
+            else:
+                if change.set_running_or_notify_cancel():
+                    change.set_result(outcome)
+            self._on_settled()
+
+        promoting.add_done_callback(finish)
+        return change
+
+    def _commit(self, step: int, before: int | None) -> ServingChange:
+        with self._lock:
+            self._pin_file.write(self._pinned)
+            return ServingChange(serving_step=step, previous_step=before, pinned_step=self._pinned)
+
+    def _restore_pin(self, step: int, former: int | None) -> None:
+        with self._lock:
+            if self._pinned == step:
+                self._pinned = former
+
+    def _settled(self, promoted: Future[Handle]) -> None:
+        if not promoted.cancelled() and promoted.exception() is None:
+            promoted.result().release()
+        self._on_settled()
+
+    def _admitted(self, steps: Collection[int], gatekeeper: Gatekeeper) -> set[int]:
+        infos = filter(None, map(self._store.find, steps))
+        return {info.step for info in infos if gatekeeper.admits(info.key)}
+
+    def _is_certain(self, step: int) -> bool:
+        """Whether a step should be serving regardless of older checkpoints."""
+        return self._policy != "best" or step in (self.pinned_step, self._ranking.best())
+
+    def _is_serving(self, step: int) -> bool:
+        serving, info = self._manager.serving, self._store.find(step)
+        return serving is not None and info is not None and (serving.step, serving.digest) == (step, info.digest)
+
+    def _serving_step(self) -> int | None:
+        serving = self._manager.serving
+        return None if serving is None else serving.step
+
+
+def _fail(change: Future[ServingChange], error: Exception) -> None:
+    if change.set_running_or_notify_cancel():
+        change.set_exception(error)

@@ -1,0 +1,590 @@
+"""The batcher: what it merges, what goes first, what it drops and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.evaluator.batching.batch_scheduler import MAX_PREDICTS_BEFORE_EVALUATE
+from understudy.evaluator.batching.engine import Engine, EngineSettings
+from understudy.evaluator.batching.inline import Cost
+from understudy.evaluator.batching.latency_estimator import LatencyEstimator
+from understudy.evaluator.batching.result_sink import FutureSink
+from understudy.evaluator.evaluator_errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidInputError,
+    NotReadyError,
+    OverloadedError,
+)
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.types import Array, Arrays, Prediction
+
+TIMEOUT = 10.0
+
+
+class ControlledSlot:
+    """Doubles its examples when it is told to, and remembers the size of each batch."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.began = threading.Semaphore(0)
+        self.batches: list[int] = []
+        self.launched: list[int] = []
+        self.threads: list[int] = []
+
+    def forward(self, inputs: Arrays) -> dict[str, Array]:
+        self.batches.append(len(inputs["x"]))
+        self.threads.append(threading.get_ident())
+        self.began.release()
+        assert self.go.wait(TIMEOUT)
+        if np.any(inputs["x"] < 0):
+            raise InvalidInputError("the model refused the values")
+        return {"y": inputs["x"] * 2}
+
+    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
+        """Begin at once; be done when told to."""
+        self.launched.append(len(inputs["x"]))
+        return lambda: self.forward(inputs)
+
+    def try_out(self) -> None:
+        """Succeed."""
+
+    def wait_until_busy(self) -> None:
+        assert self.began.acquire(timeout=TIMEOUT)
+
+
+class CountedHandle:
+    def __init__(self, slot: ControlledSlot, step: int = 7) -> None:
+        self.slot = slot
+        self.step = step
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Recorder(SilentObserver):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.computed: list[dict[str, Any]] = []
+        self.queue_examples: list[int] = []
+
+    def rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def queue_changed(self, rows: int) -> None:
+        self.queue_examples.append(rows)
+
+    def batch_computed(self, operation: Any, **values: Any) -> None:
+        self.computed.append({"operation": operation, **values})
+
+
+class EngineHarness:
+    """An engine with a puppet for a slot."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.observer = Recorder()
+        self.slot = ControlledSlot()
+        self.handles: list[CountedHandle] = []
+        self.engine = Engine(EngineSettings(**settings), self.observer)
+
+    def borrow(self) -> CountedHandle:
+        self.handles.append(CountedHandle(self.slot))
+        return self.handles[-1]
+
+    def predict(
+        self, *values: float, key: Any = 1, deadline: float | None = None, width: int = 1
+    ) -> Future[Prediction]:
+        rows = np.repeat(np.array(values, np.float32)[:, None], width, axis=1)
+        return self.engine.predict({"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
+
+    def submit(self, value: float) -> Future[Prediction]:
+        """Queue one example without waking the device."""
+        token: Future[Prediction] = Future()
+        inputs = {"x": np.array([[value]], np.float32)}
+        sink = FutureSink()
+        self.engine.submit(inputs, borrow=self.borrow, key=1, deadline=None, token=token, sink=sink, dispatch=False)
+        return token
+
+    def batches_take(self, seconds: float, *, rows: int = 1) -> None:
+        """Have the engine believe so of batches like those that `submit` makes."""
+        group = (1, ("x", np.dtype(np.float32), (1,)))
+        for _ in range(8):
+            self.engine._judge.observe(group, rows, Cost(seconds, seconds), inline=False)
+
+    def occupy(self) -> Future[Prediction]:
+        """Keep the device busy until `go`."""
+        first = self.predict(0.0)
+        self.slot.wait_until_busy()
+        return first
+
+    def go(self) -> None:
+        self.slot.go.set()
+
+    def close(self) -> None:
+        self.go()
+        self.engine.close(TIMEOUT)
+
+
+@pytest.fixture
+def harness() -> Iterator[EngineHarness]:
+    built = EngineHarness(max_batch_size=8, max_queue_examples=16)
+    yield built
+    built.close()
+
+
+def outputs(future: Future[Prediction]) -> list[float]:
+    return [float(value) for value in future.result(TIMEOUT).outputs["y"][:, 0]]
+
+
+def test_a_request_runs_at_once_where_nothing_else_does(harness: EngineHarness) -> None:
+    harness.go()
+    future = harness.predict(1.0, 2.0)
+    assert outputs(future) == [2.0, 4.0]
+    assert future.result().step == 7
+
+
+def test_what_arrives_during_a_batch_forms_the_next(harness: EngineHarness) -> None:
+    first = harness.occupy()
+    futures = [harness.predict(float(index), index + 0.5) for index in range(1, 4)]
+    harness.go()
+    assert outputs(first) == [0.0]
+    assert [outputs(future) for future in futures] == [[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
+    assert harness.slot.batches == [1, 6]
+
+
+def test_a_batch_is_never_larger_than_the_largest(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0, 2.0, 3.0) for _ in range(5)]
+    harness.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    assert harness.slot.batches == [1, 6, 6, 3]
+
+
+def test_a_brief_batch_runs_on_the_thread_that_wakes_the_device(harness: EngineHarness) -> None:
+    harness.go()
+    harness.batches_take(1e-4, rows=2)
+    futures = [harness.submit(1.0), harness.submit(2.0)]
+    harness.engine.dispatch()
+    assert [future.done() for future in futures] == [True, True]
+    assert (harness.slot.batches, harness.slot.threads) == ([2], [threading.get_ident()])
+
+
+def test_a_brief_batch_that_is_too_large_runs_in_several(harness: EngineHarness) -> None:
+    harness.go()
+    harness.batches_take(1e-4, rows=8)
+    futures = [harness.submit(float(index)) for index in range(10)]
+    harness.engine.dispatch()
+    assert [outputs(future) for future in futures] == [[2.0 * index] for index in range(10)]
+    assert harness.slot.batches == [8, 2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "settings"),
+    [(0.1, {}), (1e-4, {"max_batch_delay_seconds": 1e-6}), (1e-4, {"inline_batches": False})],
+    ids=["long", "held_back", "switched_off"],
+)
+def test_other_batches_run_on_the_engines_thread(seconds: float, settings: dict[str, Any]) -> None:
+    harness = EngineHarness(**settings)
+    harness.go()
+    harness.batches_take(seconds)
+    future = harness.submit(1.0)
+    harness.engine.dispatch()
+    assert outputs(future) == [2.0]
+    assert threading.get_ident() not in harness.slot.threads
+    harness.close()
+
+
+def test_whoever_wakes_a_busy_device_does_not_wait_for_it(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.batches_take(1e-4)
+    future = harness.submit(1.0)
+    harness.engine.dispatch()
+    assert not future.done()
+    harness.go()
+    assert outputs(future) == [2.0]
+    assert threading.get_ident() not in harness.slot.threads
+
+
+def test_versions_and_shapes_are_never_mixed(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0, key=1), harness.predict(1.0, key=2), harness.predict(1.0, width=3)]
+    futures.append(harness.predict(1.0, key=1))
+    harness.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    assert harness.slot.batches == [1, 2, 1, 1]
+
+
+def test_a_request_larger_than_a_batch_runs_alone_and_whole(harness: EngineHarness) -> None:
+    harness.go()
+    assert outputs(harness.predict(*range(12))) == [2.0 * index for index in range(12)]
+    assert harness.slot.batches == [12]
+
+
+def test_a_request_larger_than_the_queue_is_invalid(harness: EngineHarness) -> None:
+    with pytest.raises(InvalidInputError, match="got 17 examples in one request; at most 16"):
+        harness.predict(*range(17))
+    assert harness.observer.reasons == ["invalid"]
+
+
+def test_a_full_queue_refuses_at_once(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.predict(*range(15))
+    with pytest.raises(OverloadedError, match="15 examples are waiting and at most 16 may"):
+        harness.predict(1.0, 2.0)
+    assert harness.observer.reasons == ["queue_full"]
+
+
+def test_what_nobody_wants_makes_room_in_a_full_queue(harness: EngineHarness) -> None:
+    harness.occupy()
+    abandoned = harness.predict(*range(16))
+    assert abandoned.cancel()
+    future = harness.predict(5.0)
+    harness.go()
+    assert outputs(future) == [10.0]
+    assert harness.observer.reasons == ["cancelled"]
+
+
+def test_the_handle_is_borrowed_once_for_each_batch_and_returned(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0) for _ in range(5)]
+    harness.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    harness.close()
+    assert [handle.released for handle in harness.handles] == [1, 1]
+
+
+def test_a_handle_that_cannot_be_borrowed_fails_the_batch(harness: EngineHarness) -> None:
+    def refuse() -> CountedHandle:
+        raise NotReadyError("nothing is serving yet")
+
+    future = harness.engine.predict({"x": np.ones((1, 1), np.float32)}, borrow=refuse, key=1)
+    with pytest.raises(NotReadyError):
+        future.result(TIMEOUT)
+
+
+def test_a_cancelled_request_never_reaches_the_device(harness: EngineHarness) -> None:
+    harness.occupy()
+    cancelled, kept = harness.predict(1.0, 2.0), harness.predict(3.0)
+    assert cancelled.cancel()
+    harness.go()
+    assert outputs(kept) == [6.0]
+    assert harness.slot.batches == [1, 1]
+    with pytest.raises(CancelledError):
+        cancelled.result(TIMEOUT)
+    assert harness.observer.reasons == ["cancelled"]
+
+
+def test_a_deadline_that_passes_in_the_queue_drops_the_request(harness: EngineHarness) -> None:
+    harness.occupy()
+    deadline = time.monotonic() + 0.05
+    late, kept = harness.predict(1.0, deadline=deadline), harness.predict(3.0)
+    while time.monotonic() < deadline:
+        threading.Event().wait(deadline - time.monotonic())
+    harness.go()
+    assert outputs(kept) == [6.0]
+    with pytest.raises(DeadlineExceededError, match="before the work began"):
+        late.result(TIMEOUT)
+    assert harness.slot.batches == [1, 1]
+
+
+def test_a_deadline_that_has_passed_is_refused_at_once(harness: EngineHarness) -> None:
+    with pytest.raises(DeadlineExceededError):
+        harness.predict(1.0, deadline=time.monotonic() - 1)
+
+
+def test_a_deadline_that_those_ahead_leave_no_time_for_is_refused_at_once(harness: EngineHarness) -> None:
+    harness.engine._admission._latency = slow = LatencyEstimator(8)
+    slow.observe(8, 0.8)
+    harness.occupy()
+    waiting = harness.predict(*range(8))
+    with pytest.raises(
+        OverloadedError, match=r"8 examples are waiting: the estimated wait 0\.800 s exceeds"
+    ) as refusal:
+        harness.predict(1.0, deadline=time.monotonic() + 0.5)
+    assert refusal.value.retry_after_seconds == pytest.approx(0.8)
+    enough = harness.predict(1.0, deadline=time.monotonic() + TIMEOUT)
+    assert waiting.cancel()
+    threading.Event().wait(0.06)  # sweeps are as far apart
+    just_enough = harness.predict(1.0, deadline=time.monotonic() + 0.9)
+    harness.go()
+    assert (outputs(enough), outputs(just_enough)) == ([2.0], [2.0])
+    assert harness.observer.reasons == ["unmeetable", "cancelled"]
+
+
+def test_nothing_is_refused_for_its_deadline_while_nothing_waits(harness: EngineHarness) -> None:
+    harness.engine._admission._latency = slow = LatencyEstimator(8)
+    slow.observe(8, 100.0)
+    harness.go()
+    assert outputs(harness.predict(1.0, deadline=time.monotonic() + 1.0)) == [2.0]
+    harness.engine.check_admission(time.monotonic() + 1.0)
+    assert harness.observer.reasons == []
+
+
+def test_whoever_asks_for_room_is_told_what_a_request_would_be(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.engine.check_admission(None)
+    with pytest.raises(DeadlineExceededError):
+        harness.predict(1.0, deadline=time.monotonic())
+    abandoned = harness.predict(*range(16))
+    harness.engine.check_admission(None)  # there may be room after a sweep
+    with pytest.raises(OverloadedError):
+        harness.predict(1.0)
+    with pytest.raises(OverloadedError, match="16 examples are waiting"):
+        harness.engine.check_admission(None)
+    abandoned.cancel()
+    harness.close()
+    with pytest.raises(DrainingError):
+        harness.engine.check_admission(None)
+
+
+@given(seconds=st.floats(1e-5, 1.0), sizes=st.lists(st.integers(1, 64), max_size=100), rows=st.integers(0, 10_000))
+def test_where_every_batch_takes_as_long_the_pace_is_exact(seconds: float, sizes: list[int], rows: int) -> None:
+    latency = LatencyEstimator(64)
+    for size in sizes:
+        latency.observe(size, seconds)
+    assert latency.estimate(rows) == pytest.approx(-(-rows // 64) * seconds if sizes else 0.0)
+
+
+def test_full_batches_are_judged_by_large_ones() -> None:
+    latency = LatencyEstimator(64)
+    for rows, seconds in ((64, 0.8), (32, 0.6), *[(1, 0.1)] * 16):
+        latency.observe(rows, seconds)
+    assert latency.estimate(1) == pytest.approx(0.1)
+    assert latency.estimate(128) == pytest.approx(1.4)
+    assert latency.estimate(129) == pytest.approx(1.5)
+
+
+def test_one_callers_bad_values_do_not_fail_anothers(harness: EngineHarness) -> None:
+    harness.occupy()
+    good, bad, better = harness.predict(1.0), harness.predict(-1.0), harness.predict(2.0)
+    harness.go()
+    assert outputs(good) == [2.0]
+    assert outputs(better) == [4.0]
+    with pytest.raises(InvalidInputError):
+        bad.result(TIMEOUT)
+
+
+def test_predict_goes_first_but_does_not_starve_evaluate(harness: EngineHarness) -> None:
+    order: list[str] = []
+    harness.occupy()
+    evaluations = [harness.engine.run(lambda: order.append("evaluate"), examples=1) for _ in range(2)]
+    predicts = [harness.predict(1.0, key=index) for index in range(MAX_PREDICTS_BEFORE_EVALUATE + 1)]
+    for future in predicts:
+        future.add_done_callback(lambda _: order.append("predict"))
+    harness.go()
+    for evaluation in evaluations:
+        evaluation.result(TIMEOUT)
+    for future in predicts:
+        future.result(TIMEOUT)
+    harness.close()
+    before = order.index("evaluate")
+    assert 1 <= before <= MAX_PREDICTS_BEFORE_EVALUATE
+    assert order[before + 1 :] == ["predict"] * (len(predicts) - before) + ["evaluate"]
+
+
+def test_what_must_be_prepared_is_prepared_off_the_devices_thread(harness: EngineHarness) -> None:
+    threads: list[str] = []
+    harness.occupy()
+    prepared = threading.Event()
+
+    def prepare() -> None:
+        threads.append(threading.current_thread().name)
+        prepared.set()
+
+    future = harness.engine.run(lambda: threads.append(threading.current_thread().name), examples=1, prepare=prepare)
+    assert prepared.wait(TIMEOUT)
+    harness.go()
+    future.result(TIMEOUT)
+    assert threads[0].startswith("understudy-prepare")
+    assert threads[1] == "understudy-device"
+
+
+def test_what_fails_in_preparation_fails_the_future(harness: EngineHarness) -> None:
+    def prepare() -> None:
+        raise InvalidInputError("the targets do not fit")
+
+    future = harness.engine.run(lambda: None, examples=1, prepare=prepare)
+    with pytest.raises(InvalidInputError):
+        future.result(TIMEOUT)
+
+
+def test_what_was_prepared_waits_for_room_in_a_full_queue(harness: EngineHarness) -> None:
+    harness.occupy()
+    ahead = harness.engine.run(lambda: "ahead", examples=1000)
+    prepared = threading.Event()
+    first = harness.engine.run(lambda: "first", examples=1, prepare=prepared.set)
+    unwanted = harness.engine.run(lambda: "unwanted", examples=1, prepare=lambda: None)
+    assert prepared.wait(TIMEOUT)
+    assert unwanted.cancel()
+    assert not first.done()
+    harness.go()
+    assert ahead.result(TIMEOUT) == "ahead"
+    assert first.result(TIMEOUT) == "first"
+
+
+def test_what_waits_for_room_ends_with_its_deadline_and_with_the_engine(harness: EngineHarness) -> None:
+    harness.occupy()
+    harness.engine.run(lambda: None, examples=1000)
+    late = harness.engine.run(lambda: None, examples=1, prepare=lambda: None, deadline=time.monotonic() + 0.1)
+    with pytest.raises(DeadlineExceededError):
+        late.result(TIMEOUT)
+    waiting = harness.engine.run(lambda: None, examples=1, prepare=lambda: None)
+    closer = threading.Thread(target=harness.engine.close, args=(TIMEOUT,))
+    closer.start()
+    with pytest.raises(DrainingError):
+        waiting.result(TIMEOUT)
+    harness.go()
+    closer.join(TIMEOUT)
+
+
+def test_an_evaluation_that_fails_leaves_the_engine_running(harness: EngineHarness) -> None:
+    def work() -> None:
+        raise InvalidInputError("the batch cannot be scored")
+
+    with pytest.raises(InvalidInputError):
+        harness.engine.run(work, examples=1).result(TIMEOUT)
+    assert harness.engine.run(lambda: 42, examples=1).result(TIMEOUT) == 42
+
+
+def test_an_evaluation_larger_than_the_queue_is_taken_where_it_waits_alone(harness: EngineHarness) -> None:
+    harness.occupy()
+    large = harness.engine.run(lambda: "done", examples=1000)
+    with pytest.raises(OverloadedError):
+        harness.engine.run(lambda: None, examples=1)
+    harness.go()
+    assert large.result(TIMEOUT) == "done"
+
+
+def test_closing_finishes_what_waits_and_takes_no_more(harness: EngineHarness) -> None:
+    first = harness.occupy()
+    waiting, evaluation = harness.predict(1.0), harness.engine.run(lambda: "scored", examples=1)
+    closer = threading.Thread(target=harness.engine.close, args=(TIMEOUT,))
+    closer.start()
+    harness.go()
+    closer.join(TIMEOUT)
+    assert outputs(first) == [0.0]
+    assert outputs(waiting) == [2.0]
+    assert evaluation.result(0) == "scored"
+    for more in (lambda: harness.predict(1.0), lambda: harness.engine.run(lambda: None, examples=1)):
+        with pytest.raises(DrainingError):
+            more()
+
+
+def test_what_cannot_be_finished_in_time_fails_as_draining(harness: EngineHarness) -> None:
+    harness.occupy()
+    waiting = harness.predict(1.0)
+    closer = threading.Thread(target=harness.engine.close, args=(0.05,))
+    closer.start()
+    with pytest.raises(DrainingError):
+        waiting.result(TIMEOUT)
+    harness.go()
+    closer.join(TIMEOUT)
+
+
+def test_a_batch_is_held_open_for_more_no_longer_than_allowed() -> None:
+    harness = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=5.0)
+    harness.go()
+    began = time.monotonic()
+    futures = [harness.predict(1.0) for _ in range(4)]
+    for future in futures:
+        future.result(TIMEOUT)
+    assert harness.slot.batches == [4]
+    assert time.monotonic() - began < 5.0
+    harness.close()
+    short = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=0.05)
+    short.go()
+    short.predict(1.0).result(TIMEOUT)
+    assert 0.0 < short.observer.computed[0]["fill_seconds"] < TIMEOUT
+    short.close()
+
+
+def test_the_observer_learns_of_every_batch(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0, 2.0), harness.predict(3.0)]
+    harness.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    harness.engine.run(lambda: None, examples=9).result(TIMEOUT)
+    _, merged, evaluated = harness.observer.computed
+    assert merged["operation"] == "predict"
+    assert merged["examples"] == 3
+    assert len(merged["queue_seconds"]) == 2
+    assert evaluated["operation"] == "evaluate"
+    assert evaluated["examples"] == 9
+    assert harness.observer.queue_examples[-1] == 0
+    assert max(harness.observer.queue_examples) == 3
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30))
+def test_every_request_gets_its_own_examples_whatever_it_shared_a_batch_with(sizes: list[int]) -> None:
+    harness = EngineHarness(max_batch_size=16, max_queue_examples=1000)
+    harness.occupy()
+    futures: list[tuple[Callable[[], list[float]], list[float]]] = []
+    for index, rows in enumerate(sizes):
+        values = [1000.0 * index + row for row in range(rows)]
+        future = harness.predict(*values)
+        futures.append((lambda future=future: outputs(future), [2 * value for value in values]))  # type: ignore[misc]
+    harness.go()
+    for answer, expected in futures:
+        assert answer() == expected
+    assert max(harness.slot.batches) <= 16
+    harness.close()
+
+
+@pytest.fixture
+def overlapping() -> Iterator[EngineHarness]:
+    built = EngineHarness(max_batch_size=8, max_queue_examples=64, overlap_batches=True, inline_batches=False)
+    yield built
+    built.close()
+
+
+def test_the_next_batch_is_launched_before_one_is_fetched_but_no_third(overlapping: EngineHarness) -> None:
+    under_way: list[int] = []
+    slot = overlapping.slot
+    forward = slot.forward
+
+    def counted(inputs: Arrays) -> dict[str, Array]:
+        under_way.append(len(slot.launched) - len(slot.batches))
+        return forward(inputs)
+
+    slot.forward = counted  # type: ignore[method-assign]
+    first = overlapping.occupy()
+    waiting = [overlapping.predict(float(key), key=key) for key in range(6)]
+    overlapping.go()
+    assert outputs(first) == [0.0]
+    assert [outputs(future) for future in waiting] == [[2.0 * key] for key in range(6)]
+    assert max(under_way) == 2
+    overlapping.close()
+    assert [handle.released for handle in overlapping.handles] == [1] * 7
+
+
+def test_where_batches_overlap_one_callers_bad_values_do_not_fail_anothers(overlapping: EngineHarness) -> None:
+    overlapping.occupy()
+    good, bad, better = overlapping.predict(1.0), overlapping.predict(-1.0), overlapping.predict(2.0)
+    overlapping.go()
+    assert (outputs(good), outputs(better)) == ([2.0], [4.0])
+    with pytest.raises(InvalidInputError):
+        bad.result(TIMEOUT)
+
+
+def test_an_evaluation_waits_for_what_was_launched_before_it(overlapping: EngineHarness) -> None:
+    order: list[str] = []
+    overlapping.occupy().add_done_callback(lambda _: order.append("predict"))
+    evaluation = overlapping.engine.run(lambda: order.append("evaluate"), examples=1)
+    overlapping.go()
+    evaluation.result(TIMEOUT)
+    assert order == ["predict", "evaluate"]

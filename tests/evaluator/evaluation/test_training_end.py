@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.checkpoints import RunDir, UnsupportedFormatError
+from understudy.evaluator.evaluation.training_end import ExitReason, TrainingEndMonitor
+
+TIMEOUT_SECONDS = 100.0
+
+
+class TrainingHarness:
+    """A training journal, an evaluator and two clocks, all of which do what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1000.0
+        self.caught_up_at = 0.0
+        self.last_sequence = 0
+        self.run_dir = RunDir(folder)
+        self.end = TrainingEndMonitor(
+            folder, self, timeout_seconds=TIMEOUT_SECONDS, clock=lambda: self.now, wall_clock=lambda: self.now
+        )
+
+    def is_caught_up(self, since: float) -> bool:
+        return self.caught_up_at > since
+
+    def training(self, state: str, **fields: Any) -> None:
+        known = {"format_version": 1, "state": state, "step": 7, "final_step": None, "reason": "", "heartbeat_at": 0.0}
+        self.run_dir.training_json.write_text(json.dumps({**known, "heartbeat_at": self.now, **fields}))
+
+    def exit_after(self, seconds: float) -> ExitReason | None:
+        self.now += seconds
+        service_exit = self.end.check()
+        return None if service_exit is None else service_exit.reason
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> TrainingHarness:
+    return TrainingHarness(tmp_path)
+
+
+def test_it_ends_once_training_has_finished_and_a_look_after_that_left_nothing(harness: TrainingHarness) -> None:
+    harness.training("running")
+    harness.caught_up_at = harness.now + 0.5
+    assert harness.exit_after(1) is None
+    harness.training("finished", final_step=7)
+    assert harness.exit_after(1) is None
+    harness.caught_up_at = harness.now + 0.5
+    assert harness.exit_after(1) is ExitReason.FINISHED
+
+
+def test_a_training_that_failed_or_fell_silent_is_told_from_one_that_finished(harness: TrainingHarness) -> None:
+    harness.training("running")
+    assert harness.exit_after(1) is None
+    assert harness.exit_after(61) is None
+    harness.caught_up_at = harness.now + 0.5
+    service_exit = harness.end.check()
+    assert service_exit is not None
+    assert service_exit.reason is ExitReason.FAILED
+    assert "silent for 62 s" in service_exit.message
+
+
+def test_a_training_that_begins_again_is_waited_for(harness: TrainingHarness) -> None:
+    harness.training("failed", reason="PeerLostError")
+    assert harness.exit_after(1) is None
+    harness.training("running")
+    harness.caught_up_at = harness.now + 0.5
+    assert harness.exit_after(1) is None
+    harness.training("finished", final_step=9)
+    assert harness.exit_after(1) is None
+
+
+def test_time_runs_out_while_no_training_begins(harness: TrainingHarness) -> None:
+    assert harness.exit_after(TIMEOUT_SECONDS - 1) is None
+    assert harness.exit_after(1) is ExitReason.TIMED_OUT
+
+
+def test_time_runs_out_while_nothing_more_is_evaluated(harness: TrainingHarness) -> None:
+    harness.training("finished", final_step=7)
+    assert harness.exit_after(0) is None
+    assert harness.exit_after(TIMEOUT_SECONDS - 1) is None
+    harness.last_sequence = 1
+    assert harness.exit_after(TIMEOUT_SECONDS - 1) is None
+    assert harness.exit_after(TIMEOUT_SECONDS) is ExitReason.TIMED_OUT
+
+
+def test_a_file_that_is_no_journal_is_an_error(harness: TrainingHarness) -> None:
+    harness.run_dir.training_json.write_text("{}")
+    with pytest.raises(UnsupportedFormatError, match="not a training journal"):
+        harness.end.check()

@@ -1,0 +1,145 @@
+"""Running out of memory: TensorFlow really refuses what these models ask for, after waiting ten seconds each time."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
+from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, OutOfResourcesError
+from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
+from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.types import Batch
+
+PETABYTE = 2**50
+
+
+@keras.saving.register_keras_serializable("understudy_tests")
+class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras is untyped
+    """Gives what it is given, and takes a petabyte for more examples than it likes."""
+
+    def __init__(self, likes: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.likes = likes
+
+    def call(self, inputs: Any) -> Any:
+        wanted = tf.where(tf.shape(inputs)[0] > self.likes, tf.constant(PETABYTE, tf.int64), tf.constant(1, tf.int64))
+        return inputs + tf.reduce_sum(tf.fill([wanted], tf.reduce_sum(inputs) * 0.0))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "likes": self.likes}
+
+
+def greedy(likes: int) -> Any:
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, Greedy(likes)(keras.layers.Dense(2, name="y")(x)))
+    model.compile(loss="mse", metrics=["mae"])
+    return model
+
+
+def forward_of(slot: Slot) -> ForwardPass:
+    assert isinstance(slot._pass, ForwardPass)
+    return slot._pass
+
+
+def rows(count: int) -> dict[str, Any]:
+    return {"x": np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_batch_that_does_not_fit_goes_forward_in_pieces_that_do(
+    make_slot: Callable[..., Slot], replicas: int
+) -> None:
+    model = greedy(likes=40)
+    slot = make_slot(model, replicas=replicas, max_batch_size=64)
+    slot.warm_up()
+
+    (outputs,) = slot.forward(rows(100)).values()
+
+    np.testing.assert_allclose(outputs, model.layers[1](rows(100)["x"]), rtol=0, atol=1e-5)
+    assert forward_of(slot).max_batch_size in range(20 * replicas, 40 * replicas + 1)
+
+
+def test_a_batch_that_does_not_fit_is_scored_whole_all_the_same(make_slot: Callable[..., Slot]) -> None:
+    batch = Batch(inputs=rows(33), targets={"targets": np.ones((33, 2), np.float32)})
+    scores = []
+    for likes in (32, 100):
+        keras.utils.set_random_seed(1)
+        slot = make_slot(greedy(likes), max_batch_size=64)
+        scorer = slot.scorer()
+        scores.append(scorer.result(scorer.update(scorer.start(), batch)))
+
+    assert scores[0] == scores[1]
+
+
+def test_a_limit_that_was_lowered_is_tried_again_with_the_next_checkpoint(make_slot: Callable[..., Slot]) -> None:
+    slot = make_slot(greedy(likes=100), max_batch_size=64)
+    slot.warm_up()
+    before, forward_of(slot).max_batch_size = forward_of(slot).max_batch_size, 4
+
+    slot.warm_up()
+
+    assert forward_of(slot).max_batch_size == before
+
+
+def test_a_prediction_for_which_there_is_no_memory_says_so(make_slot: Callable[..., Slot]) -> None:
+    slot = make_slot(greedy(likes=8), max_batch_size=8)
+    greedier = slot._model.layers[-1]
+    greedier.likes = 0
+    slot._pass = slot._trace()
+
+    with pytest.raises(OutOfResourcesError, match="no memory for a single example"):
+        slot.forward(rows(1))
+
+
+def test_a_model_that_does_not_fit_is_no_bad_checkpoint(make_slot: Callable[..., Slot]) -> None:
+    with pytest.raises(LoadError) as raised:
+        make_slot(greedy(likes=0), max_batch_size=8)
+
+    assert exhausted_resource(raised.value) is Resource.MEMORY
+
+
+def tensorflow_says(kind: Any, text: str) -> Exception:
+    error: Exception = kind(None, None, text)
+    return error
+
+
+def wrapped(error: Exception) -> Exception:
+    outer = LoadError("the model cannot run")
+    outer.__cause__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "resource"),
+    [
+        (MemoryError(), Resource.MEMORY),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), Resource.MEMORY),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), Resource.OTHER),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), Resource.OTHER),
+        (OSError(errno.ENOENT, os.strerror(errno.ENOENT)), None),
+        (tensorflow_says(tf.errors.ResourceExhaustedError, "OOM when allocating tensor"), Resource.MEMORY),
+        (tensorflow_says(tf.errors.ResourceExhaustedError, "x.index; No space left on device"), Resource.OTHER),
+        (tensorflow_says(tf.errors.InternalError, "CUDA_ERROR_OUT_OF_MEMORY: out of memory"), Resource.MEMORY),
+        (tensorflow_says(tf.errors.UnknownError, "std::bad_alloc"), Resource.MEMORY),
+        (tensorflow_says(tf.errors.InternalError, "Failed to allocate scratch space"), Resource.MEMORY),
+        (tensorflow_says(tf.errors.InternalError, "Blas GEMM launch failed"), None),
+        (wrapped(MemoryError("8 GiB")), Resource.MEMORY),
+        (wrapped(ValueError("bad object header")), None),
+        (InvalidInputError("'out of memory' is no dtype"), None),
+        (DamagedCheckpointError("unable to allocate what it claims"), None),
+    ],
+)
+def test_what_the_machine_lacks_is_told_from_what_a_checkpoint_got_wrong(
+    error: Exception, resource: Resource | None
+) -> None:
+    assert exhausted_resource(error) is resource
+    assert isinstance(blame_machine(error), OutOfResourcesError) is (resource is not None)

@@ -1,0 +1,67 @@
+"""What dropped models hold is given back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from evaluator.model import sample_models
+
+from understudy.checkpoints.kinds import ModelKind
+from understudy.evaluator.model import direct_call
+from understudy.evaluator.model.direct_call import DirectCall
+from understudy.evaluator.model.loaders import loader_for
+from understudy.evaluator.model.reclaiming import reclaim_memory
+from understudy.evaluator.model.slot import Slot
+
+
+def function() -> Any:
+    signature = [tf.TensorSpec([None, 1])]
+    return tf.function(lambda x: [x + 1.0], input_signature=signature).get_concrete_function()
+
+
+def test_the_model_that_a_saved_model_takes_the_place_of_is_freed(
+    strategy: Callable[[int], Any], tmp_path: Path
+) -> None:
+    sample_models.image_classifier().export(str(tmp_path / "model"), verbose=False)
+    slot = Slot(strategy(1), tmp_path / "model", max_batch_size=8, loader=loader_for(ModelKind.SAVED_MODEL, None))
+    slot.warm_up()
+    models = []
+    for _ in range(3):
+        models.append(weakref.ref(slot._model))
+        assert slot.load(tmp_path / "model")
+        slot.warm_up()
+    reclaim_memory()
+
+    assert [model() is None for model in models] == [True] * 3
+
+
+def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_many() -> None:
+    gc.collect()
+    reclaim_memory()
+    stays = DirectCall(function(), ["CPU:0"])
+    before = stays(np.ones((1, 1), np.float32))[0].numpy()
+    direct_call._dropped.clear()
+    done = []
+    for _ in range(direct_call._MAX_DROPPED):
+        DirectCall(function(), ["CPU:0"])(np.ones((1, 1), np.float32))
+        done.append(reclaim_memory())
+
+    assert done == [False] * (direct_call._MAX_DROPPED - 1) + [True]
+    np.testing.assert_array_equal(stays(np.ones((1, 1), np.float32))[0].numpy(), before)
+
+
+def test_a_function_that_holds_much_is_called_by_its_name() -> None:
+    table = np.random.default_rng(0).normal(size=2**19).astype(np.float32)
+    signature = [tf.TensorSpec([None, 1])]
+    large = tf.function(lambda x: [x + tf.reduce_sum(table)], input_signature=signature).get_concrete_function()
+    direct = DirectCall(large, ["CPU:0"])
+
+    assert not direct._is_direct
+    expected = large(tf.ones([1, 1]))[0].numpy()
+    np.testing.assert_array_equal(direct(np.ones((1, 1), np.float32))[0].numpy(), expected)

@@ -1,0 +1,202 @@
+"""What a scorer accepts, refuses and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from evaluator.model import sample_models
+from keras import layers
+
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
+from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.types import Batch, MetricSpec
+
+
+@pytest.fixture(scope="module")
+def classifier(make_slot: Callable[..., Slot]) -> Slot:
+    return make_slot(sample_models.image_classifier(), replicas=2)
+
+
+@pytest.fixture(scope="module")
+def two_by_two(make_slot: Callable[..., Slot]) -> Slot:
+    return make_slot(sample_models.two_by_two(), replicas=2)
+
+
+def image_batch(rows: int, **changes: Any) -> Batch:
+    images, labels, _ = sample_models.image_data(np.random.default_rng(rows), rows)
+    return Batch(**{"inputs": {"inputs": images}, "targets": {"targets": labels}, **changes})
+
+
+def two_by_two_batch(rows: int, **changes: Any) -> Batch:
+    inputs, targets, _ = sample_models.two_by_two_data(np.random.default_rng(rows), rows)
+    return Batch(**{"inputs": inputs, "targets": targets, **changes})
+
+
+def score(slot: Slot, *batches: Batch, metrics: tuple[MetricSpec, ...] = ()) -> dict[str, float]:
+    scorer = slot.scorer(metrics)
+    state = scorer.start()
+    for batch in batches:
+        state = scorer.update(state, batch)
+    return scorer.result(state)
+
+
+def test_named_metrics_take_the_place_of_the_compiled_ones(classifier: Slot) -> None:
+    compiled = score(classifier, image_batch(9))
+    metrics = (
+        MetricSpec(name="accuracy"),
+        MetricSpec(name="SparseTopKCategoricalAccuracy", config={"k": 2, "name": "second"}),
+        MetricSpec(name="sparse_categorical_crossentropy"),
+    )
+    named = score(classifier, image_batch(9), metrics=metrics)
+    assert named.keys() == {"loss", "accuracy", "second", "sparse_categorical_crossentropy"}
+    assert named["loss"] == compiled["loss"]
+    assert named["accuracy"] == compiled["accuracy"]
+    assert named["second"] == compiled["top2"]
+
+
+def test_named_metrics_apply_to_every_output(two_by_two: Slot) -> None:
+    named = score(two_by_two, two_by_two_batch(9), metrics=(MetricSpec(name="mae"),))
+    compiled = score(two_by_two, two_by_two_batch(9))
+    assert named.keys() == {"loss", "odds_loss", "value_loss", "odds_mae", "value_mae"}
+    assert named["value_mae"] == compiled["value_mae"]
+
+
+def test_a_model_that_was_not_compiled_needs_named_metrics(make_slot: Callable[..., Slot]) -> None:
+    inputs = keras.Input((4,))
+    slot = make_slot(keras.Model(inputs, layers.Dense(2)(inputs)))
+    with pytest.raises(NotEvaluableError, match="name the metrics"):
+        slot.scorer()
+    batch = Batch(inputs={"inputs": np.ones((3, 4), np.float32)}, targets={"targets": np.ones((3, 2), np.float32)})
+    assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"mae"}
+
+
+def test_a_model_that_makes_its_own_loss_needs_no_targets(make_slot: Callable[..., Slot]) -> None:
+    inputs = keras.Input((4,), name="x")
+    model = keras.Model(inputs, layers.Dense(2)(sample_models.AddsLoss()(inputs)))
+    model.compile("sgd")
+    x = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
+    expected = model.evaluate(x, batch_size=5, verbose=0, return_dict=True)
+    result = score(make_slot(model, replicas=2), *(Batch(inputs={"x": x[i : i + 5]}, targets={}) for i in (0, 5)))
+    assert result == pytest.approx(expected, rel=1e-6)
+
+
+def test_named_metrics_reach_the_outputs_of_a_subclassed_model(make_slot: Callable[..., Slot]) -> None:
+    model = sample_models.TwoHeads()
+    model(np.zeros((2, 4), np.float32))
+    slot = make_slot(model, replicas=2)
+    x, y, _ = sample_models.regression_data(np.random.default_rng(0), 7)
+    batch = Batch(inputs={"inputs": x}, targets={"heads/0": y, "heads/1": y})
+    result = score(slot, batch, metrics=(MetricSpec(name="mae"),))
+    expected = [float(np.abs(head - y).mean()) for head in model(x)["heads"]]
+    assert list(result.values()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_named_metrics_work_beside_a_test_step_of_its_own(make_slot: Callable[..., Slot]) -> None:
+    model = sample_models.own_test_step()
+    slot = make_slot(model, replicas=2)
+    x, y, _ = sample_models.regression_data(np.random.default_rng(0), 7)
+    result = score(slot, Batch(inputs={"x": x}, targets={"targets": y}), metrics=(MetricSpec(name="mae"),))
+    assert result["mae"] == pytest.approx(float(np.abs(model(x) - y).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MetricSpec(name="NoSuchMetric"),
+        MetricSpec(name="AUC", config={"no_such_argument": 1}),
+        MetricSpec(name="MeanIoU"),
+    ],
+)
+def test_a_metric_that_keras_cannot_make_is_refused(classifier: Slot, spec: MetricSpec) -> None:
+    with pytest.raises(InvalidInputError, match=spec.name):
+        classifier.scorer([spec])
+
+
+def test_a_stream_without_a_batch_is_refused(classifier: Slot) -> None:
+    scorer = classifier.scorer()
+    with pytest.raises(InvalidInputError, match="without a batch"):
+        scorer.result(scorer.start())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": {"digit": np.zeros(3)}}, "got the targets 'digit'; expected 'outputs', 'targets'"),
+        ({"targets": {"digit": np.zeros(3)}}, "one output, here called 'outputs', because Keras generated its name"),
+        ({"targets": {"targets": np.zeros(2)}}, "target 'targets' has 2 examples; 3 were expected"),
+        ({"targets": {"targets": np.float32(1)}}, "is a scalar"),
+        ({"targets": {}}, "targets do not fit the model's loss and metrics"),
+        ({"targets": {"targets": np.zeros((3, 7), np.float32)}}, "targets do not fit the model's loss and metrics"),
+        ({"sample_weights": {"other": np.ones(3)}}, "got the sample weights 'other'"),
+        ({"sample_weights": {"sample_weights": np.ones(4)}}, "sample weight 'sample_weights' has 4 examples"),
+        ({"sample_weights": {"sample_weights": np.array(["a"] * 3)}}, "numbers were expected"),
+        ({"inputs": {"inputs": np.zeros((3, 5, 6, 1), np.float32)}}, "input 'inputs' has shape"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        score(classifier, image_batch(3, **changes))
+
+
+def test_weights_that_do_not_fit_the_elements_of_an_example_are_refused_with_both_shapes(
+    make_slot: Callable[..., Slot],
+) -> None:
+    inputs = keras.Input((7, 3), name="x")
+    model = keras.Model(inputs, layers.Dense(2)(inputs))
+    model.compile("sgd", "mse")
+    batch = Batch(
+        inputs={"x": np.ones((5, 7, 3), np.float32)},
+        targets={"targets": np.ones((5, 7, 2), np.float32)},
+        sample_weights={"sample_weights": np.ones((5, 6), np.float32)},
+    )
+    with pytest.raises(InvalidInputError, match=r"\[5,7\] vs. \[5,6\]|incompatible|Dimensions must be equal"):
+        score(make_slot(model), batch)
+
+
+def test_the_targets_of_one_stream_are_of_one_kind(classifier: Slot) -> None:
+    column = image_batch(2, targets={"targets": np.zeros((2, 1), np.int64)})
+    with pytest.raises(InvalidInputError, match="of the same kind"):
+        score(classifier, image_batch(3), column)
+
+
+def test_a_target_is_called_by_its_output_too(classifier: Slot) -> None:
+    batch = image_batch(5)
+    named = Batch(inputs=batch.inputs, targets={"outputs": batch.targets["targets"]})
+    assert score(classifier, named) == score(classifier, batch)
+
+
+def test_one_weight_for_all_outputs_weighs_each_of_them(two_by_two: Slot) -> None:
+    weights = np.array([0.0, 1.0, 3.0], np.float32)
+    shared = score(two_by_two, two_by_two_batch(3, sample_weights={"sample_weights": weights}))
+    each = score(two_by_two, two_by_two_batch(3, sample_weights={"odds": weights, "value": weights}))
+    assert shared == each
+
+
+def test_an_output_without_a_weight_of_its_own_weighs_one(two_by_two: Slot) -> None:
+    weights = np.array([0.0, 1.0, 3.0], np.float32)
+    partly = score(two_by_two, two_by_two_batch(3, sample_weights={"odds": weights}))
+    fully = score(two_by_two, two_by_two_batch(3, sample_weights={"odds": weights, "value": np.ones(3, np.float32)}))
+    assert partly == fully
+
+
+def test_a_loss_that_is_not_a_number_is_reported_as_such(make_slot: Callable[..., Slot]) -> None:
+    slot = make_slot(sample_models.regression())
+    batch = Batch(inputs={"x": np.full((2, 4), np.nan, np.float32)}, targets={"targets": np.zeros((2, 2), np.float32)})
+    assert np.isnan(score(slot, batch)["loss"])
+
+
+def test_a_program_is_traced_once_for_batches_of_any_size(make_slot: Callable[..., Slot]) -> None:
+    slot = make_slot(sample_models.regression(), replicas=2)
+    scorer = slot.scorer()
+    x, y, _ = sample_models.regression_data(np.random.default_rng(0), 30)
+    state = scorer.start()
+    for rows in (1, 7, 30):
+        batch = Batch(inputs={"x": x[:rows]}, targets={"targets": y[:rows]})
+        assert scorer.is_prepared(batch) == (rows > 1)
+        state = scorer.update(state, batch)
+    assert slot.traces == 2
+    assert slot.scorer() is scorer

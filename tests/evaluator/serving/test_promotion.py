@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.serving.pin_file import PIN_FILE, PinFile
+from understudy.evaluator.serving.promotion import Monitor, Ranking, choose, parse_monitor
+from understudy.evaluator.settings import MonitorMode, VersionPolicy
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+LOSS = Monitor(dataset="test", metric="loss", mode="min")
+
+
+def scored(step: int, value: float, *, dataset: str = "test", metric: str = "loss") -> EvaluationRecord:
+    return EvaluationRecord(
+        sequence=step,
+        step=step,
+        checkpoint_digest="d",
+        dataset=dataset,
+        outcome=EvaluationOutcome.SCORED,
+        metrics={metric: value},
+    )
+
+
+def ranking(*records: EvaluationRecord, monitor: Monitor | None = LOSS) -> Ranking:
+    ranking = Ranking(monitor)
+    ranking.observe(records)
+    return ranking
+
+
+def test_nothing_is_best_before_the_first_result() -> None:
+    assert ranking().best() is None
+    assert ranking(scored(1, 0.5), monitor=None).best() is None
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 3)])
+def test_the_best_is_the_extreme_in_the_given_direction(mode: MonitorMode, best: int) -> None:
+    monitor = Monitor(dataset="test", metric="loss", mode=mode)
+
+    assert ranking(scored(1, 0.5), scored(2, 0.1), scored(3, 0.9), monitor=monitor).best() == best
+
+
+def test_of_equals_the_earliest_step_is_best() -> None:
+    assert ranking(scored(3, 0.5), scored(1, 0.5), scored(2, 0.5)).best() == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_never_best(value: float) -> None:
+    assert ranking(scored(1, value)).best() is None
+    assert ranking(scored(1, value), scored(2, 7.0)).best() == 2
+
+
+def test_other_datasets_and_metrics_do_not_count() -> None:
+    assert ranking(scored(1, 0.1, dataset="other"), scored(2, 0.1, metric="mae"), scored(3, 9.0)).best() == 3
+
+
+def test_a_score_without_the_monitored_metric_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ranking(scored(1, 0.1, metric="mae"))
+
+    assert "monitored metric missing" in caplog.text
+
+
+def test_the_best_is_sought_among_those_that_can_be_loaded() -> None:
+    assert ranking(scored(1, 0.1), scored(2, 0.5)).best(among={2, 3}) == 2
+
+
+def test_the_monitor_defaults_to_the_first_datasets_loss() -> None:
+    assert parse_monitor(None, None, ["a", "b"]) == Monitor(dataset="a", metric="loss", mode="min")
+    assert parse_monitor(None, None, []) is None
+
+
+def test_a_monitor_names_a_dataset_and_a_metric() -> None:
+    assert parse_monitor("b/top/5", "max", ["a", "b"]) == Monitor(dataset="b", metric="top/5", mode="max")
+
+
+@pytest.mark.parametrize(("text", "said"), [("c/loss", "one of the datasets"), ("a", "DATASET/METRIC")])
+def test_a_monitor_of_an_unknown_dataset_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse_monitor(text, "min", ["a", "b"])
+
+
+def test_a_metric_that_is_no_loss_needs_its_direction() -> None:
+    with pytest.raises(ConfigurationError, match="monitor_mode"):
+        parse_monitor("a/accuracy", None, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "pinned", "loadable", "chosen"),
+    [
+        ("latest", None, {1, 2, 3}, 3),
+        ("latest", None, set(), None),
+        ("best", None, {1, 2, 3}, 2),
+        ("best", None, {3}, None),
+        (3, None, {1, 3}, 3),
+        (7, None, {1, 3}, None),
+        ("latest", 1, {1, 2, 3}, 1),
+        ("best", 3, {1, 2, 3}, 3),
+        ("latest", 9, {1, 2, 3}, None),
+    ],
+)
+def test_a_pin_goes_before_the_policy(
+    policy: VersionPolicy | int, pinned: int | None, loadable: set[int], chosen: int | None
+) -> None:
+    scores = ranking(scored(1, 0.5), scored(2, 0.1))
+
+    assert choose(policy, pinned=pinned, loadable=loadable, ranking=scores) == chosen
+
+
+def test_a_pin_is_read_back_and_taken_back(tmp_path: Path) -> None:
+    assert PinFile(tmp_path).read() is None
+    PinFile(tmp_path).write(7)
+    assert PinFile(tmp_path).read() == 7
+    PinFile(tmp_path).write(None)
+    assert PinFile(tmp_path).read() is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"step": "x"}', "{}"])
+def test_a_damaged_pin_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / PIN_FILE).write_text(content)
+
+    with pytest.raises(ConfigurationError, match=r"pin\.json is damaged"):
+        PinFile(tmp_path).read()

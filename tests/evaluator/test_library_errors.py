@@ -1,0 +1,32 @@
+"""What is passed on of the errors that libraries raise."""
+
+from __future__ import annotations
+
+import pytest
+
+from understudy.evaluator.library_errors import first_line
+
+IN_A_GRAPH = """Graph execution error:
+
+Detected at node compile_loss/mae/mul defined at (most recent call last):
+  File "model.py", line 7, in <module>
+
+Incompatible shapes: [5,7] vs. [5]
+\t [[{{node compile_loss/mae/mul}}]] [Op:__inference_1]"""
+ON_THE_SAME_LINE = """Graph execution error:
+
+indices[0,0] = 12 is not in [0, 11)\t [[{{node embedding/GatherV2}}]]"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one\ntwo", "one"),
+        ("", "ValueError"),
+        (IN_A_GRAPH, "Incompatible shapes: [5,7] vs. [5]"),
+        (ON_THE_SAME_LINE, "indices[0,0] = 12 is not in [0, 11)"),
+        ("Graph execution error:", "Graph execution error:"),
+    ],
+)
+def test_one_line_says_what_is_wrong(text: str, expected: str) -> None:
+    assert first_line(ValueError(text)) == expected
