@@ -31,20 +31,20 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.evaluator import Evaluator, EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import Method
 from understudy.service.handlers import messages, predict_requests
-from understudy.service.handlers.call import CallContext
 from understudy.service.handlers.oip import infer_messages
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.predictor import Predictor
 from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.methods import Method
+from understudy.service.metrics.evaluator_metrics import ServiceObserver
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc import RpcMethod
-from understudy.service.observer import ServiceObserver
+from understudy.service.metrics.rpc_metrics import RpcMethod
+from understudy.service.metrics.statistics import InferenceStatistics
+from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
-from understudy.service.statistics import InferenceStatistics
 from understudy.v1 import prediction_pb2
 from understudy.wire import decode_all, encode
 

@@ -19,9 +19,8 @@ from prometheus_client.metrics_core import Metric
 
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
-from understudy.service.metrics.engine_metrics import MetricsObserver
-from understudy.service.metrics.gauges import EvaluatorCollector
-from understudy.service.metrics.rpc import RpcMethod, RpcMetrics
+from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, MetricsObserver
+from understudy.service.metrics.rpc_metrics import RpcMethod, RpcMetrics
 from understudy.service.settings import ServeSettings
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics

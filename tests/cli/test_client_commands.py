@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from peer_server import STEP, Failure, Peer, Script
 
 from understudy.cli.main import main
-from understudy.service.address_file import write_address_file
+from understudy.service.addresses import write_address_file
 from understudy.v1 import evaluation_pb2
 from understudy.wire import decode
 

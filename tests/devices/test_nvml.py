@@ -12,7 +12,7 @@ from devices.stub_libraries import build, needs_compiler
 from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.types import GpuReading
-from understudy.service.metrics.gauges import EvaluatorCollector
+from understudy.service.metrics.evaluator_metrics import EvaluatorCollector
 from understudy.service.metrics.registry import exposition
 
 STUB = """

@@ -12,16 +12,15 @@ import grpc
 from prometheus_client import CollectorRegistry
 from service.asgi_bridge import AsgiHandler
 
-from understudy.service.envoy.asgi_app import GrpcAsgiApp
-from understudy.service.envoy.asgi_endpoint import EndpointContext
-from understudy.service.envoy.disconnect_monitor import DisconnectMonitor
-from understudy.service.grpcio.method_handlers import Handlers
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.codes import Code
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.call_monitor import DisconnectMonitor
+from understudy.service.calls.methods import Service, foreign_service, service
+from understudy.service.calls.status import Code
+from understudy.service.envoy.asgi_app import EndpointContext, GrpcAsgiApp
+from understudy.service.grpcio.grpc_endpoint import Handlers
 from understudy.service.handlers.health_handler import HealthHandler
-from understudy.service.methods import Service, foreign_service, service
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc import RpcMetrics
+from understudy.service.metrics.rpc_metrics import RpcMetrics
 from understudy.service.readiness import Readiness
 from understudy.service.services import HEALTH, PREDICTION
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc

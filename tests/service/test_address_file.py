@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.service.address_file import write_address_file
+from understudy.service.addresses import write_address_file
 from understudy.service.service_errors import SettingsError
 
 

@@ -11,9 +11,8 @@ from google.rpc.status_pb2 import Status
 from service.server_harness import ServerHarness
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, VersionNotFoundError
-from understudy.service import request_id
-from understudy.service.handlers.codes import Code
-from understudy.service.status_details import DETAILS_KEY
+from understudy.service.calls.call import REQUEST_ID, REQUEST_ID_HEADER
+from understudy.service.calls.status import DETAILS_KEY, Code
 from understudy.v1 import prediction_pb2
 
 PATH = "/understudy.v1.PredictionService/Predict"
@@ -91,21 +90,21 @@ async def test_an_unknown_method_is_unimplemented(harness: ServerHarness) -> Non
 
 
 async def test_the_callers_request_id_comes_back(harness: ServerHarness) -> None:
-    call = harness.stub.Predict(asking_for(1), metadata=((request_id.HEADER, "my-id-1"),))
+    call = harness.stub.Predict(asking_for(1), metadata=((REQUEST_ID_HEADER, "my-id-1"),))
     await call
-    assert (await call.trailing_metadata())[request_id.HEADER] == "my-id-1"
+    assert (await call.trailing_metadata())[REQUEST_ID_HEADER] == "my-id-1"
 
 
 async def test_a_call_that_ends_well_gets_no_request_id_it_did_not_send(harness: ServerHarness) -> None:
     call = harness.stub.Predict(asking_for(1))
     await call
-    assert request_id.HEADER not in (await call.trailing_metadata())
+    assert REQUEST_ID_HEADER not in (await call.trailing_metadata())
 
 
 async def test_a_call_that_fails_is_told_its_request_id(harness: ServerHarness) -> None:
     harness.handlers.behave = raising(VersionNotFoundError("no version 3; there are 1, 2"))
     error = await failure_of(harness.stub.Predict(asking_for(3)))
-    assert len(error.trailing_metadata()[request_id.HEADER]) == 32
+    assert len(error.trailing_metadata()[REQUEST_ID_HEADER]) == 32
 
 
 async def test_the_request_id_is_in_the_context_of_the_call(harness: ServerHarness) -> None:
@@ -113,12 +112,12 @@ async def test_the_request_id_is_in_the_context_of_the_call(harness: ServerHarne
 
     async def behave(request: object) -> prediction_pb2.PredictResponse:
         del request
-        seen.append(request_id.current.get())
+        seen.append(REQUEST_ID.get())
         return prediction_pb2.PredictResponse()
 
     harness.handlers.behave = behave
     await asyncio.gather(
-        *(harness.stub.Predict(asking_for(1), metadata=((request_id.HEADER, name),)) for name in ("a", "b"))
+        *(harness.stub.Predict(asking_for(1), metadata=((REQUEST_ID_HEADER, name),)) for name in ("a", "b"))
     )
     assert sorted(seen) == ["a", "b"]
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from understudy.service.envoy.disconnect_monitor import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
-from understudy.service.handlers.codes import Code
+from understudy.service.calls.call_monitor import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
+from understudy.service.calls.status import Code
 
 SECONDS = 5
 

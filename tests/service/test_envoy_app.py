@@ -13,11 +13,10 @@ import pytest
 from service.server_harness import MAX_MESSAGE_BYTES, ScriptedHandlers
 
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service.envoy.asgi_app import GrpcAsgiApp
-from understudy.service.envoy.asgi_endpoint import EndpointContext
-from understudy.service.envoy.disconnect_monitor import DisconnectMonitor
+from understudy.service.calls.call_monitor import DisconnectMonitor
+from understudy.service.envoy.asgi_app import EndpointContext, GrpcAsgiApp
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc import RpcMetrics
+from understudy.service.metrics.rpc_metrics import RpcMetrics
 from understudy.service.readiness import Readiness
 from understudy.v1 import prediction_pb2
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from understudy.service.envoy.host import Host
-from understudy.service.envoy.reexec_state import ReexecState
+from understudy.service.envoy.launch import ReexecState
 
 SECONDS = 5
 CALL = {"type": "http", "path": "/a.B/C"}

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.service.envoy.launch import configuration
-from understudy.service.envoy.reexec_state import VARIABLE, ReexecState
+from understudy.service.envoy.launch import VARIABLE, ReexecState, configuration
 
 SECONDS = 60
 
@@ -39,7 +38,7 @@ def run_again(script: Path, *arguments: str, source: str) -> subprocess.Complete
         folder=str(script.parent / "own"),
     )
     Path(program.folder).mkdir(exist_ok=True)
-    again = "from understudy.service.envoy.reexec_state import ReexecState; ReexecState.restore().run_and_exit()"
+    again = "from understudy.service.envoy.launch import ReexecState; ReexecState.restore().run_and_exit()"
     return subprocess.run(
         [sys.executable, "-c", again],
         env={**os.environ, VARIABLE: program.to_text(), "LD_PRELOAD": "", "A": "meanwhile"},

@@ -12,12 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.envoy.framing import Unframer, is_whole, prefix
-from understudy.service.envoy.headers import failure_trailers, percent_encoded, seconds_of
-from understudy.service.envoy.refusals import MessageTooLargeError
-from understudy.service.handlers.codes import Code
-from understudy.service.handlers.failures import Failure
-from understudy.service.handlers.request_errors import UnsupportedError
+from understudy.service.calls.status import Code, Failure, UnsupportedError
+from understudy.service.envoy.grpc_wire import (
+    MessageTooLargeError,
+    Unframer,
+    failure_trailers,
+    is_whole,
+    percent_encoded,
+    prefix,
+    seconds_of,
+)
 
 LARGEST = 1000
 

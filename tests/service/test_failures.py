@@ -4,9 +4,8 @@ import pytest
 import structlog
 
 from understudy.evaluator import evaluator_errors
-from understudy.service.grpcio.status import GRPC_STATUS
-from understudy.service.handlers.codes import Code
-from understudy.service.handlers.failures import STATUS_CODES, failure_of
+from understudy.service.calls.status import STATUS_CODES, Code, failure_of
+from understudy.service.grpcio.grpc_endpoint import GRPC_STATUS
 from understudy.wire import WireError
 
 EXPECTED = [

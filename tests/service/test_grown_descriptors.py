@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from service.server_harness import FRONT_ENDS, PREDICTION_SERVICE, running_harness
 
 from understudy.service import reflection, services
-from understudy.service.methods import Service, foreign_service, service
+from understudy.service.calls.methods import Service, foreign_service, service
 from understudy.service.readiness import Readiness
 
 NEW_METHODS = ("NewUnary", "NewClientStream", "NewServerStream", "NewBidiStream")

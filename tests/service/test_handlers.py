@@ -18,16 +18,15 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.status import Code
 from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.codes import Code
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.predictor import Predictor
 from understudy.service.handlers.response_templates import Serializable
 from understudy.service.handlers.spool import Spools
-from understudy.service.notifier import Notifier
-from understudy.service.readiness import Readiness
+from understudy.service.predictor import Predictor
+from understudy.service.readiness import Notifier, Readiness
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import encode
 

@@ -18,14 +18,14 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.handlers.call import CallContext
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.status import UnknownModelError, UnsupportedError
 from understudy.service.handlers.oip import infer_messages
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
-from understudy.service.handlers.predictor import Predictor
-from understudy.service.handlers.request_errors import UnknownModelError, UnsupportedError
 from understudy.service.handlers.served_model import ServedModel
+from understudy.service.metrics.statistics import InferenceStatistics
+from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
-from understudy.service.statistics import InferenceStatistics
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from understudy.service import request_id
+from understudy.service.calls.call import REQUEST_ID, accept_id
 from understudy.service.logging import configure
 
 
@@ -46,9 +46,9 @@ def test_lines_of_the_standard_library_look_the_same() -> None:
 def test_lines_of_a_call_carry_its_id() -> None:
     stream = io.StringIO()
     configure(level="info", log_format="json", stream=stream)
-    token = request_id.current.set("abc")
+    token = REQUEST_ID.set("abc")
     structlog.get_logger().info("inside")
-    request_id.current.reset(token)
+    REQUEST_ID.reset(token)
     structlog.get_logger().info("outside")
     inside, outside = lines_of(stream)
     assert inside["request_id"] == "abc"
@@ -81,10 +81,10 @@ def test_the_console_form_is_for_people() -> None:
 
 @pytest.mark.parametrize("candidate", [None, "", "two words", "line\nbreak", "x" * 129, "\u00e9", b"bytes"])
 def test_an_unfit_request_id_is_replaced(candidate: str | bytes | None) -> None:
-    accepted = request_id.accept(candidate)
+    accepted = accept_id(candidate)
     assert accepted != candidate
     assert len(accepted) == 32
 
 
 def test_a_fit_request_id_is_kept() -> None:
-    assert request_id.accept("trace-1/2:3") == "trace-1/2:3"
+    assert accept_id("trace-1/2:3") == "trace-1/2:3"

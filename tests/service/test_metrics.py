@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
-from understudy.service.handlers.codes import Code
-from understudy.service.metrics.engine_metrics import MetricsObserver
+from understudy.service.calls.status import Code
+from understudy.service.metrics.evaluator_metrics import MetricsObserver
 from understudy.service.metrics.registry import exposition, new_registry
-from understudy.service.metrics.rpc import RpcMetrics, methods_of
+from understudy.service.metrics.rpc_metrics import RpcMetrics, methods_of
 from understudy.service.services import LIGHT_SERVICES, PREDICTION
 
 PREDICT = {"grpc_type": "unary", "grpc_service": "understudy.v1.PredictionService", "grpc_method": "Predict"}

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.oip import inference_pb2
-from understudy.service.handlers.oip.datatypes import CONTENTS_FIELDS, DATATYPES, config_type
-from understudy.service.handlers.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
+from understudy.service.handlers.oip.tensors import (
+    CONTENTS_FIELDS,
+    DATATYPES,
+    config_type,
+    decode_raw,
+    decode_typed,
+    encode_raw,
+    encode_typed,
+)
 from understudy.wire import WireError
 
 Contents = inference_pb2.InferTensorContents

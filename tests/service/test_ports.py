@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from understudy.service.ports import reserve
+from understudy.service.addresses import reserve
 from understudy.service.service_errors import PortInUseError
 
 

@@ -18,7 +18,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.types import Arrays, Prediction
-from understudy.service.handlers.predictor import CoalescingOptions, EventLoopSink, Predictor
+from understudy.service.predictor import CoalescingOptions, EventLoopSink, Predictor
 
 TIMEOUT = 10.0
 

@@ -24,13 +24,13 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyErr
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
-from understudy.service.handlers.predictor import Predictor
 from understudy.service.handlers.served_model import ServedModel
+from understudy.service.metrics.statistics import InferenceStatistics
+from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
-from understudy.service.rest import elements
-from understudy.service.rest.large_json import MAX_BYTES_AT_ONCE, let_go, read_json
+from understudy.service.rest import json_values as elements
+from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.statistics import InferenceStatistics
 from understudy.wire import WireError
 
 MAX_BYTES = 1000
@@ -377,7 +377,7 @@ async def test_the_event_loop_turns_while_a_large_body_is_parsed(
 async def test_a_body_that_does_not_come_to_an_end_is_not_waited_for(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(f"understudy.service.rest.body.{limit}", 0.1)
+    monkeypatch.setattr(f"understudy.service.rest.http_messages.{limit}", 0.1)
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{"

@@ -16,10 +16,10 @@ from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import predict_pb2
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.predictor import Predictor
+from understudy.service.calls.call import CallContext
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler
+from understudy.service.predictor import Predictor
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from understudy.service.handlers.predictor import CoalescingOptions
 from understudy.service.handlers.request_handlers import RequestHandlers
+from understudy.service.predictor import CoalescingOptions
 from understudy.service.readiness import Readiness
 
 

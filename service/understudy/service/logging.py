@@ -10,7 +10,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from understudy.service import request_id
+from understudy.service.calls.call import REQUEST_ID
 from understudy.service.settings import LogFormat, LogLevel
 
 
@@ -60,6 +60,6 @@ def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
 
 
 def _add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    if identifier := request_id.current.get():
+    if identifier := REQUEST_ID.get():
         event.setdefault("request_id", identifier)
     return event

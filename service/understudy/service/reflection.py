@@ -11,8 +11,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from understudy.service.handlers.call import CallContext
-from understudy.service.methods import Requests, Service, foreign_service
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import Requests, Service, foreign_service
 
 ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 """The service of version 1alpha."""

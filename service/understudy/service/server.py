@@ -21,8 +21,7 @@ from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
-from understudy.service.address_file import write_address_file
-from understudy.service.device_watch import DeviceWatch
+from understudy.service.addresses import write_address_file
 from understudy.service.front_end import FrontEnd, MakeFrontEnd
 from understudy.service.grpcio.grpc_server import GrpcServer
 from understudy.service.handlers.batch_stream import StreamLimits
@@ -31,18 +30,16 @@ from understudy.service.handlers.metrics_handler import MetricsHandler
 from understudy.service.handlers.model_handler import ModelHandler
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.predictor import CoalescingOptions, Predictor
 from understudy.service.handlers.request_handlers import RequestHandlers
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.spool import Spools
-from understudy.service.metrics.gauges import EvaluatorCollector
+from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, ServiceObserver
 from understudy.service.metrics.registry import new_registry
-from understudy.service.notifier import Notifier
-from understudy.service.observer import ServiceObserver
-from understudy.service.readiness import Readiness
+from understudy.service.metrics.statistics import InferenceStatistics
+from understudy.service.predictor import CoalescingOptions, Predictor
+from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.settings import ServeSettings
-from understudy.service.statistics import InferenceStatistics
 
 if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator

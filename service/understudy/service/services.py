@@ -6,12 +6,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from understudy.oip import inference_pb2
+from understudy.service.calls.methods import Service, foreign_service, refusals, service
 from understudy.service.handlers import predict_requests
 from understudy.service.handlers.health_handler import HealthHandler
 from understudy.service.handlers.oip import infer_messages
 from understudy.service.handlers.oip import inference_handler as oip
 from understudy.service.handlers.request_handlers import RequestHandlers
-from understudy.service.methods import Service, foreign_service, refusals, service
 from understudy.service.readiness import Readiness
 from understudy.service.reflection import ALPHA, reflection_services
 from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2

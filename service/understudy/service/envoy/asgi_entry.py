@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from understudy.service.envoy.host import begin
-from understudy.service.envoy.reexec_state import ReexecState
+from understudy.service.envoy.launch import ReexecState
 
 app = begin(ReexecState.restore())

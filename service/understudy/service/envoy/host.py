@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from understudy.service.envoy.asgi import Receive, Scope, Send
-from understudy.service.envoy.reexec_state import ReexecState
+from understudy.service.envoy.asgi_call import Receive, Scope, Send
+from understudy.service.envoy.launch import ReexecState
 
 _T = TypeVar("_T")
 

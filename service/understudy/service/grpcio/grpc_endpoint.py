@@ -1,23 +1,55 @@
-"""The endpoints, and what every call has: an id, counts, a log line, and a status."""
+"""The endpoints of the methods on grpc.aio, from bytes to bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import grpc
 
-from understudy.service import request_id
-from understudy.service.access_log import call_ended
-from understudy.service.grpcio.status import Context, abort, code_of, code_when_cancelled, message_of
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.failures import failure_of
-from understudy.service.methods import Method
-from understudy.service.metrics.rpc import MethodMetrics, RpcType
+from understudy.service.calls.call import REQUEST_ID, REQUEST_ID_HEADER, CallContext, accept_id, call_ended
+from understudy.service.calls.methods import Method, Service
+from understudy.service.calls.status import DETAILS_KEY, Code, Failure, failure_of, status_details
+from understudy.service.metrics.rpc_metrics import MethodMetrics, RpcMetrics, RpcType
+
+if TYPE_CHECKING:  # generic in the stubs only
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
+
+GRPC_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
+
+
+async def abort(context: Context, failure: Failure) -> NoReturn:
+    """End a call with a failure, its id, and ``google.rpc.RetryInfo`` if the time of a retry is known."""
+    trailing: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_HEADER, REQUEST_ID.get()),)
+    details = status_details(failure)
+    if details is not None:
+        trailing = (*trailing, (DETAILS_KEY, details))
+    await context.abort(GRPC_STATUS[failure.code], failure.message, trailing)
+
+
+def code_of(context: Context) -> Code:
+    """Return the current status of a call."""
+    code = cast("grpc.StatusCode | None", context.code())
+    return Code.OK if code is None else Code(code.value[0])
+
+
+def message_of(context: Context) -> str:
+    """Return the current status message of a call; empty on success."""
+    details = cast("str | bytes | None", context.details())
+    return details.decode(errors="replace") if isinstance(details, bytes) else details or ""
+
+
+def code_when_cancelled(context: Context) -> Code:
+    """Return why a call was cancelled: its deadline passed, or its caller disconnected."""
+    remaining = cast("float | None", context.time_remaining())
+    return Code.DEADLINE_EXCEEDED if remaining is not None and remaining <= 0 else Code.CANCELLED
+
 
 _EOF: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -146,8 +178,48 @@ def call_context(context: Context) -> CallContext:
 
 def _identify(context: Context) -> None:
     """Set the call's id for the logs: the caller's ``x-request-id``, which the trailers repeat, or a new one."""
-    came = next((value for key, value in context.invocation_metadata() or () if key == request_id.HEADER), None)
-    identifier = request_id.accept(came)
-    request_id.current.set(identifier)
+    came = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID_HEADER), None)
+    identifier = accept_id(came)
+    REQUEST_ID.set(identifier)
     if came is not None:
-        context.set_trailing_metadata(((request_id.HEADER, identifier),))
+        context.set_trailing_metadata(((REQUEST_ID_HEADER, identifier),))
+
+
+if TYPE_CHECKING:  # generic in the stubs only
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    GenericHandler = grpc.GenericRpcHandler[Any, Any]
+else:
+    Handler = grpc.RpcMethodHandler
+    GenericHandler = grpc.GenericRpcHandler
+
+
+class Handlers(GenericHandler):
+    """The handlers of every method of several services.
+
+    Args:
+        services: The services to serve.
+        metrics: The series of all their methods.
+    """
+
+    def __init__(self, services: Iterable[Service], metrics: RpcMetrics) -> None:
+        self._handlers = {
+            method.rpc.path: _handler(method, metrics) for service in services for method in service.methods
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """See `grpc.GenericRpcHandler`."""
+        return self._handlers.get(handler_call_details.method)
+
+
+_KINDS: Final[Mapping[RpcType, str]] = {
+    "unary": "unary_unary",
+    "client_stream": "stream_unary",
+    "server_stream": "unary_stream",
+    "bidi_stream": "stream_stream",
+}
+
+
+def _handler(method: Method, metrics: RpcMetrics) -> Handler:
+    make: Any = getattr(grpc, f"{_KINDS[method.rpc.rpc_type]}_rpc_method_handler")
+    handler: Handler = make(ENDPOINTS[method.rpc.rpc_type](method, metrics.of(method.rpc.path)).call)
+    return handler

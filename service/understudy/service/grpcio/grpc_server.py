@@ -8,11 +8,11 @@ from typing import Final
 import grpc
 from prometheus_client import CollectorRegistry
 
-from understudy.service.grpcio.method_handlers import Handlers
-from understudy.service.handlers.predictor import CoalescingOptions
+from understudy.service.addresses import reserve
+from understudy.service.grpcio.grpc_endpoint import Handlers
 from understudy.service.handlers.request_handlers import RequestHandlers
-from understudy.service.metrics.rpc import RpcMetrics
-from understudy.service.ports import reserve
+from understudy.service.metrics.rpc_metrics import RpcMetrics
+from understudy.service.predictor import CoalescingOptions
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import grpc_port_in_use
 from understudy.service.services import all_services

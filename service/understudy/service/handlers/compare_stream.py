@@ -13,11 +13,11 @@ from understudy.evaluator.evaluation.comparison_result import Comparison
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
 from understudy.evaluator.types import Batch, Signature
+from understudy.service.calls.call import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.futures import abandon, begun
 from understudy.service.handlers.spool import Spool, Spools
+from understudy.service.predictor import abandon, begun
 from understudy.v1 import evaluation_pb2
 
 Incoming = BatchStream[evaluation_pb2.CompareRequest]

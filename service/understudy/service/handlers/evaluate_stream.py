@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.types import Array, Batch, EvaluationResult
+from understudy.service.calls.call import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.futures import abandon
+from understudy.service.predictor import abandon
 from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:

@@ -10,16 +10,15 @@ from functools import partial
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.evaluator.types import EvaluationRecord
+from understudy.service.calls.call import CallContext
 from understudy.service.handlers import messages, paging
 from understudy.service.handlers.batch_stream import StreamLimits
-from understudy.service.handlers.call import CallContext
 from understudy.service.handlers.compare_stream import compare_stream
 from understudy.service.handlers.evaluate_stream import score_stream
-from understudy.service.handlers.futures import abandon, begun
 from understudy.service.handlers.places import Places
 from understudy.service.handlers.spool import Spools
-from understudy.service.notifier import Notifier
-from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.predictor import abandon, begun
+from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.v1 import evaluation_pb2
 
 WATCH_PAGE_SIZE = 256

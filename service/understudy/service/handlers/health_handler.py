@@ -10,8 +10,8 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.request_errors import UnknownServiceError
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.status import UnknownServiceError
 from understudy.service.readiness import Readiness, ReadinessState
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 
 from prometheus_client import CollectorRegistry
 
-from understudy.service.handlers.call import CallContext
+from understudy.service.calls.call import CallContext
 from understudy.service.metrics.registry import exposition
 from understudy.v1 import metrics_pb2
 

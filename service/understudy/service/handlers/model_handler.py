@@ -8,8 +8,8 @@ from concurrent.futures import Executor, Future
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import ServingChange
+from understudy.service.calls.call import CallContext
 from understudy.service.handlers import messages
-from understudy.service.handlers.call import CallContext
 from understudy.v1 import model_pb2
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 from understudy.evaluator.types import Prediction
-from understudy.service.handlers.failures import Failure, failure_of
-from understudy.service.handlers.futures import abandon
+from understudy.service.calls.status import Failure, failure_of
+from understudy.service.predictor import abandon
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

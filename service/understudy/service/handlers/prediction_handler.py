@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from understudy.evaluator.types import Prediction
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.status import Failure
 from understudy.service.handlers import messages, predict_requests
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.failures import Failure
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
-from understudy.service.handlers.predictor import Predictor
 from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
+from understudy.service.predictor import Predictor
 from understudy.v1 import prediction_pb2
 
 

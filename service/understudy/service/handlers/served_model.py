@@ -15,7 +15,7 @@ from understudy.evaluator.types import (
     VersionState,
     VersionStatus,
 )
-from understudy.service.handlers.request_errors import UnknownModelError
+from understudy.service.calls.status import UnknownModelError
 
 LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
 

@@ -20,9 +20,17 @@ from understudy.service.handlers.oip.inference import (
 )
 from understudy.service.handlers.oip.tensors import decode_raw, encode_raw
 from understudy.service.handlers.served_model import wanted_outputs
-from understudy.service.rest.elements import decode_data, encode_data
-from understudy.service.rest.fields import integers, items, optional_text, parameters, text
-from understudy.service.rest.large_json import let_go, read_json
+from understudy.service.rest.json_values import (
+    decode_data,
+    encode_data,
+    integers,
+    items,
+    let_go,
+    optional_text,
+    parameters,
+    read_json,
+    text,
+)
 from understudy.wire import WireError
 
 _SIZE: Final = "binary_data_size"

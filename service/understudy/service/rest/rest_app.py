@@ -14,14 +14,20 @@ from starlette.routing import Route
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.oip import inference_pb2
-from understudy.service import request_id
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.failures import failure_of
+from understudy.service.calls.call import REQUEST_ID, REQUEST_ID_HEADER, CallContext, accept_id
+from understudy.service.calls.status import UnsupportedError, failure_of
 from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
-from understudy.service.handlers.request_errors import UnsupportedError
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.rest.body import BodyTooLargeError, BodyTooSlowError, coding_of, decoded, read_body
-from understudy.service.rest.http_responses import CLIENT_CLOSED_REQUEST, as_json, failure_response
+from understudy.service.rest.http_messages import (
+    CLIENT_CLOSED_REQUEST,
+    BodyTooLargeError,
+    BodyTooSlowError,
+    as_json,
+    coding_of,
+    decoded,
+    failure_response,
+    read_body,
+)
 from understudy.service.rest.infer_json import parse_infer, parse_json, render
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -189,10 +195,10 @@ def _guarded(endpoint: _Endpoint) -> _Endpoint:
 
     @functools.wraps(endpoint)
     async def guarded(request: Request) -> Response:
-        identifier = request_id.accept(request.headers.get(request_id.HEADER))
-        request_id.current.set(identifier)
+        identifier = accept_id(request.headers.get(REQUEST_ID_HEADER))
+        REQUEST_ID.set(identifier)
         response = await _answer(endpoint, request)
-        response.headers[request_id.HEADER] = identifier
+        response.headers[REQUEST_ID_HEADER] = identifier
         return response
 
     return guarded

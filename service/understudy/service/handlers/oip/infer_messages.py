@@ -11,8 +11,7 @@ import numpy as np
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
-from understudy.service.handlers.failures import Failure
-from understudy.service.handlers.oip.datatypes import BYTES, CONTENTS_FIELDS, DATATYPES
+from understudy.service.calls.status import Failure, UnsupportedError
 from understudy.service.handlers.oip.inference import (
     Inference,
     Parameters,
@@ -21,8 +20,15 @@ from understudy.service.handlers.oip.inference import (
     check_parameters,
     check_tensor_parameters,
 )
-from understudy.service.handlers.oip.tensors import decode_raw, decode_typed, encode_raw, encode_typed
-from understudy.service.handlers.request_errors import UnsupportedError
+from understudy.service.handlers.oip.tensors import (
+    BYTES,
+    CONTENTS_FIELDS,
+    DATATYPES,
+    decode_raw,
+    decode_typed,
+    encode_raw,
+    encode_typed,
+)
 from understudy.service.handlers.request_templates import RequestTemplate, RequestTemplateCache, template_with
 from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
 from understudy.service.handlers.served_model import wanted_outputs

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Arrays
-from understudy.service.handlers.oip.datatypes import dtype_of
-from understudy.service.handlers.request_errors import UnsupportedError
+from understudy.service.calls.status import UnsupportedError
+from understudy.service.handlers.oip.tensors import dtype_of
 from understudy.wire import check_shape
 
 Parameter = bool | int | float | str

@@ -11,15 +11,15 @@ from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFound
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import ArrayForm, Prediction, VersionState
 from understudy.oip import inference_pb2
-from understudy.service.handlers.call import CallContext
+from understudy.service.calls.call import CallContext
 from understudy.service.handlers.oip import descriptions, infer_messages
 from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, Inference, elements_in
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
-from understudy.service.handlers.predictor import Predictor
 from understudy.service.handlers.response_templates import Serializable
 from understudy.service.handlers.served_model import ServedModel, version_of
+from understudy.service.metrics.statistics import InferenceStatistics
+from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.statistics import InferenceStatistics
 
 SERVER_NAME = "understudy"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")

@@ -19,12 +19,12 @@ from tensorflow_serving.apis import (
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
 from understudy.evaluator.types import Array, TensorSpec, Version, VersionStatus
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.codes import Code
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.status import Code
 from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, elements_in
-from understudy.service.handlers.predictor import Predictor
 from understudy.service.handlers.served_model import ServedModel, label_of, wanted_outputs
 from understudy.service.handlers.tfserving import tensors
+from understudy.service.predictor import Predictor
 
 SIGNATURE_NAME = "serving_default"
 METHOD_NAME = "tensorflow/serving/predict"

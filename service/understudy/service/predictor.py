@@ -1,12 +1,14 @@
-"""Predictions awaited on the event loop."""
+"""Awaits the evaluator's work on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from understudy.evaluator.batching.result_sink import Outcome
 from understudy.evaluator.evaluator import Evaluator
@@ -131,3 +133,33 @@ def _resolve(outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> 
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
+
+
+_T = TypeVar("_T")
+
+
+async def begun(executor: Executor, begin: Callable[[], Future[_T]]) -> asyncio.Future[_T]:
+    """Start work on an executor, since starting may block; if the caller disconnects first, cancel the work."""
+    beginning = asyncio.get_running_loop().run_in_executor(executor, begin)
+    try:
+        return asyncio.wrap_future(await asyncio.shield(beginning))
+    except asyncio.CancelledError:
+        beginning.add_done_callback(_take_back)
+        raise
+
+
+def abandon(future: asyncio.Future[Any]) -> None:
+    """Cancel work that has not begun, and ignore its outcome."""
+    future.add_done_callback(_look_at)
+    future.cancel()
+
+
+def _take_back(beginning: asyncio.Future[Future[Any]]) -> None:
+    if beginning.exception() is None:
+        beginning.result().cancel()
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()

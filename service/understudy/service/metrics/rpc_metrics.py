@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from understudy.service.handlers.codes import Code
-from understudy.service.metrics.histogram import Tally
+from understudy.service.calls.status import Code
+from understudy.service.metrics.registry import Tally
 
 RpcType = Literal["unary", "client_stream", "server_stream", "bidi_stream"]
 

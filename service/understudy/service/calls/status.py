@@ -1,17 +1,70 @@
-"""Maps exceptions to the status that a caller sees."""
+"""The status of a call: codes, the errors of requests, and the failure that a caller sees for an exception.
+
+UnknownModelError                 the request names a model that this server does not serve
+UnknownServiceError               a health request names a service that this server does not have
+UnsupportedError                  this server does not support a call or a setting of the protocol
+"""
 
 from __future__ import annotations
 
+import enum
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from understudy.evaluator import evaluator_errors
-from understudy.service.handlers.codes import Code
-from understudy.service.handlers.request_errors import UnknownModelError, UnknownServiceError, UnsupportedError
 from understudy.wire import WireError
+
+
+class Code(enum.IntEnum):
+    """A ``google.rpc.Code``, which has the same numbers as gRPC's status codes."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+    @property
+    def label(self) -> str:
+        """The value of the label ``grpc_code`` in go-grpc-middleware, such as ``InvalidArgument``."""
+        if self is Code.OK:
+            return "OK"
+        if self is Code.CANCELLED:
+            return "Canceled"
+        return self.name.title().replace("_", "")
+
+
+class UnknownModelError(Exception):
+    """The request names a model that this server does not serve. The text names the served model."""
+
+
+class UnknownServiceError(Exception):
+    """A health request names a service that this server does not have. The text lists the services."""
+
+
+class UnsupportedError(Exception):
+    """This server does not support a call or a setting of the protocol. The text says what to do instead."""
+
 
 _log = structlog.get_logger(__name__)
 
@@ -79,3 +132,19 @@ def _sentence(error: Exception) -> str:
     """Return an exception's text, shortened to the limit and without characters that cannot be encoded."""
     text = str(error).encode(errors="backslashreplace").decode()
     return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"
+
+
+DETAILS_KEY = "grpc-status-details-bin"
+"""The trailing metadata key under which gRPC libraries look for a serialized ``google.rpc.Status``."""
+
+
+def status_details(failure: Failure) -> bytes | None:
+    """Return a serialized ``google.rpc.Status`` with ``RetryInfo`` if the time of a retry is known, else None."""
+    if failure.retry_after_seconds is None:
+        return None
+    fraction, whole = math.modf(max(0.0, failure.retry_after_seconds))
+    delay = Duration(seconds=int(whole), nanos=round(fraction * 1e9))
+    detail = AnyMessage()
+    detail.Pack(RetryInfo(retry_delay=delay))
+    serialized: bytes = Status(code=failure.code, message=failure.message, details=[detail]).SerializeToString()
+    return serialized

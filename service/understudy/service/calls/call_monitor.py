@@ -1,4 +1,4 @@
-"""Watches the running calls: ends those whose deadline has passed or whose caller has gone.
+"""Watches running calls: ends those whose deadline has passed or whose caller has gone.
 
 Envoy reports disconnects only when polled, and a poll takes a round trip between threads. So the monitor does not poll
 at the start of a call, when most calls end, and polls less often the longer a call lasts.
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
-from understudy.service.handlers.codes import Code
+from understudy.service.calls.status import Code
 
 FIRST_CHECK_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 0.25

@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.handlers.call import CallContext
-from understudy.service.handlers.request_errors import UnsupportedError
+from understudy.service.calls.call import CallContext
+from understudy.service.calls.status import UnsupportedError
 from understudy.service.handlers.request_templates import RequestTemplateCache
-from understudy.service.metrics.rpc import RpcMethod, methods_of
+from understudy.service.metrics.rpc_metrics import RpcMethod, methods_of
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]
 """Takes a request, or an iterator of requests, and returns the response."""

@@ -1,11 +1,13 @@
-"""Ports that several listeners of one process share, but not with other processes."""
+"""The addresses of the service: binds its ports, and publishes them to other programs on this machine."""
 
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 from typing import Any
 
-from understudy.service.service_errors import grpc_port_in_use
+from understudy.service.service_errors import SettingsError, grpc_port_in_use
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -43,3 +45,19 @@ def _bound(family: int, address: Any, *, reuse_address: bool) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def write_address_file(file: Path, addresses: str) -> None:
+    """Write ``grpc=HOST:PORT http=HOST:PORT`` and a newline; the write is atomic.
+
+    Raises:
+        SettingsError: The file cannot be written.
+    """
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(f"{addresses}\n", encoding="ascii")
+        unfinished.replace(file)
+    except OSError as error:
+        raise SettingsError(
+            f"address_file {file} cannot be written ({error.strerror}); give a file in a folder that can be written to"
+        ) from error

@@ -1,0 +1,271 @@
+"""Metrics of the evaluator: from its events, and read from it at each scrape."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import LoadOutcome, Operation
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
+from understudy.service.metrics.registry import TalliedHistogram
+from understudy.service.metrics.statistics import InferenceStatistics
+
+DURATION_BUCKETS_SECONDS = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+LOAD_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+EXAMPLE_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
+
+OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
+LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed", "postponed")
+REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
+
+
+class MetricsObserver:
+    """An `understudy.evaluator.observer.Observer` that keeps Prometheus metrics. Thread-safe.
+
+    Args:
+        registry: Where to register the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> TalliedHistogram:
+            return TalliedHistogram(name, text, bounds, registry)
+
+        self._queue_seconds = histogram(
+            "understudy_queue_seconds", "Seconds a request waited for its batch to be closed.", DURATION_BUCKETS_SECONDS
+        )
+        self._fill_seconds = histogram(
+            "understudy_batch_fill_seconds",
+            "Seconds a batch was held open for more requests.",
+            DURATION_BUCKETS_SECONDS,
+        )
+        self._compute_seconds = histogram(
+            "understudy_compute_seconds", "Seconds a batch spent on the devices.", DURATION_BUCKETS_SECONDS
+        )
+        self._batch_examples = histogram(
+            "understudy_batch_examples", "Examples of a batch, without padding.", EXAMPLE_BUCKETS
+        )
+        self._load_seconds = Histogram(
+            "understudy_checkpoint_load_seconds",
+            "Seconds an attempt to load a checkpoint took.",
+            buckets=LOAD_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._queue_examples = 0
+        queue_examples = Gauge("understudy_queue_examples", "Examples waiting for a device.", registry=registry)
+        queue_examples.set_function(lambda: self._queue_examples)
+        examples = Counter("understudy_examples_total", "Examples computed.", ["operation"], registry=registry)
+        self._examples = {operation: examples.labels(operation) for operation in OPERATIONS}
+        self._rejected = Counter(
+            "understudy_rejected_total", "Requests refused or dropped before a device.", ["reason"], registry=registry
+        )
+        for reason in REJECTIONS:
+            self._rejected.labels(reason)
+        self._traces = Counter(
+            "understudy_traces_total",
+            "Functions traced. Does not rise while requests are answered, whatever the sizes of their batches.",
+            registry=registry,
+        )
+        loads = Counter(
+            "understudy_checkpoint_loads_total", "Attempts to load a checkpoint.", ["outcome"], registry=registry
+        )
+        self._loads = {outcome: loads.labels(outcome) for outcome in LOAD_OUTCOMES}
+        self._evaluation_metric = Gauge(
+            "understudy_evaluation_metric",
+            "The latest value of each metric of each dataset.",
+            ["dataset", "metric"],
+            registry=registry,
+        )
+        self._evaluation_step = Gauge(
+            "understudy_evaluation_step", "The step that was scored last.", ["dataset"], registry=registry
+        )
+        self._lock = threading.Lock()
+        self._shown: dict[str, int] = {}
+
+    def batch_computed(
+        self,
+        operation: Operation,
+        *,
+        examples: int,
+        queue_seconds: Sequence[float],
+        fill_seconds: float,
+        compute_seconds: float,
+        step: int | None = None,
+    ) -> None:
+        """A batch left the device."""
+        del step
+        self._queue_seconds.observe_each(queue_seconds)
+        self._fill_seconds.observe(fill_seconds)
+        self._compute_seconds.observe(compute_seconds)
+        self._batch_examples.observe(examples)
+        self._examples[operation].inc(examples)
+
+    def request_failed(self, *, step: int, seconds: float) -> None:
+        """The computation of a request failed; ``grpc_server_handled_total`` counts it."""
+
+    def queue_changed(self, examples: int) -> None:
+        """The queue now holds this many examples."""
+        self._queue_examples = examples
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused or dropped."""
+        self._rejected.labels(reason).inc()
+
+    def function_traced(self) -> None:
+        """A function was traced."""
+        self._traces.inc()
+
+    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """An attempt to load a checkpoint ended."""
+        self._loads[outcome].inc()
+        self._load_seconds.observe(seconds)
+
+    def evaluation_recorded(self, record: EvaluationRecord) -> None:
+        """An entry was committed to the ledger. Entries older than the one shown for the dataset are ignored."""
+        if record.outcome is not EvaluationOutcome.SCORED:
+            return
+        with self._lock:
+            if record.sequence <= self._shown.get(record.dataset, 0):
+                return
+            self._shown[record.dataset] = record.sequence
+            self._evaluation_step.labels(record.dataset).set(record.step)
+            for metric, value in record.metrics.items():
+                self._evaluation_metric.labels(record.dataset, metric).set(value)
+
+
+_RECALL_PAGE = 1000
+
+
+class ServiceObserver(MetricsObserver):
+    """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
+
+    Args:
+        registry: Where to register the metrics.
+        statistics: Keeps the statistics of every version.
+        on_record: Called on one of the evaluator's threads after each entry.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, statistics: InferenceStatistics, on_record: Callable[[], None]
+    ) -> None:
+        super().__init__(registry)
+        self._statistics = statistics
+        self._on_record = on_record
+
+    def batch_computed(
+        self,
+        operation: Operation,
+        *,
+        examples: int,
+        queue_seconds: Sequence[float],
+        fill_seconds: float,
+        compute_seconds: float,
+        step: int | None = None,
+    ) -> None:
+        """A batch left the device."""
+        super().batch_computed(
+            operation,
+            examples=examples,
+            queue_seconds=queue_seconds,
+            fill_seconds=fill_seconds,
+            compute_seconds=compute_seconds,
+        )
+        if step is not None:
+            self._statistics.batch_computed(
+                step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
+            )
+
+    def request_failed(self, *, step: int, seconds: float) -> None:
+        """The computation of a Predict request failed."""
+        self._statistics.request_failed(step, seconds=seconds)
+
+    def evaluation_recorded(self, record: EvaluationRecord) -> None:
+        """An entry was committed to the ledger."""
+        super().evaluation_recorded(record)
+        self._on_record()
+
+    def recall(self, ledger: Ledger) -> None:
+        """Show the results of an earlier process until newer ones are recorded. Blocks."""
+        after = 0
+        while entries := ledger.page(after_sequence=after, limit=_RECALL_PAGE):
+            for entry in entries:
+                super().evaluation_recorded(entry)
+            after = entries[-1].sequence
+
+
+class EvaluatorCollector(Collector):
+    """Shows steps, ages, replicas and memory at the time of the scrape. Thread-safe.
+
+    A step or age that does not exist yet is NaN, so that the series exists from the start.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield every metric; those of GPUs only if NVML reports them."""
+        evaluator = self._evaluator
+        yield _gauge("understudy_replicas", "Replicas that a batch is split over.", evaluator.replicas)
+        yield _gauge("understudy_serving_step", "The serving step.", evaluator.serving_step)
+        yield _gauge("understudy_latest_step", "The newest step that has been loaded.", evaluator.latest_step)
+        yield _gauge("understudy_best_step", "The best step by the monitored metric.", evaluator.best_step)
+        yield _gauge(
+            "understudy_checkpoint_age_seconds",
+            "Seconds since the serving checkpoint was written.",
+            evaluator.checkpoint_age_seconds(),
+        )
+        memory = GaugeMetricFamily(
+            "understudy_device_memory_bytes", "Memory in use on each device.", labels=["device", "kind"]
+        )
+        for (device, kind), used in evaluator.device_memory().items():
+            memory.add_metric([device, kind], used)
+        yield memory
+        yield from _of_gpus(evaluator.gpu_readings())
+
+
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
+
+
+def _of_gpus(readings: Mapping[str, GpuReading]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Yield the GPUs' readings from NVML. A GPU without a reading has no series for it."""
+    if not readings:
+        return
+    memory = GaugeMetricFamily(
+        "understudy_device_nvml_memory_bytes",
+        "Memory of each GPU: used by all processes, and total (NVML).",
+        labels=["device", "kind"],
+    )
+    utilization = GaugeMetricFamily(
+        "understudy_device_utilization_ratio",
+        "Share of the time in which a GPU ran anything (NVML).",
+        labels=["device"],
+    )
+    errors = CounterMetricFamily(
+        "understudy_device_ecc_errors",
+        "Errors of a GPU's memory since the driver was loaded (NVML).",
+        labels=["device", "kind"],
+    )
+    for device, reading in readings.items():
+        _add(memory, [device, "used"], reading.memory_used_bytes)
+        _add(memory, [device, "total"], reading.memory_total_bytes)
+        _add(utilization, [device], reading.utilization)
+        _add(errors, [device, "corrected"], reading.corrected_errors)
+        _add(errors, [device, "uncorrected"], reading.uncorrected_errors)
+    yield memory
+    yield utilization
+    yield errors
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | None) -> None:
+    if value is not None:
+        family.add_metric(labels, value)

@@ -1,0 +1,221 @@
+"""Reads JSON: large texts without blocking other threads, fields of objects, and arrays of elements."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import json.scanner
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.types import Array
+from understudy.service.handlers.oip.inference import Parameters
+from understudy.service.handlers.oip.tensors import BOOL, BYTES, dtype_of
+from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_elements, strings
+
+MAX_BYTES_AT_ONCE: Final = 32_768
+"""JSON up to this size is parsed in C, which takes a few milliseconds at most."""
+MAX_CONTAINERS: Final = 65_536
+"""The limit of arrays and objects in one body, since the garbage collector visits each of them repeatedly."""
+
+_PIECE: Final = 8192
+
+
+class _YieldingDecoder(json.JSONDecoder):
+    """Parses JSON in Python, so that other threads run in between."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # missing in the stubs
+
+
+def read_json(content: bytes) -> Any:
+    """Parse bytes as JSON.
+
+    Raises:
+        InvalidInputError: They are not JSON, or hold too many arrays and objects.
+    """
+    is_large = len(content) > MAX_BYTES_AT_ONCE
+    if is_large:
+        _check_containers(content)
+    try:
+        return json.loads(content, cls=_YieldingDecoder if is_large else None)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"the body is not JSON: {error}") from None
+
+
+def let_go(value: Any) -> None:
+    """Release the long arrays in a value, piece by piece."""
+    waiting = [value]
+    while waiting:
+        container = waiting.pop()
+        elements = container.values() if isinstance(container, dict) else container
+        waiting.extend(element for element in elements if isinstance(element, dict | list))
+        if isinstance(container, list):
+            while len(container) > _PIECE:
+                del container[-_PIECE:]
+
+
+def _check_containers(content: bytes) -> None:
+    containers = content.count(b"[") + content.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise InvalidInputError(
+            f"the JSON has {containers} arrays and objects; at most {MAX_CONTAINERS} are taken: send data flat, or as "
+            "binary data"
+        )
+
+
+_Object = Mapping[str, Any]
+_LARGEST_LENGTH = 2**63 - 1
+
+
+def text(owner: _Object, field: str, what: str) -> str:
+    """Return a required field that must be text; raise InvalidInputError if it is not."""
+    value = owner.get(field)
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(f"{what}: {field} is {value!r}; text was expected")
+    return value
+
+
+def optional_text(owner: _Object, field: str, what: str) -> str:
+    """Return an optional field that must be text; raise InvalidInputError if it is not."""
+    value = owner.get(field, "")
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{what}: {field} is {value!r}; text was expected")
+    return value
+
+
+def integers(owner: _Object, field: str, what: str) -> Sequence[int]:
+    """Return a field that must be an array of 64-bit whole numbers; raise InvalidInputError if it is not."""
+    value = owner.get(field)
+    if not isinstance(value, list) or not all(type(number) is int and number <= _LARGEST_LENGTH for number in value):
+        raise InvalidInputError(f"{what}: {field} is {_short(value)}; an array of whole numbers was expected")
+    return value
+
+
+def items(owner: _Object, field: str, what: str) -> Sequence[_Object]:
+    """Return an optional field that must be an array of objects; raise InvalidInputError if it is not."""
+    value = owner.get(field, [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidInputError(f"{what}: {field} is {_short(value)}; an array of objects was expected")
+    return value
+
+
+def parameters(owner: _Object, what: str) -> Parameters:
+    """Return the parameters of an object; raise InvalidInputError unless they are an object of simple values."""
+    value = owner.get("parameters", {})
+    if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
+        raise InvalidInputError(
+            f"{what}: parameters are {_short(value)}; an object of numbers, text, true and false was expected"
+        )
+    return value
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) < 100 else f"{shown[:100]}…"  # noqa: PLR2004 - enough to match it
+
+
+def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) -> Array:
+    """Return the array that a JSON array holds: flat or nested, in row-major order.
+
+    BOOL elements are true and false, BYTES elements are text; all others are numbers.
+
+    Raises:
+        WireError: The datatype is unknown, an element has another type or is out of range, or the elements do not fill
+            the shape.
+    """
+    dtype = dtype_of(datatype, name)
+    if not isinstance(data, list):
+        raise WireError(f"{name}: data is {_kind(data)}; an array of elements was expected")
+    expected = math.prod(check_shape(shape, name=name))
+    elements = list(itertools.islice(_flattened(data), expected + 1))
+    if len(elements) > expected:
+        raise WireError(f"{name}: shape {list(shape)} needs {expected} elements in data, but got more")
+    check_count(len(elements), shape, noun="elements in data", name=name)
+    flat = _texts(elements, name) if datatype == BYTES else _numbers(elements, datatype, dtype, name)
+    return from_elements(flat, shape, noun="elements in data", name=name)
+
+
+def encode_data(array: Array, *, name: str) -> list[Any]:
+    """Return the elements as a flat list; the inverse of `decode_data`.
+
+    Raises:
+        InvalidInputError: Bytes are not UTF-8 text, as JSON requires.
+    """
+    flat = array.ravel()
+    if flat.dtype.kind != "O":
+        return (flat.astype(np.float64) if flat.dtype.name == "bfloat16" else flat).tolist()
+    try:
+        return [element.decode() for element in flat]
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(
+            f"output {name!r} has bytes that are not UTF-8 text; ask for it as binary data: {error}"
+        ) from None
+
+
+def _flattened(data: list[Any]) -> Iterator[Any]:
+    """Yield the elements of lists nested to any depth."""
+    waiting = [iter(data)]
+    while waiting:
+        for element in waiting[-1]:
+            if isinstance(element, list):
+                waiting.append(iter(element))
+                break
+            yield element
+        else:
+            waiting.pop()
+
+
+def _texts(elements: list[Any], name: str) -> Array:
+    _check_kinds(elements, {str}, "text", name)
+    try:
+        return strings([element.encode() for element in elements])
+    except UnicodeEncodeError as error:
+        raise WireError(f"{name}: an element cannot be encoded as UTF-8: {error}") from None
+
+
+def _numbers(elements: list[Any], datatype: str, dtype: str, name: str) -> Array:
+    element = fixed_size_dtype(dtype)
+    if datatype == BOOL:
+        _check_kinds(elements, {bool}, "true or false", name)
+    elif element.kind in "iu":
+        _check_kinds(elements, {int}, "whole numbers", name)
+    else:
+        _check_kinds(elements, {int, float}, "numbers", name)
+    try:
+        if element.kind in "biu":
+            return np.array(elements, element)
+        return _rounded(np.array(elements, np.float64), element, datatype, name)
+    except OverflowError as error:
+        raise WireError(f"{name}: an element does not fit {datatype}: {error}") from None
+
+
+def _rounded(values: Array, element: np.dtype[Any], datatype: str, name: str) -> Array:
+    with np.errstate(over="ignore"):
+        rounded = values.astype(element)
+    if bool(np.any(np.isinf(rounded) & np.isfinite(values))):
+        raise WireError(f"{name}: an element does not fit {datatype}: it is too large")
+    return rounded
+
+
+def _check_kinds(elements: list[Any], allowed: set[type], expected: str, name: str) -> None:
+    for kind in set(map(type, elements)) - allowed:
+        foreign = next(element for element in elements if type(element) is kind)
+        raise WireError(f"{name}: data holds {_kind(foreign)}; {expected} was expected")
+
+
+def _kind(value: Any) -> str:
+    kinds = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "an array",
+        dict: "an object",
+    }
+    return kinds.get(type(value), "null")
