@@ -11,14 +11,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from understudy.service.envoy.asgi_call import Receive, Scope, Send
-from understudy.service.envoy.launch import ReexecState
+from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState
 
 _T = TypeVar("_T")
 
 Application = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
-
-ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-"""Blocked in every thread; otherwise Envoy would end at once on the first signal."""
 
 _current: Host | None = None
 
@@ -28,10 +25,12 @@ def current() -> Host | None:
     return _current
 
 
-def begin(program: ReexecState) -> Host:
-    """Return the Envoy in this process, which will run a program. Call it once, inside Envoy."""
-    global _current  # noqa: PLW0603 - a process has one Envoy, and pyvoy creates it by importing a module
-    _current = Host(program)
+def __getattr__(name: str) -> Host:
+    """Create the Envoy in this process when pyvoy looks up ``app``, the application that `launch` names."""
+    global _current  # noqa: PLW0603 - a process has one Envoy, and pyvoy creates it by looking up a name
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _current = Host(ReexecState.restore())
     return _current
 
 

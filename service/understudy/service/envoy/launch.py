@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from understudy.service.addresses import reserve
-from understudy.service.envoy.host import ENDING_SIGNALS
 from understudy.service.logging import writes_json
 from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import LogLevel, ServeSettings
@@ -119,7 +118,10 @@ def _status_of(ending: SystemExit) -> int:
     return 1
 
 
-APPLICATION: Final = "understudy.service.envoy.asgi_entry:app"
+APPLICATION: Final = "understudy.service.envoy.host:app"
+
+ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+"""Blocked in every thread; otherwise Envoy would end at once on the first signal."""
 
 _WORKERS: Final = 1
 """Envoy's I/O threads. One keeps the application's single event loop busy."""
