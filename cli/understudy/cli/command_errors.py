@@ -37,6 +37,7 @@ _EXTRA_OF: Final = {
     "h5py": "server",
     "keras": "server",
     "prometheus_client": "server",
+    "psutil": "server",
     "pyvoy": "fast",
     "starlette": "server",
     "structlog": "server",

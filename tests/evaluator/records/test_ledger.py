@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,3 +194,59 @@ def test_a_full_disk_loses_nothing(ledger: Ledger) -> None:
     assert [record.step for record in ledger.page()] == [1]
     ledger._connection.execute("PRAGMA max_page_count = 1000000")
     assert append(ledger, 2).sequence == 2
+
+
+def journal_mode(path: Path) -> str:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+
+
+def test_a_ledger_on_a_local_disk_has_a_write_ahead_log(path: Path, ledger: Ledger) -> None:
+    append(ledger, 1)
+
+    assert journal_mode(path) == "wal"
+    assert path.with_name("ledger.sqlite-wal").exists()
+
+
+def test_a_ledger_on_nfs_has_a_rollback_journal_and_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ledger = Ledger(path, file_system_of=lambda _: "nfs4")
+    written = [append(ledger, step) for step in (1, 2)]
+
+    assert ledger.page() == written
+    assert journal_mode(path) == "delete"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert f"the ledger {path} is on a network file system (nfs4), so it has a rollback journal" in caplog.text
+    ledger.close()
+
+
+def test_a_ledger_that_moves_to_nfs_loses_its_write_ahead_log_and_no_entry(path: Path) -> None:
+    local = Ledger(path)
+    written = append(local, 1)
+    moved = path.parent / "nfs" / path.name
+    moved.parent.mkdir()
+    for name in ("ledger.sqlite", "ledger.sqlite-wal"):  # while it is open, as a process that was killed leaves it
+        shutil.copy(path.with_name(name), moved.parent)
+    local.close()
+
+    remote = Ledger(moved, file_system_of=lambda _: "nfs")
+    assert remote.page() == [written]
+    assert journal_mode(moved) == "delete"
+    assert [file.name for file in moved.parent.iterdir()] == [moved.name]
+    remote.close()
+
+
+def test_an_entry_on_nfs_survives_a_kill_of_its_writer(path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from understudy.evaluator.records.ledger import Ledger; "
+        "from understudy.evaluator.types import EvaluationOutcome\n"
+        "ledger = Ledger(Path(sys.argv[1]), file_system_of=lambda _: 'nfs')\n"
+        "ledger.append(step=5, checkpoint_digest='d', dataset='t', outcome=EvaluationOutcome.SCORED)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+    reopened = Ledger(path, file_system_of=lambda _: "nfs")
+    assert [record.step for record in reopened.page()] == [5]
+    reopened.close()

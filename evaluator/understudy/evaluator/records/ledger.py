@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sqlite3
 import threading
 import time
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from understudy.evaluator.evaluator_errors import LedgerError
+from understudy.evaluator.records.file_system import is_remote, mounted_type
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+
+_log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x55535459
 """Identifies the file as a ledger: ``USTY``."""
@@ -64,16 +68,26 @@ class Ledger:
     outcome are the same entry. Opening the ledger supersedes failures that an earlier evaluator caused: they stay on
     record, but `find` ignores them, so that the checkpoint is tried again.
 
+    The file has a write-ahead log, except on network file systems, which may lack the shared memory that one needs.
+
     Args:
         path: The file; created if missing.
         clock: Returns the time of an entry, in seconds since the Unix epoch.
+        file_system_of: Returns the type of the file system that holds a folder.
 
     Raises:
         LedgerError: The file is not a ledger, has another schema version, is damaged, or cannot be opened.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        file_system_of: Callable[[Path], str] = mounted_type,
+    ) -> None:
         self._path = path
+        self._file_system = file_system_of(path.parent)
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
@@ -221,6 +235,9 @@ class Ledger:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
+        if is_remote(self._file_system):
+            # A ledger that has a write-ahead log is then read without shared memory.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
@@ -234,7 +251,7 @@ class Ledger:
                 f"{self._path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the version of "
                 "understudy that wrote it, or move the file away to begin a new ledger"
             )
-        connection.execute("PRAGMA journal_mode = WAL")
+        self._set_journal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         if not empty:
             with connection:
@@ -248,6 +265,19 @@ class Ledger:
                 f"BEGIN; {_SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; "
                 "COMMIT;"
             )
+
+    def _set_journal(self, connection: sqlite3.Connection) -> None:
+        if not is_remote(self._file_system):
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA locking_mode = NORMAL")
+        _log.info(
+            "the ledger %s is on a network file system (%s), so it has a rollback journal instead of a write-ahead "
+            "log; give a local folder with --state-dir if entries are slow to write",
+            self._path,
+            self._file_system,
+        )
 
     def _select(self, where: str, values: Sequence[Any]) -> list[EvaluationRecord]:
         rows = self._connection.execute(f"SELECT {_COLUMNS} FROM evaluations WHERE {where}", values)  # noqa: S608 - constant texts
