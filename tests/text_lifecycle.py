@@ -16,8 +16,8 @@ import numpy as np
 from understudy.checkpoints import CheckpointPublisher, LocalCheckpoint, RunDir, RunSource, Signature, TensorSpec
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.observer import LoadOutcome, SilentObserver
+from understudy.evaluator.serving.backlog import Quarantine
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.quarantine import Quarantine
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor

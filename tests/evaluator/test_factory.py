@@ -8,8 +8,7 @@ import pytest
 
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.serving.checkpoint_location import CheckpointLocation
-from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 

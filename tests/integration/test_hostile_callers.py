@@ -83,7 +83,7 @@ def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
 def test_streams_that_say_little_do_not_keep_a_new_checkpoint_from_being_served(
     chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.evaluator.evaluation.open_streams.RECALL_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("understudy.evaluator.evaluation.evaluation_stream.RECALL_SILENT_SECONDS", 0.1)
     chief.publish(10)
     service = run_service()
     service.wait_ready()

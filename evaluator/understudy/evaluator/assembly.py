@@ -16,30 +16,30 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.device_state import DeviceListener
 from understudy.evaluator.evaluation.comparer import Comparer
-from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
-from understudy.evaluator.evaluation.evaluation_worker import EvaluationWorker
-from understudy.evaluator.evaluation.open_streams import OpenStreams
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
+from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
 from understudy.evaluator.model.loaders import BuildModel
 from understudy.evaluator.model.slot_factory import ReplicaSlotFactory
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.records.result_files import ResultFiles
-from understudy.evaluator.records.summaries import Summaries
-from understudy.evaluator.serving.backlog import Backlog
-from understudy.evaluator.serving.best_file import BestFile
+from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
+from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
-from understudy.evaluator.serving.gate import Gate, Gatekeeper, build_gate
-from understudy.evaluator.serving.pin_file import PinFile
-from understudy.evaluator.serving.promotion import Monitor, Ranking, parse_monitor
-from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.promotion import (
+    BestFile,
+    Gate,
+    Gatekeeper,
+    Monitor,
+    Ranking,
+    build_gate,
+    parse_monitor,
+)
 from understudy.evaluator.serving.servable_executor import ServableExecutor
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationRecord

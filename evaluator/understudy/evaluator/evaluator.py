@@ -24,9 +24,8 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.serving.checked_borrow import borrow_checked
-from understudy.evaluator.serving.ready_signal import ReadySignal
-from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
+from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable, borrow_checked
+from understudy.evaluator.serving.serving_controller import ReadySignal
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
     ArrayForm,
@@ -44,9 +43,7 @@ from understudy.evaluator.types import (
 
 if TYPE_CHECKING:
     from understudy.evaluator.assembly import Components
-    from understudy.evaluator.evaluation.bootstrap import BootstrapOptions
-    from understudy.evaluator.evaluation.comparison_batches import ReplayableBatches
-    from understudy.evaluator.evaluation.comparison_result import Comparison
+    from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
     from understudy.evaluator.model.devices import MemoryKind
 
@@ -188,7 +185,7 @@ class Evaluator:
         architecture = servable.slot.architecture
         components.engine.submit(
             inputs,
-            borrow=partial(borrow_checked, components.manager, step, inputs, servable.step, architecture),
+            borrow=partial(borrow_checked, components.manager.borrow, step, inputs, servable.step, architecture),
             key=(step, architecture),
             deadline=deadline,
             token=token,
@@ -307,7 +304,7 @@ class Evaluator:
             DatasetNotFoundError: There is no such dataset.
             DrainingError: The evaluator is being closed.
         """
-        from understudy.evaluator.evaluation.bootstrap import BootstrapOptions
+        from understudy.evaluator.evaluation.comparison import BootstrapOptions
 
         components = self._started_components()
         return components.comparer.submit(
@@ -481,7 +478,7 @@ class Evaluator:
         return self._datasets[name]
 
     def _batches_of(self, dataset: str) -> ReplayableBatches:
-        from understudy.evaluator.evaluation.comparison_batches import DatasetBatches
+        from understudy.evaluator.evaluation.comparison import DatasetBatches
 
         return DatasetBatches(self._dataset(dataset), batch_size=self._settings.evaluation_batch_size)
 

@@ -21,8 +21,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.serving.checkpoint_location import CheckpointLocation
-from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.experiments import Experiment, load_experiment
 
 DEFAULT_MODEL_NAME = "model"

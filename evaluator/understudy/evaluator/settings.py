@@ -1,8 +1,10 @@
-"""The operator's settings for the evaluator."""
+"""The operator's settings for the evaluator, and the location of its checkpoints and data."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -13,7 +15,6 @@ VersionPolicy = Literal["latest", "best"]
 EvaluationPolicy = Literal["every", "latest"]
 MonitorMode = Literal["min", "max"]
 Precision = Literal["exact", "fast"]
-
 MIN_SLOTS = 2
 """One for the serving version, and one to load the next checkpoint into."""
 
@@ -200,3 +201,26 @@ class EvaluatorSettings:
     def _check_at_least(self, name: str, least: float) -> None:
         if getattr(self, name) < least:
             raise ConfigurationError(f"{name} is {getattr(self, name)}; give at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointLocation:
+    """The location of the checkpoints and of the data to score them on.
+
+    Attributes:
+        folder: A run folder of the trainer, or a folder that another program writes checkpoints to.
+        is_run: Whether it is a run folder.
+        experiment: The argument for `understudy.experiments.load_experiment`, or None.
+        eval_data: Paths for `understudy.evaluator.datasets.dataset_files.open_dataset`, by the name of the dataset.
+    """
+
+    folder: Path
+    is_run: bool
+    experiment: str | None = None
+    eval_data: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str | None:
+        """The folder as a URL, or None for a local folder. A `Path` made from a URL has lost one of its slashes."""
+        match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
+        return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"

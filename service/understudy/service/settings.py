@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from understudy.evaluator.serving.checkpoint_location import CheckpointLocation
+from understudy.evaluator.settings import CheckpointLocation
 from understudy.service.service_errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]

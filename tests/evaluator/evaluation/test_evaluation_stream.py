@@ -14,8 +14,7 @@ import tensorflow as tf
 from evaluator.model import sample_models
 
 from understudy.evaluator.batching.engine import Engine, EngineSettings
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
-from understudy.evaluator.evaluation.open_streams import OpenStreams
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.model.slot import Slot

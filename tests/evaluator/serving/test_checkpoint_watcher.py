@@ -18,16 +18,11 @@ from understudy.checkpoints import manifest, source
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.records.result_files import ResultFiles
-from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.backlog import Backlog
-from understudy.evaluator.serving.best_file import BestFile
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
-from understudy.evaluator.serving.gate import Gatekeeper, build_gate
-from understudy.evaluator.serving.pin_file import PinFile
-from understudy.evaluator.serving.promotion import Ranking, parse_monitor
-from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.promotion import BestFile, Gatekeeper, Ranking, build_gate, parse_monitor
+from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.settings import EvaluationPolicy, VersionPolicy
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, VersionState
 

@@ -13,9 +13,8 @@ from understudy.evaluator.evaluator_errors import (
     StorageError,
     VersionNotFoundError,
 )
-from understudy.evaluator.serving.pin_file import PIN_FILE, PinFile
 from understudy.evaluator.serving.promotion import Ranking
-from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_controller import PIN_FILE, PinFile, ServingController
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from understudy.evaluator.model.slot import Slot
 
 
 class ReplicaSlotFactory:
-    """An `understudy.evaluator.serving.load.SlotFactory` of slots that share the replicas of one strategy.
+    """An `understudy.evaluator.serving.slot_pool.SlotFactory` of slots that share the replicas of one strategy.
 
     Args:
         strategy: A `tf.distribute.MirroredStrategy`.

@@ -1,21 +1,137 @@
-"""Records evaluations; the only writer of the ledger, the results and the summaries."""
+"""Records evaluations in the ledger, in files for the trainer, and in summaries for TensorBoard."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from understudy.checkpoints.atomic import write_json
+from understudy.checkpoints.evaluation_results import RESULTS_VERSION
+from understudy.checkpoints.layout import step_name
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
-from understudy.evaluator.records.result_files import ResultFiles
-from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
 
 _log = logging.getLogger(__name__)
 
+_Point = tuple[int, str]
+"""A step and the name of a metric."""
+
 _PAGE = 1000
+
+
+class ResultFiles:
+    """One file per step, replaced atomically, so that a reader sees the old content or the new. For one thread.
+
+    A file holds ``format_version``, ``step``, ``settled`` (whether the result is final: every dataset has a score or a
+    recorded reason for having none) and ``records``: the ledger's entries of the step in the order of writing. Metric
+    values without a JSON number are ``"nan"``, ``"inf"`` or ``"-inf"``.
+
+    Args:
+        directory: The folder; created if missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+
+    def path(self, step: int) -> Path:
+        """Return the file of a step, whether or not it exists."""
+        return self._directory / f"{step_name(step)}.json"
+
+    def publish(self, step: int, records: Sequence[EvaluationRecord], *, settled: bool) -> None:
+        """Write the file of a step durably; raise OSError if that fails."""
+        write_json(
+            self.path(step),
+            {
+                "format_version": RESULTS_VERSION,
+                "step": step,
+                "settled": settled,
+                "records": [_as_json(record) for record in records],
+            },
+        )
+
+
+def _as_json(record: EvaluationRecord) -> dict[str, Any]:
+    return {
+        "sequence": record.sequence,
+        "checkpoint_digest": record.checkpoint_digest,
+        "dataset": record.dataset,
+        "outcome": record.outcome.value,
+        "reason": record.reason,
+        "metrics": dict(record.metrics),
+        "examples": record.examples,
+        "duration_seconds": record.duration_seconds,
+        "recorded_at": record.recorded_at,
+        "notes": list(record.notes),
+    }
+
+
+class Summaries:
+    """Event files with one scalar per metric at the checkpoint's step. For one thread at a time.
+
+    Args:
+        directory: The folder of the runs, one subfolder for each dataset; created at the first write.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._writers: dict[str, Any] = {}
+
+    def write(self, record: EvaluationRecord) -> None:
+        """Write the metrics of a record and flush them; a record without metrics writes nothing."""
+        self._write(record.dataset, record.step, record.metrics)
+
+    def complete(self, records: Iterable[EvaluationRecord]) -> None:
+        """Write the points of these records that the event files lack, for example after a process was killed."""
+        known: dict[str, set[_Point]] = {}
+        for record in records:
+            if record.dataset not in known:
+                known[record.dataset] = set(_points_in(self._directory / record.dataset))
+            points = known[record.dataset]
+            missing = {name: value for name, value in record.metrics.items() if (record.step, name) not in points}
+            self._write(record.dataset, record.step, missing)
+            points.update((record.step, name) for name in missing)
+
+    def close(self) -> None:
+        """Close every event file. Idempotent."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _write(self, dataset: str, step: int, metrics: Mapping[str, float]) -> None:
+        if not metrics:
+            return
+        import tensorflow as tf
+
+        with self._writer(dataset).as_default(step=step):
+            for name, value in metrics.items():
+                tf.summary.scalar(name, value)
+        self._writer(dataset).flush()
+
+    def _writer(self, dataset: str) -> Any:
+        import tensorflow as tf
+
+        if dataset not in self._writers:
+            self._writers[dataset] = tf.summary.create_file_writer(str(self._directory / dataset))
+        return self._writers[dataset]
+
+
+def _points_in(folder: Path) -> Iterator[_Point]:
+    """Yield the points in the event files of a run. A truncated file is read up to its end, as TensorBoard does."""
+    import tensorflow as tf
+
+    for file in folder.glob("events.out.tfevents.*"):
+        try:
+            for content in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+                event = tf.compat.v1.Event.FromString(content)
+                yield from ((event.step, value.tag) for value in event.summary.value)
+        except tf.errors.DataLossError:
+            continue
 
 
 class Recorder:

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from understudy.checkpoints.signature import Signature
-from understudy.evaluator.evaluator_errors import VersionNotFoundError
+from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.evaluator.evaluator_errors import InvalidInputError, ModelChangedError, VersionNotFoundError
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 
@@ -166,3 +166,47 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+def borrow_checked(
+    borrow: Callable[[int | None], Handle],
+    step: int | None,
+    inputs: Arrays,
+    checked_step: int,
+    checked_architecture: str,
+) -> Handle:
+    """Borrow a loaded servable, checking the inputs again if it is of another architecture. Does not block.
+
+    Args:
+        borrow: Borrows the servable of a step.
+        step: The step; None stands for the serving version.
+        inputs: Every input by name, ``[examples, ...]``.
+        checked_step: The step of the servable that the inputs were checked against.
+        checked_architecture: The architecture of that servable.
+
+    Raises:
+        ModelChangedError: The inputs do not fit it.
+        NotReadyError: Nothing is serving yet.
+        VersionNotFoundError: The step is not loaded.
+    """
+    handle = borrow(step)
+    if handle.slot.architecture == checked_architecture:
+        return handle
+    try:
+        handle.slot.check_inputs(inputs)
+    except InvalidInputError as error:
+        takes = ", ".join(map(_described, handle.slot.signature.inputs))
+        handle.release()
+        raise ModelChangedError(
+            f"the serving model changed from step {checked_step} to step {handle.step} while the request waited, and "
+            f"now takes {takes}: {error}"
+        ) from error
+    except BaseException:
+        handle.release()
+        raise
+    return handle
+
+
+def _described(spec: TensorSpec) -> str:
+    lengths = ["examples", *("any" if length is None else str(length) for length in spec.shape[1:])]
+    return f"{spec.name!r} {spec.dtype} [{', '.join(lengths)}]"

@@ -13,10 +13,17 @@ from functools import partial
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.exhaustion import Resource, exhausted_resource
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.load import SlotFactory, forget_frames, load_into
-from understudy.evaluator.serving.load_queue import LoadQueue, Request
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
-from understudy.evaluator.serving.slot_pool import NewSlot, Purpose, SlotPool
+from understudy.evaluator.serving.slot_pool import (
+    LoadQueue,
+    NewSlot,
+    Purpose,
+    Request,
+    SlotFactory,
+    SlotPool,
+    forget_frames,
+    load_into,
+)
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.types import CheckpointInfo
 

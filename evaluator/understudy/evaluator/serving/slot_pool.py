@@ -1,13 +1,23 @@
-"""The slots, their servables, and the choice of a slot for a new checkpoint."""
+"""The slots and the requests for them: which slot a checkpoint is loaded into, and how."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, NotReadyError, VersionNotFoundError
+from understudy.evaluator.exhaustion import exhausted_resource
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.settings import MIN_SLOTS
+from understudy.evaluator.types import CheckpointInfo
+
+_log = logging.getLogger(__name__)
 
 
 class Purpose(enum.Enum):
@@ -21,6 +31,63 @@ class NewSlot(enum.Enum):
     """Stands for a slot that is still to be created."""
 
     NEW = "new"
+
+
+@dataclass(eq=False)
+class Request:
+    """A request for a handle on a checkpoint.
+
+    ``deadline`` is on the manager's clock, ``since`` on the `time.monotonic` clock.
+    """
+
+    info: CheckpointInfo
+    purpose: Purpose
+    deadline: float | None
+    future: Future[Handle] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+
+    def refuse(self, error: EvaluatorError) -> None:
+        """Resolve the future with an error unless it was cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class LoadQueue:
+    """Requests in the order of arrival. Not thread-safe: the manager guards it with its lock."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(tuple(self._requests))
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Append a request."""
+        self._requests.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Remove one request."""
+        self._requests.remove(request)
+
+    def remove_if(self, wanted: Callable[[Request], bool]) -> list[Request]:
+        """Remove and return the requests for which ``wanted`` is true."""
+        removed = [request for request in self._requests if wanted(request)]
+        self._requests = [request for request in self._requests if request not in removed]
+        return removed
+
+    def heads(self) -> Iterator[Request]:
+        """Yield the first request of each purpose: serving versions before on-demand versions."""
+        for purpose in Purpose:
+            head = next((request for request in self._requests if request.purpose is purpose), None)
+            if head is not None:
+                yield head
+
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline, or None if there is none."""
+        return min((request.deadline for request in self._requests if request.deadline is not None), default=None)
 
 
 class SlotPool:
@@ -146,3 +213,67 @@ class SlotPool:
 
     def _on_demand_limit(self) -> int:
         return max(1, self.limit - 2)
+
+
+class SlotFactory(Protocol):
+    """Creates slots. Used only by the manager's thread."""
+
+    def build(self, checkpoint: LocalCheckpoint) -> ModelSlot:
+        """Create a slot that holds the model and weights of a checkpoint.
+
+        Raises:
+            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.exhaustion.exhausted_resource` returns
+                the resource if the machine lacked one.
+        """
+
+    def architecture_of(self, checkpoint: LocalCheckpoint) -> str:
+        """Return the architecture fingerprint of a checkpoint; raise LoadError if it has none."""
+
+    def reclaim(self) -> bool:
+        """Free the memory of dropped models; return whether the next call of every function will be slower."""
+
+
+def load_into(
+    target: ModelSlot | NewSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory
+) -> tuple[ModelSlot, bool]:
+    """Load and warm up a checkpoint in the given slot, or in a new one if it does not fit.
+
+    Args:
+        target: A free slot, or permission to create one.
+        checkpoint: The checkpoint.
+        slots: Creates slots.
+
+    Returns:
+        The slot that holds it, and whether a model was dropped for it.
+
+    Raises:
+        LoadError: It cannot be loaded. The given slot may be used for another checkpoint.
+    """
+    architecture = slots.architecture_of(checkpoint)
+    if not isinstance(target, NewSlot) and target.architecture == architecture:
+        dropped = _reload(target, checkpoint)
+        if dropped is not None:
+            target.warm_up()
+            return target, dropped
+    slot = slots.build(checkpoint)
+    slot.warm_up()
+    return slot, not isinstance(target, NewSlot)
+
+
+def _reload(slot: ModelSlot, checkpoint: LocalCheckpoint) -> bool | None:
+    """Load the weights into a slot of the same architecture; return None if they do not fit nevertheless."""
+    try:
+        return slot.load(checkpoint.model_file)
+    except LoadError as error:
+        if exhausted_resource(error) is not None:
+            raise
+        _log.warning("the slot does not fit, a new one is built", extra={"step": checkpoint.step, "reason": str(error)})
+        return None
+
+
+def forget_frames(error: BaseException) -> None:
+    """Clear the frames of an error and of its causes, so that keeping the error does not keep models alive."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 
-from understudy.evaluator.evaluator_errors import EvaluatorError, OutOfResourcesError
+from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, UnsupportedFormatError
+from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, OutOfResourcesError
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.serving.load import as_evaluator_error, is_permanent
-from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.backlog import Quarantine
 from understudy.evaluator.types import CheckpointInfo, VersionState, VersionStatus
 
 _log = logging.getLogger(__name__)
+
+_PERMANENT = (CheckpointGoneError, UnsupportedFormatError)
 
 ENDED_KEPT = 1000
 """How many versions in the state END are remembered."""
@@ -56,7 +58,7 @@ class VersionStateMonitor:
 
         It is tried again later, and the attempt does not count.
         """
-        wrapped = as_evaluator_error(info.step, error)
+        wrapped = _as_evaluator_error(info.step, error)
         reason = OutOfResourcesError(f"step {info.step} waits until the machine has room for it: {wrapped}")
         failure = self._quarantine.postpone(info.key, str(reason))
         self._set(info.step, VersionState.START, error=str(reason))
@@ -75,8 +77,8 @@ class VersionStateMonitor:
 
     def failed(self, info: CheckpointInfo, error: Exception, *, seconds: float) -> EvaluatorError:
         """Record a failure; return the error for the caller."""
-        reason = as_evaluator_error(info.step, error)
-        failure = self._quarantine.add(info.key, str(reason), permanent=is_permanent(error))
+        reason = _as_evaluator_error(info.step, error)
+        failure = self._quarantine.add(info.key, str(reason), permanent=_is_permanent(error))
         self._set(info.step, VersionState.END, error=str(reason))
         self._observer.checkpoint_loaded("failed", seconds=seconds)
         _log.warning(
@@ -111,3 +113,18 @@ class VersionStateMonitor:
             ended = [step for step, (known, _) in self._states.items() if known is VersionState.END]
             for forgotten in ended[:-ENDED_KEPT]:
                 del self._states[forgotten]
+
+
+def _is_permanent(error: Exception) -> bool:
+    """Return whether a retry cannot succeed."""
+    return isinstance(error, _PERMANENT)
+
+
+def _as_evaluator_error(step: int, error: Exception) -> EvaluatorError:
+    """Return the error as one that the caller may see."""
+    if isinstance(error, EvaluatorError):
+        return error
+    text = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+    wrapped = LoadError(f"step {step} cannot be loaded: {text}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Executor, Future
 from functools import partial
 
-from understudy.evaluator.evaluation.comparison_result import Comparison
+from understudy.evaluator.evaluation.comparison import Comparison
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
 from understudy.evaluator.types import Batch, Signature
@@ -75,7 +75,7 @@ class StreamedBatches:
     """The batches of a stream, pulled from the event loop by the thread that scores them.
 
     The next message is read when the thread needs it, so that gRPC's flow control slows the caller down. An
-    `understudy.evaluator.evaluation.comparison_batches.ReplayableBatches`.
+    `understudy.evaluator.evaluation.comparison.ReplayableBatches`.
 
     Args:
         incoming: The stream.

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from understudy.evaluator.evaluation.bootstrap import BootstrapOptions
-from understudy.evaluator.evaluation.comparison_result import ComparedVersion, Comparison
+from understudy.evaluator.evaluation.comparison import BootstrapOptions, ComparedVersion, Comparison
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.metric_catalog import check_count
 from understudy.evaluator.types import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats  # type: ignore[import-untyped] # comes with scikit-learn
 
-from understudy.evaluator.evaluation.bootstrap import (
+from understudy.evaluator.evaluation.comparison import (
     BootstrapOptions,
     LossDifference,
     LossResampling,

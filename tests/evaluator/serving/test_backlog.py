@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from understudy.evaluator.serving.quarantine import Failure, Quarantine
+from understudy.evaluator.serving.backlog import Failure, Quarantine
 
 
 class Clock:

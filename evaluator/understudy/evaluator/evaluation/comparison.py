@@ -1,26 +1,67 @@
-"""The paired bootstrap of differences between mean losses, over a stream of any length in constant memory.
+"""The batches and the result of a comparison of versions, and the paired bootstrap of their mean losses.
 
-Resampling n examples with replacement draws each example a number of times that is Poisson(1) distributed, except for
-the constraint that the numbers add up to n. Without the constraint the numbers are independent, so that each example
-can be weighted as it arrives (Hanley and MacGibbon, "Creating non-parametric bootstrap samples using Poisson
-frequencies", 2006; Chamandy et al., "Estimating uncertainty for massive data streams", 2012). All versions get the same
-weights, which makes the bootstrap paired.
+The bootstrap takes a stream of any length in constant memory. Resampling n examples with replacement draws each example
+a number of times that is Poisson(1) distributed, except for the constraint that the numbers add up to n. Without the
+constraint the numbers are independent, so that each example can be weighted as it arrives (Hanley and MacGibbon,
+"Creating non-parametric bootstrap samples using Poisson frequencies", 2006; Chamandy et al., "Estimating uncertainty
+for massive data streams", 2012). All versions get the same weights, which makes the bootstrap paired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.types import Array
+from understudy.evaluator.types import Array, Batch, EvaluationResult
 
 MAX_RESAMPLES = 10_000
 
 _CHUNK_ELEMENTS = 1_000_000
 """The number of weights drawn at once."""
+
+
+class ReplayableBatches(Protocol):
+    """Batches that can be read more than once, if that is known before the first read. Read on one thread."""
+
+    def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
+        """Yield the batches; keep them for `again` if ``keep`` is true."""
+
+    def again(self, signature: Signature) -> Iterator[Batch]:
+        """Yield the batches again from the beginning."""
+
+    def close(self) -> None:
+        """Drop the kept batches. Called on the same thread, after the last read."""
+
+
+class DatasetBatches:
+    """The batches of a dataset, which can be read any number of times.
+
+    Args:
+        dataset: The dataset.
+        batch_size: Examples per batch.
+    """
+
+    def __init__(self, dataset: EvaluationDataset, *, batch_size: int) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+
+    def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
+        """See `ReplayableBatches`."""
+        del keep
+        return self.again(signature)
+
+    def again(self, signature: Signature) -> Iterator[Batch]:
+        """See `ReplayableBatches`."""
+        return self._dataset.batches(signature, self._batch_size)
+
+    def close(self) -> None:
+        """See `ReplayableBatches`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +166,34 @@ def difference(of: ResampledLoss, to: ResampledLoss, *, confidence: float) -> Lo
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(resampled, [tail, 1.0 - tail]) if drawn.any() else (np.nan, np.nan)
     return LossDifference(mean=(of.total - to.total) / of.examples, low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedVersion:
+    """One version compared with the first.
+
+    Attributes:
+        score: Its loss and metrics, the same as in an evaluation of this version alone.
+        differences: Each metric minus the first version's.
+        loss_difference: The difference of the mean example loss, with its interval; None for the first version, and if
+            there are no per-example losses.
+    """
+
+    score: EvaluationResult
+    differences: Mapping[str, float]
+    loss_difference: LossDifference | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Versions on the same batches.
+
+    Attributes:
+        versions: The versions in the requested order; the others are compared with the first.
+        bootstrap: The options of the intervals.
+        notes: Why there is no interval, or why versions were scored in turn.
+    """
+
+    versions: tuple[ComparedVersion, ...]
+    bootstrap: BootstrapOptions
+    notes: tuple[str, ...]
