@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from text_lifecycle import WAIT_SECONDS, TextLifecycle
+from text_lifecycle import WAIT_SECONDS, TextLifecycle, TextSlot
 
+from understudy.checkpoints import LocalCheckpoint
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import (
     DrainingError,
@@ -22,6 +25,30 @@ from understudy.evaluator.evaluator_errors import (
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, VersionState
+
+
+class BuildWatch(TextLifecycle):
+    """Counts the slots that are alive when another is built."""
+
+    def __init__(self, folder: Path, *, slots: int) -> None:
+        super().__init__(folder, slots=slots)
+        self.alive_at_build: list[int] = []
+        self.refuses_to_reload = False
+        self._alive: weakref.WeakSet[TextSlot] = weakref.WeakSet()
+
+    def build(self, checkpoint: LocalCheckpoint) -> TextSlot:
+        gc.collect()
+        self.alive_at_build.append(len(self._alive))
+        slot = super().build(checkpoint)
+        self.built.clear()
+        self._alive.add(slot)
+        return slot
+
+    def complain(self) -> None:
+        super().complain()
+        if self.refuses_to_reload:
+            self.refuses_to_reload = False
+            raise LoadError("it has other shapes")
 
 
 @pytest.fixture
@@ -269,6 +296,51 @@ def test_another_architecture_is_loaded_beside_the_serving_one_and_takes_its_pla
         lifecycle.promote(step)
         with lifecycle.manager.borrow() as handle:
             assert (handle.step, handle.slot.architecture) == (step, architecture)
+
+
+def test_a_slot_of_another_architecture_is_freed_before_the_new_one_is_built(tmp_path: Path) -> None:
+    lifecycle = BuildWatch(tmp_path, slots=2)
+    lifecycle.manager.start()
+    lifecycle.publish(1, 2)
+    lifecycle.publish(3, text="bignet 3")
+    for step in (1, 2, 3):
+        lifecycle.promote(step)
+
+    assert lifecycle.loaded() == [2, 3]
+    assert lifecycle.alive_at_build == [0, 1, 1]
+    lifecycle.manager.close(WAIT_SECONDS)
+
+
+def test_a_slot_that_refuses_the_weights_is_freed_before_the_new_one_is_built(tmp_path: Path) -> None:
+    lifecycle = BuildWatch(tmp_path, slots=2)
+    lifecycle.manager.start()
+    lifecycle.publish(1, 2, 3)
+    lifecycle.promote(1)
+    lifecycle.promote(2)
+    lifecycle.refuses_to_reload = True
+    lifecycle.promote(3)
+
+    assert lifecycle.alive_at_build == [0, 1, 1]
+    lifecycle.manager.close(WAIT_SECONDS)
+
+
+def test_a_new_architecture_that_cannot_be_built_leaves_its_slot_to_the_next(tmp_path: Path) -> None:
+    lifecycle = BuildWatch(tmp_path, slots=2)
+    lifecycle.manager.start()
+    lifecycle.publish(1, 2, 4)
+    lifecycle.publish(3, text="bignet 3")
+    lifecycle.promote(1)
+    lifecycle.promote(2)
+    lifecycle.load_fails_with = LoadError("it is damaged")
+    with pytest.raises(LoadError):
+        lifecycle.promote(3)
+    assert lifecycle.loaded() == [2]
+    lifecycle.load_fails_with = None
+
+    lifecycle.promote(4)
+
+    assert lifecycle.loaded() == [2, 4]
+    lifecycle.manager.close(WAIT_SECONDS)
 
 
 def test_a_slot_that_does_not_take_the_weights_all_the_same_gives_way_to_a_new_one(lifecycle: TextLifecycle) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.exhaustion import Resource, exhausted_resource
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
@@ -21,8 +22,9 @@ from understudy.evaluator.serving.slot_pool import (
     Request,
     SlotFactory,
     SlotPool,
+    build,
     forget_frames,
-    load_into,
+    reload,
 )
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.types import CheckpointInfo
@@ -36,9 +38,9 @@ _Completion = Callable[[], None]
 """Resolves a future. Call it without the lock, because it runs the future's callbacks."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Load:
-    """A checkpoint to load, and its target."""
+    """A checkpoint to load, and its target, which changes if the checkpoint does not fit the slot."""
 
     info: CheckpointInfo
     target: ModelSlot | NewSlot
@@ -275,7 +277,7 @@ class ServableManager:
         try:
             with self._store.lease(load.info) as lease:
                 lease.verify()
-                slot, dropped = load_into(load.target, lease.checkpoint, slots=self._slots)
+                slot, dropped = self._load_into_slot(load, lease.checkpoint)
         except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
             resource = exhausted_resource(error)
             if resource is None or not self._retreat(load, error, resource):
@@ -284,6 +286,19 @@ class ServableManager:
             return True
         self._admit(load.info, slot, seconds=self._clock() - began)
         return dropped
+
+    def _load_into_slot(self, load: _Load, checkpoint: LocalCheckpoint) -> tuple[ModelSlot, bool]:
+        """Return the slot that holds the checkpoint now, and whether the memory of a model is still to be freed.
+
+        A slot that the checkpoint does not fit is dropped, and its memory freed, before a new one is built.
+        """
+        if not isinstance(load.target, NewSlot):
+            dropped = reload(load.target, checkpoint, slots=self._slots)
+            if dropped is not None:
+                return load.target, dropped
+            load.target = NewSlot.NEW
+            self._reclaim()
+        return build(checkpoint, slots=self._slots), False
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
         servable = Servable(

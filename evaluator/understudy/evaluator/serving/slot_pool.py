@@ -233,42 +233,33 @@ class SlotFactory(Protocol):
         """Free the memory of dropped models; return whether the next call of every function will be slower."""
 
 
-def load_into(
-    target: ModelSlot | NewSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory
-) -> tuple[ModelSlot, bool]:
-    """Load and warm up a checkpoint in the given slot, or in a new one if it does not fit.
-
-    Args:
-        target: A free slot, or permission to create one.
-        checkpoint: The checkpoint.
-        slots: Creates slots.
+def reload(slot: ModelSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory) -> bool | None:
+    """Load and warm up a checkpoint in a slot that holds another one.
 
     Returns:
-        The slot that holds it, and whether a model was dropped for it.
+        Whether a model was dropped for it; None if it does not fit this slot, which is then not to be used again.
 
     Raises:
-        LoadError: It cannot be loaded. The given slot may be used for another checkpoint.
+        LoadError: It cannot be loaded. The slot may be used for another checkpoint.
     """
-    architecture = slots.architecture_of(checkpoint)
-    if not isinstance(target, NewSlot) and target.architecture == architecture:
-        dropped = _reload(target, checkpoint)
-        if dropped is not None:
-            target.warm_up()
-            return target, dropped
-    slot = slots.build(checkpoint)
-    slot.warm_up()
-    return slot, not isinstance(target, NewSlot)
-
-
-def _reload(slot: ModelSlot, checkpoint: LocalCheckpoint) -> bool | None:
-    """Load the weights into a slot of the same architecture; return None if they do not fit nevertheless."""
+    if slot.architecture != slots.architecture_of(checkpoint):
+        return None
     try:
-        return slot.load(checkpoint.model_file)
+        dropped = slot.load(checkpoint.model_file)
     except LoadError as error:
         if exhausted_resource(error) is not None:
             raise
         _log.warning("the slot does not fit, a new one is built", extra={"step": checkpoint.step, "reason": str(error)})
         return None
+    slot.warm_up()
+    return dropped
+
+
+def build(checkpoint: LocalCheckpoint, *, slots: SlotFactory) -> ModelSlot:
+    """Load and warm up a checkpoint in a new slot; raise LoadError if that fails."""
+    slot = slots.build(checkpoint)
+    slot.warm_up()
+    return slot
 
 
 def forget_frames(error: BaseException) -> None:
