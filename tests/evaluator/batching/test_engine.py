@@ -450,6 +450,34 @@ def test_what_waits_for_room_ends_with_its_deadline_and_with_the_engine(harness:
     closer.join(TIMEOUT)
 
 
+def test_what_waits_for_room_waits_for_an_event_and_does_not_poll(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
+    harness.occupy()
+    harness.engine.run(lambda: None, examples=1000)
+    late = harness.engine.run(lambda: None, examples=1, prepare=lambda: None, deadline=time.monotonic() + 0.05)
+    with pytest.raises(DeadlineExceededError):
+        late.result(TIMEOUT)
+    assert not naps
+
+
+def test_what_is_cancelled_while_it_waits_for_room_lets_the_next_be_prepared(harness: EngineHarness) -> None:
+    harness.occupy()
+    ahead = harness.engine.run(lambda: "ahead", examples=1000)
+    first_prepared, second_prepared = threading.Event(), threading.Event()
+    first = harness.engine.run(lambda: "first", examples=1, prepare=first_prepared.set)
+    second = harness.engine.run(lambda: "second", examples=1, prepare=second_prepared.set)
+    assert first_prepared.wait(TIMEOUT)
+    assert not second_prepared.is_set()
+    assert first.cancel()
+    assert second_prepared.wait(TIMEOUT)
+    harness.go()
+    assert ahead.result(TIMEOUT) == "ahead"
+    assert second.result(TIMEOUT) == "second"
+
+
 def test_an_evaluation_that_fails_leaves_the_engine_running(harness: EngineHarness) -> None:
     def work() -> None:
         raise InvalidInputError("the batch cannot be scored")

@@ -27,7 +27,6 @@ from understudy.evaluator.observer import Observer
 from understudy.evaluator.types import Arrays, Prediction
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
-_SECONDS_BETWEEN_LOOKS_FOR_ROOM = 0.02
 
 _T = TypeVar("_T")
 _Token = TypeVar("_Token")
@@ -90,7 +89,9 @@ class Engine:
         health = DeviceHealth(settings.max_device_failures, on_device_state)
         self._runner = BatchRunner(observer, self._latency, self._judge, health)
         self._futures = FutureSink()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._room = threading.Condition(lock)
         self._scheduler = BatchScheduler(settings.max_batch_size)
         self._closing = False
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
@@ -232,6 +233,7 @@ class Engine:
             self._closing = True
             self._admission.close()
             self._changed.notify()
+            self._room.notify_all()
         self._thread.join(timeout_seconds)
         with self._changed:
             abandoned = self._scheduler.drain()
@@ -290,23 +292,26 @@ class Engine:
     def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
         try:
             prepare()
-            while not self._enqueued_or_unwanted(request):
-                time.sleep(_SECONDS_BETWEEN_LOOKS_FOR_ROOM)
+            request.future.add_done_callback(self._notify_room)
+            self._enqueue_when_there_is_room(request)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
             if request.begin():
                 request.fail(blame_machine(error))
 
-    def _enqueued_or_unwanted(self, request: EvaluateRequest) -> bool:
-        """Queue a request if there is room; return False if it must wait."""
-        if request.is_cancelled():
-            return True
-        self._admission.check_deadline(request.deadline)
+    def _enqueue_when_there_is_room(self, request: EvaluateRequest) -> None:
+        """Wait until a request fits into the queue, and queue it unless it is cancelled meanwhile."""
         with self._changed:
-            self._admission.check_open()
-            if self._examples_in_the_way(request):
-                return False
-            self._append_evaluate(request)
-            return True
+            while not request.is_cancelled():
+                self._admission.check_open()
+                self._admission.check_deadline(request.deadline)
+                if not self._examples_in_the_way(request):
+                    self._append_evaluate(request)
+                    return
+                self._room.wait(None if request.deadline is None else request.deadline - time.monotonic())
+
+    def _notify_room(self, _: object = None) -> None:
+        with self._room:
+            self._room.notify_all()
 
     def _may_run_here(self) -> bool:
         """Whether only Predict requests are queued and they are not delayed for more."""
@@ -338,6 +343,7 @@ class Engine:
         """Dequeue the next work."""
         with self._changed:
             if self._scheduler.is_evaluate_next():
+                self._notify_room()
                 return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
             return self._predicting(self._scheduler.next_predict_batch(), fill_seconds)
 
