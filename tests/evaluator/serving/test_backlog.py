@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from understudy.evaluator.serving.backlog import Failure, Quarantine
+from understudy.evaluator.serving.backlog import Backlog, Failure, Quarantine
+from understudy.evaluator.types import CheckpointInfo
 
 
 class Clock:
@@ -50,3 +51,27 @@ def test_a_success_clears_the_record() -> None:
     quarantine.clear("a")
 
     assert quarantine.admits("a")
+
+
+def _info(step: int) -> CheckpointInfo:
+    return CheckpointInfo(step=step, created_at=float(step), digest=str(step), final=False)
+
+
+def test_the_latest_policy_skips_what_is_older_than_the_checkpoint_being_evaluated() -> None:
+    # The watcher may run out of time while it records the skipped ones; it offers those again that it did not record.
+    backlog = Backlog("latest")
+    assert backlog.offer([_info(30), _info(40), _info(50)]) == [_info(30), _info(40)]
+    assert backlog.next() == _info(50)
+    assert backlog.offer([_info(40), _info(50)]) == [_info(40)]
+    backlog.finished()
+    assert backlog.offer([_info(60)]) == []
+    assert backlog.next() == _info(60)
+
+
+def test_the_latest_policy_keeps_what_is_newer_than_the_checkpoint_being_evaluated() -> None:
+    backlog = Backlog("latest")
+    backlog.offer([_info(10)])
+    assert backlog.next() == _info(10)
+    assert backlog.offer([_info(10), _info(20), _info(30)]) == [_info(20)]
+    backlog.finished()
+    assert backlog.next() == _info(30)

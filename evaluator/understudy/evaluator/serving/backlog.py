@@ -17,7 +17,8 @@ class Backlog:
     """Returns checkpoints in step order, one at a time. Thread-safe.
 
     Args:
-        policy: ``latest`` skips waiting checkpoints when a newer one arrives; any other policy returns all of them.
+        policy: ``latest`` skips waiting checkpoints when a newer one waits or is being evaluated; any other policy
+            returns all of them.
     """
 
     def __init__(self, policy: EvaluationPolicy | int) -> None:
@@ -33,7 +34,7 @@ class Backlog:
             waiting = {info.step: info for info in checkpoints if info != self._given_out}
             passed_over: list[CheckpointInfo] = []
             if self._policy == "latest" and waiting:
-                newest = max(waiting)
+                newest = max(*waiting, -1 if self._given_out is None else self._given_out.step)
                 passed_over = [waiting.pop(step) for step in sorted(waiting) if step != newest]
             self._waiting = waiting
             self._changed.notify_all()
