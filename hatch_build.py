@@ -11,7 +11,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class ProtocHook(BuildHookInterface[Any]):
-    """Runs protoc over ``proto/`` and writes modules and type stubs beside the ``.proto`` files."""
+    """Runs protoc over ``proto/understudy/`` and writes modules and type stubs beside the ``.proto`` files.
+
+    The modules of the files in ``proto/third_party/`` come with googleapis-common-protos.
+    """
 
     PLUGIN_NAME = "custom"
 
@@ -22,11 +25,12 @@ class ProtocHook(BuildHookInterface[Any]):
         scripts = sysconfig.get_path("scripts")
         os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
         root = Path(self.root).resolve() / "proto"
-        sources = sorted(str(path) for path in root.rglob("*.proto"))
+        sources = sorted(str(path) for path in (root / "understudy").rglob("*.proto"))
         well_known = Path(protoc.__file__).parent / "_proto"
         arguments = [
             "protoc",
             f"--proto_path={root}",
+            f"--proto_path={root / 'third_party'}",
             f"--proto_path={well_known}",
             f"--python_out={root}",
             f"--grpc_python_out={root}",

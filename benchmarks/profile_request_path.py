@@ -74,7 +74,7 @@ class Stand:
             stream_depth=STREAM_DEPTH,
             executor=ThreadPoolExecutor(1),
         )
-        self.prediction = PredictionHandler(predictor, stream_depth=STREAM_DEPTH)
+        self.prediction = PredictionHandler(model, predictor, stream_depth=STREAM_DEPTH)
         self._model_infer = Method(
             rpc=RpcMethod(service="inference.GRPCInferenceService", name="ModelInfer", rpc_type="unary"),
             request_type=inference_pb2.ModelInferRequest,

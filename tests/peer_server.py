@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 import grpc
 import numpy as np
 import numpy.typing as npt
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -133,8 +133,7 @@ class Peer(
             if complaint is None:
                 yield prediction_pb2.PredictStreamResponse(response=self._predicted(message.request))
             else:
-                error = prediction_pb2.PredictError(code=complaint.code.value[0], message=complaint.message)
-                yield prediction_pb2.PredictStreamResponse(error=error)
+                yield prediction_pb2.PredictStreamResponse(error=_status(complaint))
 
     def Evaluate(self, request_iterator: Any, context: Any) -> evaluation_pb2.EvaluateResponse:
         """Return the weighted mean squared error of the doubled inputs."""
@@ -156,9 +155,10 @@ class Peer(
             examples, batches = examples + len(x), batches + 1
         if not batches:
             _abort(context, Failure(code=grpc.StatusCode.INVALID_ARGUMENT, message="a stream without a batch"))
-        return evaluation_pb2.EvaluateResponse(
+        score = evaluation_pb2.Score(
             metrics={"loss": loss / weight}, examples=examples, batches=batches, step=STEP, notes=["by NumPy"]
         )
+        return evaluation_pb2.EvaluateResponse(score=score)
 
     def Compare(self, request_iterator: Any, context: Any) -> evaluation_pb2.CompareResponse:
         """Refuse: comparisons are tested on the real server."""
@@ -172,7 +172,7 @@ class Peer(
         for done in (10, 20):
             progress = evaluation_pb2.EvaluationProgress(examples=done, total_examples=20)
             yield evaluation_pb2.EvaluateDatasetResponse(progress=progress)
-        self.script.record(request.version.step or STEP, dataset=request.dataset, metrics={"loss": 0.5}, examples=20)
+        self.script.record(_step_of(request), dataset=request.dataset, metrics={"loss": 0.5}, examples=20)
         yield evaluation_pb2.EvaluateDatasetResponse(record=self.script.ledger[-1])
 
     def ListEvaluations(
@@ -253,11 +253,11 @@ class Peer(
 
     def Promote(self, request: model_pb2.PromoteRequest, context: Any) -> model_pb2.PromoteResponse:
         self._enter("Promote", request, context)
-        match request.WhichOneof("action"):
-            case "pin":
-                step = request.pin.step or STEP
+        match request.action:
+            case model_pb2.PROMOTE_ACTION_PIN:
+                step = _step_of(request)
                 return model_pb2.PromoteResponse(serving_step=step, previous_step=STEP, pinned_step=step)
-            case "roll_back":
+            case model_pb2.PROMOTE_ACTION_ROLL_BACK:
                 return model_pb2.PromoteResponse(
                     serving_step=PREVIOUS_STEP, previous_step=STEP, pinned_step=PREVIOUS_STEP
                 )
@@ -291,12 +291,20 @@ class Peer(
             return Failure(code=grpc.StatusCode.INVALID_ARGUMENT, message=message)
         if request.version.step == 404:
             return Failure(code=grpc.StatusCode.NOT_FOUND, message=f"no step 404; there are {PREVIOUS_STEP}, {STEP}")
+        if request.version.step == 429:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            return Failure(code=code, message="the queue is full", retry_after_seconds=0.25)
         return None
 
     def _predicted(self, request: prediction_pb2.PredictRequest) -> prediction_pb2.PredictResponse:
         arrays = decode_all(request.inputs)
         outputs = {_output_name(name): encode(_doubled(array)) for name, array in arrays.items()}
-        return prediction_pb2.PredictResponse(outputs=outputs, step=request.version.step or STEP)
+        return prediction_pb2.PredictResponse(outputs=outputs, step=_step_of(request))
+
+
+def _step_of(request: Any) -> int:
+    step: int = request.version.step if request.version.HasField("step") else STEP
+    return step
 
 
 def _output_name(name: str) -> str:
@@ -310,10 +318,14 @@ def _doubled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _abort(context: Any, failure: Failure) -> NoReturn:
     if failure.retry_after_seconds is not None:
-        delay = duration_pb2.Duration(nanos=int(failure.retry_after_seconds * 1e9))
-        detail = any_pb2.Any()
-        detail.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-        status = status_pb2.Status(code=failure.code.value[0], message=failure.message, details=[detail])
-        context.set_trailing_metadata([("grpc-status-details-bin", status.SerializeToString())])
+        context.set_trailing_metadata([("grpc-status-details-bin", _status(failure).SerializeToString())])
     context.abort(failure.code, failure.message)
     raise AssertionError("abort raises")
+
+
+def _status(failure: Failure) -> Any:
+    status = status_pb2.Status(code=failure.code.value[0], message=failure.message)
+    if failure.retry_after_seconds is not None:
+        delay = duration_pb2.Duration(nanos=int(failure.retry_after_seconds * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status

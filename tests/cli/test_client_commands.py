@@ -255,6 +255,12 @@ def test_promote_tells_what_is_serving(run: Run) -> None:
     assert promotion == {"serving_step": 80, "previous_step": 120, "pinned_step": 80}
 
 
+def test_a_command_calls_the_model_that_it_is_given(run: Run, script: Script) -> None:
+    run("status", "--model-name", "doubler")
+
+    assert {request.model_name for request in script.requests} == {"doubler"}
+
+
 def test_health_is_the_exit_status(run: Run, peer: Peer) -> None:
     healthy = run("health")
     peer.stop_serving()

@@ -276,6 +276,49 @@ def test_one_bad_item_fails_alone(client: Client) -> None:
     assert "complex128 cannot be sent" in str(unsent)
 
 
+def test_an_item_that_is_refused_for_now_says_when_to_send_it_again(client: Client) -> None:
+    (refused,) = client.predict_many([ROWS], version=429)
+
+    assert isinstance(refused, clients.OverloadedError)
+    assert (str(refused), refused.retry_after_seconds) == ("the queue is full", 0.25)
+
+
+def test_step_0_is_asked_for_and_told(client: Client) -> None:
+    assert client.predict(ROWS, version=0).step == 0
+    assert client.promote(0).pinned_step == 0
+
+
+def test_every_request_names_the_model(peer: Peer, script: Script) -> None:
+    script.record(STEP)
+    with Client(peer.target, model_name="doubler") as client:
+        client.predict(ROWS)
+        list(client.predict_many([ROWS]))
+        client.evaluate([(ROWS, ROWS)])
+        with pytest.raises(clients.UnimplementedError):
+            client.compare(dataset="test", versions=[1, 2])
+        client.evaluate_dataset("test")
+        list(client.list_evaluations())
+        next(client.watch_evaluations())
+        client.status()
+        client.checkpoints()
+        client.promote(STEP)
+        client.unpin()
+        client.roll_back()
+
+    named = [model_names(request) for request in script.requests]
+    assert len(named) == 14
+    assert set().union(*named) == {"doubler"}
+
+
+def model_names(request: Any) -> set[str]:
+    """Return the model that a message names, empty for a batch of a stream that has named it."""
+    if "request" in request.DESCRIPTOR.fields_by_name:
+        return {request.request.model_name}
+    if "options" in request.DESCRIPTOR.fields_by_name:
+        return {request.options.model_name} if request.HasField("options") else set()
+    return {request.model_name}
+
+
 def test_items_are_drawn_no_further_ahead_than_allowed(client: Client, script: Script) -> None:
     drawn: list[int] = []
 

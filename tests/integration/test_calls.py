@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,23 @@ from understudy.clients import (
     UnderstudyError,
 )
 from understudy.oip import inference_pb2, inference_pb2_grpc
-from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, prediction_pb2, prediction_pb2_grpc, tensor_pb2
+from understudy.v1 import (
+    evaluation_pb2,
+    evaluation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    prediction_pb2,
+    prediction_pb2_grpc,
+    tensor_pb2,
+)
 from understudy.wire import encode
 
 SERVING = 30
 STEPS = (10, 20, 30)
+
+
+UNSPECIFIED = tensor_pb2.VersionSelector(label=tensor_pb2.VERSION_LABEL_UNSPECIFIED)
+STEP_10 = tensor_pb2.VersionSelector(step=10)
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +306,79 @@ def test_a_version_can_be_pinned_rolled_back_to_and_unpinned(client: Client) -> 
     finally:
         unpinned = client.unpin()
     assert (unpinned.serving_step, unpinned.pinned_step) == (SERVING, None)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "words"),
+    [
+        ({}, "action is UNSPECIFIED; give PIN, UNPIN or ROLL_BACK"),
+        ({"action": 99}, "action is number 99; give PIN, UNPIN or ROLL_BACK"),
+        ({"action": model_pb2.PROMOTE_ACTION_PIN}, "action is PIN without a version"),
+        ({"action": model_pb2.PROMOTE_ACTION_PIN, "version": UNSPECIFIED}, "version.label 0 is unknown"),
+        ({"action": model_pb2.PROMOTE_ACTION_UNPIN, "version": STEP_10}, "action is UNPIN with a version"),
+        ({"action": model_pb2.PROMOTE_ACTION_ROLL_BACK, "version": STEP_10}, "action is ROLL_BACK with a version"),
+    ],
+)
+def test_a_promotion_that_says_too_little_or_too_much_is_the_callers_error(
+    channel: Any, client: Client, request_fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(grpc.RpcError, match=words) as caught:
+        model_pb2_grpc.ModelServiceStub(channel).Promote(model_pb2.PromoteRequest(**request_fields))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert client.status().serving_step == SERVING
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ({"page_size": 0}, "page_size is 0"),
+        ({"outcome": evaluation_pb2.EVALUATION_OUTCOME_UNSPECIFIED}, "outcome 0 is unknown"),
+    ],
+)
+def test_a_zero_that_was_sent_is_not_taken_for_an_absent_value(
+    channel: Any, filters: dict[str, int], words: str
+) -> None:
+    stub = evaluation_pb2_grpc.EvaluationServiceStub(channel)
+    with pytest.raises(grpc.RpcError, match=words) as caught:
+        stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(**filters))  # type: ignore[arg-type]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(("bootstrap", "words"), [({"resamples": 0}, "0 resamples"), ({"confidence": 0.0}, "is 0.0")])
+def test_a_bootstrap_of_zero_is_the_callers_error(client: Client, bootstrap: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        client.compare(dataset="test", versions=[10, SERVING], **bootstrap)
+
+
+CALLS: dict[str, Callable[[Client], object]] = {
+    "predict": lambda client: client.predict({"x": ones(1)}),
+    "predict_many": lambda client: [raised(outcome) for outcome in client.predict_many([{"x": ones(1)}] * 5)],
+    "evaluate": lambda client: client.evaluate([({"x": ones(1)}, np.ones((1, OUTPUTS), np.float32))]),
+    "compare": lambda client: client.compare(dataset="test", versions=[SERVING, SERVING], resamples=1),
+    "evaluate_dataset": lambda client: client.evaluate_dataset("test"),
+    "list_evaluations": lambda client: list(client.list_evaluations()),
+    "watch_evaluations": lambda client: next(client.watch_evaluations()),
+    "metadata": lambda client: client.metadata(),
+    "status": lambda client: client.status(),
+    "checkpoints": lambda client: client.checkpoints(),
+    "unpin": lambda client: client.unpin(),
+}
+
+
+def raised(outcome: PredictResult | UnderstudyError) -> PredictResult:
+    if isinstance(outcome, UnderstudyError):
+        raise outcome
+    return outcome
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_may_name_the_model_and_no_other(service: RunningService, name: str) -> None:
+    call = CALLS[name]
+    with Client(service.grpc, model_name="model") as naming, Client(service.grpc, model_name="modem") as mistaken:
+        for _ in range(4):  # so that the server knows the bytes of a request, where it keeps them
+            call(naming)
+            with pytest.raises(NotFoundError, match="there is no model 'modem'; this server serves 'model'"):
+                call(mistaken)
 
 
 def test_predictions_and_streams_at_once_do_not_disturb_one_another(client: Client) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo
 from service.scripted_evaluator import ScriptedEvaluator, ScriptedStream, prediction
 
 from understudy.evaluator.evaluator_errors import (
@@ -24,6 +25,7 @@ from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.response_templates import Serializable
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.spool import Spools
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Notifier, Readiness
@@ -43,9 +45,13 @@ async def evaluator() -> ScriptedEvaluator:
     return ScriptedEvaluator()
 
 
+def model(evaluator: ScriptedEvaluator) -> ServedModel:
+    return ServedModel(name="model", evaluator=evaluator.as_evaluator)
+
+
 @pytest.fixture
 async def handlers(evaluator: ScriptedEvaluator) -> PredictionHandler:
-    return PredictionHandler(Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
+    return PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ async def evaluation(
     evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor, recorded: Notifier, readiness: Readiness
 ) -> EvaluationHandler:
     return EvaluationHandler(
-        evaluator.as_evaluator,
+        model(evaluator),
         recorded=recorded,
         readiness=readiness,
         executor=executor,
@@ -203,6 +209,27 @@ async def test_what_a_broken_stream_has_under_way_is_taken_back(
     assert [future.cancelled() for future in futures] == [True, True]
 
 
+async def test_a_stream_tells_of_one_request_what_a_unary_call_would_have_told(
+    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+) -> None:
+    evaluator.refusals = [OverloadedError("the queue is full", retry_after_seconds=0.25)]
+    answers = handlers.predict_stream(Told(item(), end=True), CALL)
+    (error,) = [streamed(answer).error async for answer in answers]
+    assert (error.code, error.message) == (Code.RESOURCE_EXHAUSTED, "the queue is full")
+    retry_info = RetryInfo()
+    assert error.details[0].Unpack(retry_info)
+    assert retry_info.retry_delay.ToTimedelta().total_seconds() == 0.25
+
+
+async def test_step_0_is_a_step(evaluator: ScriptedEvaluator, handlers: PredictionHandler) -> None:
+    request = item().request
+    request.version.step = 0
+    call = asyncio.create_task(handlers.predict(request, CALL))
+    (await evaluator.predictions.get()).set_result(prediction(0))
+    assert prediction_pb2.PredictResponse.FromString((await call).SerializeToString()).step == 0
+    assert evaluator.asked["version"] == 0
+
+
 async def test_a_stream_that_breaks_while_it_is_read_ends_with_the_reason(
     evaluator: ScriptedEvaluator, handlers: PredictionHandler
 ) -> None:
@@ -224,8 +251,8 @@ async def test_a_stream_is_scored_with_its_options(evaluator: ScriptedEvaluator,
     call = asyncio.create_task(evaluation.evaluate(Told(options(), batch(2), batch(3), end=True), CALL))
     for _ in range(2):
         (await stream.arrived.get()).set_result(None)
-    response = await call
-    assert (response.examples, response.batches, dict(response.metrics)) == (5, 2, {"loss": 0.5})
+    score = (await call).score
+    assert (score.examples, score.batches, dict(score.metrics)) == (5, 2, {"loss": 0.5})
     assert evaluator.asked["version"] == 7
     (metric,) = evaluator.asked["metrics"]
     assert (metric.name, metric.config) == ("AUC", {"num_thresholds": 5})
@@ -237,7 +264,7 @@ async def test_the_options_can_be_left_out(evaluator: ScriptedEvaluator, evaluat
     evaluator.opening.set_result(stream)
     call = asyncio.create_task(evaluation.evaluate(Told(batch(4), end=True), CALL))
     (await stream.arrived.get()).set_result(None)
-    assert (await call).examples == 4
+    assert (await call).score.examples == 4
     assert (evaluator.asked["version"], evaluator.asked["metrics"]) == ("serving", [])
 
 
@@ -266,7 +293,7 @@ async def test_a_full_queue_holds_a_stream_back_and_does_not_end_it(
     evaluator.opening.set_result(stream)
     call = asyncio.create_task(evaluation.evaluate(Told(batch(), end=True), CALL))
     (await stream.arrived.get()).set_result(None)
-    assert (await call).batches == 1
+    assert (await call).score.batches == 1
 
 
 @pytest.mark.parametrize(

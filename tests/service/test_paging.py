@@ -37,11 +37,12 @@ def test_no_token_is_the_beginning() -> None:
     assert paging.decode_token("", b"anything") == 0
 
 
-@pytest.mark.parametrize(("asked", "given_size"), [(0, 100), (1, 1), (1000, 1000), (5000, 1000)])
-def test_page_sizes_have_a_default_and_a_limit(asked: int, given_size: int) -> None:
+@pytest.mark.parametrize(("asked", "given_size"), [(None, 100), (1, 1), (1000, 1000), (5000, 1000)])
+def test_page_sizes_have_a_default_and_a_limit(asked: int | None, given_size: int) -> None:
     assert paging.page_size(asked) == given_size
 
 
-def test_a_negative_page_size_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="page_size is -1"):
-        paging.page_size(-1)
+@pytest.mark.parametrize("asked", [0, -1])
+def test_a_page_without_room_is_refused(asked: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"page_size is {asked}; give 1 to 1000, or leave it out for 100"):
+        paging.page_size(asked)

@@ -71,8 +71,10 @@ def test_what_is_matched_is_what_parsing_gives(several: list[list[bytes]]) -> No
             template_cache.learn(data, message)
 
 
-def predict_request(value: float, **version: Any) -> bytes:
-    request = prediction_pb2.PredictRequest(version=tensor_pb2.VersionSelector(**version) if version else None)
+def predict_request(value: float, *, model_name: str = "", **version: Any) -> bytes:
+    request = prediction_pb2.PredictRequest(
+        model_name=model_name, version=tensor_pb2.VersionSelector(**version) if version else None
+    )
     request.inputs["x"].CopyFrom(encode(np.full((2, 3), value, np.float32)))
     return request.SerializeToString()
 
@@ -102,6 +104,18 @@ def test_another_version_in_as_many_bytes_is_not_taken_for_the_same() -> None:
     assert template_cache.match(predict_request(1.0, step=7), 0) is not None
     assert template_cache.match(predict_request(1.0, step=8), 0) is None
     assert template_cache.match(predict_request(1.0, step=7)[:-1], 0) is None
+
+
+def test_a_matched_request_names_the_model_that_its_bytes_name() -> None:
+    template_cache = predict_requests.template_cache()
+    for name in ("this", "that"):
+        for _ in range(4):
+            data = predict_request(1.0, model_name=name)
+            template_cache.learn(data, prediction_pb2.PredictRequest.FromString(data))
+        matched = template_cache.match(predict_request(2.0, model_name=name), 0)
+        assert matched is not None
+        assert matched.model_name == name
+    assert template_cache.match(predict_request(2.0, model_name="this"), 0) is None
 
 
 def test_what_is_around_the_examples_is_not_kept_if_it_is_large() -> None:

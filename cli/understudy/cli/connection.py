@@ -31,6 +31,9 @@ class ConnectionSettings:
         default=("127.0.0.1:8500",),
         metadata={"help": "The server, or several separated by commas, used in turn.", "metavar": "HOST:PORT,..."},
     )
+    model_name: str = field(
+        default="", metadata={"help": "The model's name on the server; its only model by default.", "metavar": "NAME"}
+    )
     timeout_seconds: float | None = field(
         default=None,
         metadata={
@@ -62,7 +65,7 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
     if settings.timeout_seconds is not None:
         limits |= {"timeout_seconds": settings.timeout_seconds, "stream_timeout_seconds": settings.timeout_seconds}
     try:
-        client = Client(settings.target, **limits)
+        client = Client(settings.target, model_name=settings.model_name, **limits)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--target'") from error
     with client, reported(UnderstudyError):

@@ -15,7 +15,8 @@ const PROTOS = path.join(__dirname, "..", "..", "..", "proto");
 const DEADLINE_MILLISECONDS = 30000;
 
 function load(file) {
-  const options = { includeDirs: [PROTOS], keepCase: true, longs: Number, enums: String, defaults: true, oneofs: true };
+  const includeDirs = [PROTOS, path.join(PROTOS, "third_party")];
+  const options = { includeDirs, keepCase: true, longs: Number, enums: String, defaults: true, oneofs: true };
   return grpc.loadPackageDefinition(protoLoader.loadSync(file, options));
 }
 

@@ -45,6 +45,7 @@ class AsyncClient(AsyncModelCalls):
 
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
+        model_name: The model to call, by its name on the servers; their only one by default.
         timeout_seconds: The default timeout of a call with one response.
         stream_timeout_seconds: The default timeout of a streaming call.
         max_message_bytes: The largest message to send or receive. The server has its own limit.
@@ -54,7 +55,7 @@ class AsyncClient(AsyncModelCalls):
         self, inputs: Tensors, *, version: Version | None = None, timeout_seconds: float | None = None
     ) -> PredictResult:
         """Predict one batch; see `Client.predict`."""
-        request = requests.predict(inputs, version, await self._names(unless=isinstance(inputs, Mapping)))
+        request = self._requests.predict(inputs, version, await self._names(unless=isinstance(inputs, Mapping)))
         try:
             response = await self._ask(self._predictions.Predict, request, timeout_seconds)
         except InvalidArgumentError:
@@ -74,7 +75,7 @@ class AsyncClient(AsyncModelCalls):
 
         async def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
             names = await self._names(unless=isinstance(item, Mapping))
-            return prediction_pb2.PredictStreamRequest(request=requests.predict(item, version, names))
+            return prediction_pb2.PredictStreamRequest(request=self._requests.predict(item, version, names))
 
         call = self._predictions.PredictStream(None, timeout=self._stream_timeout(timeout_seconds))
         async with _ended(call), aclosing(outcomes(call, drawn(items), build, in_flight=in_flight)) as results:
@@ -91,12 +92,12 @@ class AsyncClient(AsyncModelCalls):
     ) -> EvaluateResult:
         """Score a version on batches; see `Client.evaluate`. A synchronous iterable is iterated on a thread."""
         call = self._evaluations.Evaluate(None, timeout=self._stream_timeout(timeout_seconds))
-        return responses.score(await self._sent(call, self._evaluate_messages(batches, version, metrics)))
+        return responses.score((await self._sent(call, self._evaluate_messages(batches, version, metrics))).score)
 
     async def _evaluate_messages(
         self, batches: Iterable[Any] | AsyncIterable[Any], version: Version | None, metrics: Sequence[str | Metric]
     ) -> AsyncGenerator[evaluation_pb2.EvaluateRequest]:
-        yield requests.evaluate_options(version, metrics)
+        yield self._requests.evaluate_options(version, metrics)
         async with aclosing(drawn(batches)) as source:
             async for batch in source:
                 names = await self._names(unless=requests.goes_by_name(batch))
@@ -115,7 +116,7 @@ class AsyncClient(AsyncModelCalls):
         timeout_seconds: float | None = None,
     ) -> CompareResult:
         """Score versions on the same batches and compare each with the first; see `Client.compare`."""
-        options = requests.compare_options(
+        options = self._requests.compare_options(
             versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
         )
         call = self._evaluations.Compare(None, timeout=self._stream_timeout(timeout_seconds))
@@ -139,7 +140,7 @@ class AsyncClient(AsyncModelCalls):
         timeout_seconds: float | None = None,
     ) -> Evaluation:
         """Score a version on a dataset of the server; the server also records the result in its ledger."""
-        request = requests.evaluate_dataset(dataset, version)
+        request = self._requests.evaluate_dataset(dataset, version)
         call = self._evaluations.EvaluateDataset(request, timeout=self._stream_timeout(timeout_seconds))
         async with _ended(call):
             with translated():
@@ -168,7 +169,7 @@ class AsyncClient(AsyncModelCalls):
             await asyncio.sleep(reconnection.pause_after(error))
 
     async def _watched_once(self, after: int) -> AsyncGenerator[Evaluation]:
-        request = evaluation_pb2.WatchEvaluationsRequest(after_sequence=after)
+        request = self._requests.watch_evaluations(after)
         call = self._evaluations.WatchEvaluations(request, timeout=self._stream_timeout_seconds)
         async with _ended(call):
             with translated():

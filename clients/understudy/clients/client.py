@@ -36,6 +36,7 @@ class Client(ModelCalls):
 
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
+        model_name: The model to call, by its name on the servers; their only one by default.
         timeout_seconds: The default timeout of a call with one response.
         stream_timeout_seconds: The default timeout of a streaming call.
         max_message_bytes: The largest message to send or receive. The server has its own limit.
@@ -53,7 +54,7 @@ class Client(ModelCalls):
             version: A step that is loaded, or a label; the serving version by default.
             timeout_seconds: Overrides the client's timeout.
         """
-        request = requests.predict(inputs, version, self._names(unless=isinstance(inputs, Mapping)))
+        request = self._requests.predict(inputs, version, self._names(unless=isinstance(inputs, Mapping)))
         try:
             response = self._ask(self._predictions.Predict, request, timeout_seconds)
         except InvalidArgumentError:
@@ -83,7 +84,7 @@ class Client(ModelCalls):
 
         def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
             return prediction_pb2.PredictStreamRequest(
-                request=requests.predict(item, version, self._names(unless=isinstance(item, Mapping)))
+                request=self._requests.predict(item, version, self._names(unless=isinstance(item, Mapping)))
             )
 
         pipeline = Pipeline(items, build, in_flight=in_flight)
@@ -113,12 +114,12 @@ class Client(ModelCalls):
             timeout_seconds: Overrides the client's timeout; for the whole stream.
         """
         messages = self._evaluate_messages(batches, version, metrics)
-        return responses.score(self._sent(self._evaluations.Evaluate, messages, timeout_seconds))
+        return responses.score(self._sent(self._evaluations.Evaluate, messages, timeout_seconds).score)
 
     def _evaluate_messages(
         self, batches: Iterable[Any], version: Version | None, metrics: Sequence[str | Metric]
     ) -> Iterator[evaluation_pb2.EvaluateRequest]:
-        yield requests.evaluate_options(version, metrics)
+        yield self._requests.evaluate_options(version, metrics)
         for batch in batches:
             yield requests.evaluate_batch(batch, self._names(unless=requests.goes_by_name(batch)))
 
@@ -146,7 +147,7 @@ class Client(ModelCalls):
             seed: The same examples in the same order with the same seed give the same intervals.
             timeout_seconds: Overrides the client's timeout; for the whole stream.
         """
-        options = requests.compare_options(
+        options = self._requests.compare_options(
             versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
         )
         messages = self._compare_messages(options, batches)
@@ -169,7 +170,7 @@ class Client(ModelCalls):
     ) -> Evaluation:
         """Score a version on a dataset of the server; the server also records the result in its ledger."""
         call = self._evaluations.EvaluateDataset(
-            requests.evaluate_dataset(dataset, version), timeout=self._stream_timeout(timeout_seconds)
+            self._requests.evaluate_dataset(dataset, version), timeout=self._stream_timeout(timeout_seconds)
         )
         with _ended(call), translated():
             for message in call:
@@ -203,7 +204,7 @@ class Client(ModelCalls):
             time.sleep(reconnection.pause_after(error))
 
     def _watched_once(self, after: int) -> Generator[Evaluation, None, None]:
-        request = evaluation_pb2.WatchEvaluationsRequest(after_sequence=after)
+        request = self._requests.watch_evaluations(after)
         call = self._evaluations.WatchEvaluations(request, timeout=self._stream_timeout_seconds)
         with _ended(call), translated():
             for message in call:

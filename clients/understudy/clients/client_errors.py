@@ -2,7 +2,7 @@
 
 UnderstudyError
 ├── InvalidArgumentError       the data or a parameter is invalid; the text names the value and what was expected
-├── NotFoundError              there is no such version, dataset or service; the text lists the existing ones
+├── NotFoundError              there is no such model, version, dataset or service; the text lists the existing ones
 ├── FailedPreconditionError    the server is not in a state to do this, such as scoring a model without a loss
 ├── UnavailableError           no server responds, has a model yet, or accepts calls; retries have failed
 ├── OverloadedError            a queue is full; carries the time to wait before a retry
@@ -21,9 +21,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
+
+if TYPE_CHECKING:
+    from google.rpc.status_pb2 import Status
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _INCIDENT = re.compile(r"\b[0-9a-f]{32}\b")
@@ -48,7 +51,7 @@ class InvalidArgumentError(UnderstudyError):
 
 
 class NotFoundError(UnderstudyError):
-    """There is no such version, dataset or service. The text lists the existing ones."""
+    """There is no such model, version, dataset or service. The text lists the existing ones."""
 
 
 class FailedPreconditionError(UnderstudyError):
@@ -136,13 +139,15 @@ def translated() -> Iterator[None]:
 def error_of(error: grpc.RpcError) -> UnderstudyError:
     """Return the typed error for an RpcError."""
     status = cast("_Status", error)
-    retry_after = _retry_after_seconds(status.trailing_metadata() or ())
+    details = _status_details(status.trailing_metadata() or ())
+    retry_after = None if details is None else _retry_after_seconds(details)
     return error_from_status(status.code(), status.details() or "", retry_after_seconds=retry_after)
 
 
-def error_from_code(number: int, message: str) -> UnderstudyError:
-    """Return the typed error for a ``google.rpc.Code`` in a message."""
-    return error_from_status(_CODES.get(number, grpc.StatusCode.UNKNOWN), message)
+def error_from_message(status: Status) -> UnderstudyError:
+    """Return the typed error for a ``google.rpc.Status`` in a message."""
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    return error_from_status(code, status.message, retry_after_seconds=_retry_after_seconds(status))
 
 
 def error_from_status(
@@ -161,18 +166,26 @@ def error_from_status(
     return error
 
 
-def _retry_after_seconds(metadata: Sequence[tuple[str, Any]]) -> float | None:
+def _status_details(metadata: Sequence[tuple[str, Any]]) -> Status | None:
+    """Return the ``google.rpc.Status`` in trailing metadata, if any."""
     details = next((value for key, value in metadata if key == _STATUS_DETAILS_KEY), None)
     if details is None:
         return None
     from google.protobuf.message import DecodeError
-    from google.rpc import error_details_pb2, status_pb2
+    from google.rpc.status_pb2 import Status
 
-    retry_info = error_details_pb2.RetryInfo()
     try:
-        status = status_pb2.Status.FromString(details)
+        return Status.FromString(details)
     except DecodeError:  # a proxy may send other details; the status is still valid
         return None
+
+
+def _retry_after_seconds(status: Status) -> float | None:
+    if not status.details:
+        return None
+    from google.rpc.error_details_pb2 import RetryInfo
+
+    retry_info = RetryInfo()
     if not any(detail.Unpack(retry_info) for detail in status.details):
         return None
     return float(retry_info.retry_delay.ToTimedelta().total_seconds())

@@ -40,12 +40,14 @@ class ModelCalls:
         self,
         targets: str | Sequence[str],
         *,
+        model_name: str = "",
         timeout_seconds: float = 30.0,
         stream_timeout_seconds: float = 3600.0,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
         self._timeout_seconds = timeout_seconds
         self._stream_timeout_seconds = stream_timeout_seconds
+        self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
         self._channel = grpc.insecure_channel(channel_target(targets), options=channel_options(max_message_bytes))
         self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
@@ -67,18 +69,18 @@ class ModelCalls:
 
     def metadata(self, *, version: Version | None = None, timeout_seconds: float | None = None) -> ModelMetadata:
         """Describe the inputs, outputs and devices of a version."""
-        response = self._ask(self._models.GetModelMetadata, requests.metadata(version), timeout_seconds)
+        response = self._ask(self._models.GetModelMetadata, self._requests.metadata(version), timeout_seconds)
         return responses.metadata(response)
 
     def status(self, *, timeout_seconds: float | None = None) -> ModelStatus:
         """Return the state of every version."""
-        request = model_pb2.GetModelStatusRequest()
-        return responses.status(self._ask(self._models.GetModelStatus, request, timeout_seconds))
+        return responses.status(self._ask(self._models.GetModelStatus, self._requests.status(), timeout_seconds))
 
     def checkpoints(self, *, timeout_seconds: float | None = None) -> tuple[Checkpoint, ...]:
         """List the checkpoints that the server sees, by ascending step."""
-        request = model_pb2.ListCheckpointsRequest()
-        return responses.checkpoints(self._ask(self._models.ListCheckpoints, request, timeout_seconds))
+        return responses.checkpoints(
+            self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), timeout_seconds)
+        )
 
     def list_evaluations(
         self,
@@ -92,7 +94,7 @@ class ModelCalls:
         """Yield the entries of the server's ledger, oldest first, and request pages as needed."""
         token, more = "", True
         while more:
-            request = requests.list_evaluations(
+            request = self._requests.list_evaluations(
                 page_token=token, dataset=dataset, min_step=min_step, max_step=max_step, outcome=outcome
             )
             page = self._ask(self._evaluations.ListEvaluations, request, timeout_seconds)
@@ -102,15 +104,15 @@ class ModelCalls:
 
     def promote(self, version: Version, *, timeout_seconds: float | None = None) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""
-        return self._promoted(requests.pin(version), timeout_seconds)
+        return self._promoted(self._requests.pin(version), timeout_seconds)
 
     def unpin(self, *, timeout_seconds: float | None = None) -> Promotion:
         """Remove the pin and follow the version policy again."""
-        return self._promoted(model_pb2.PromoteRequest(unpin=True), timeout_seconds)
+        return self._promoted(self._requests.unpin(), timeout_seconds)
 
     def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
         """Serve and pin the previous serving version."""
-        return self._promoted(model_pb2.PromoteRequest(roll_back=True), timeout_seconds)
+        return self._promoted(self._requests.roll_back(), timeout_seconds)
 
     def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:
         return responses.promotion(self._ask(self._models.Promote, request, timeout_seconds))

@@ -20,7 +20,6 @@ _LABELS: Final = {
     "best": tensor_pb2.VERSION_LABEL_BEST,
 }
 _OUTCOMES: Final = {
-    None: evaluation_pb2.EVALUATION_OUTCOME_UNSPECIFIED,
     "scored": evaluation_pb2.EVALUATION_OUTCOME_SCORED,
     "skipped": evaluation_pb2.EVALUATION_OUTCOME_SKIPPED,
     "failed": evaluation_pb2.EVALUATION_OUTCOME_FAILED,
@@ -59,42 +58,115 @@ class KnownNames:
         self.names = None
 
 
-def predict(inputs: Tensors, version: Version | None, names: Names) -> prediction_pb2.PredictRequest:
-    """Return a Predict request; arrays without names get the inputs' names."""
-    return prediction_pb2.PredictRequest(inputs=_input_tensors(inputs, names), version=selector(version))
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """Builds the requests to one model.
+
+    Attributes:
+        model_name: The model's name on the server; empty for the server's only one.
+    """
+
+    model_name: str
+
+    def predict(self, inputs: Tensors, version: Version | None, names: Names) -> prediction_pb2.PredictRequest:
+        """Return a Predict request; arrays without names get the inputs' names."""
+        return prediction_pb2.PredictRequest(
+            model_name=self.model_name, version=selector(version), inputs=_input_tensors(inputs, names)
+        )
+
+    def evaluate_options(
+        self, version: Version | None, metrics: Sequence[str | Metric]
+    ) -> evaluation_pb2.EvaluateRequest:
+        """Return the message that opens an Evaluate stream."""
+        options = evaluation_pb2.EvaluateOptions(
+            model_name=self.model_name, version=selector(version), metrics=_metric_specs(metrics)
+        )
+        return evaluation_pb2.EvaluateRequest(options=options)
+
+    def compare_options(
+        self,
+        versions: Sequence[Version],
+        metrics: Sequence[str | Metric],
+        *,
+        dataset: str | None,
+        resamples: int,
+        confidence: float,
+        seed: int,
+    ) -> evaluation_pb2.CompareRequest:
+        """Return the message that opens a Compare stream."""
+        options = evaluation_pb2.CompareOptions(
+            model_name=self.model_name,
+            versions=[selector(version) or tensor_pb2.VersionSelector() for version in versions],
+            metrics=_metric_specs(metrics),
+            dataset=dataset or "",
+            resamples=resamples,
+            confidence=confidence,
+            seed=seed,
+        )
+        return evaluation_pb2.CompareRequest(options=options)
+
+    def evaluate_dataset(self, dataset: str, version: Version | None) -> evaluation_pb2.EvaluateDatasetRequest:
+        """Return an EvaluateDataset request."""
+        return evaluation_pb2.EvaluateDatasetRequest(
+            model_name=self.model_name, version=selector(version), dataset=dataset
+        )
+
+    def list_evaluations(
+        self,
+        *,
+        page_token: str,
+        dataset: str | None,
+        min_step: int | None,
+        max_step: int | None,
+        outcome: EvaluationOutcome | None,
+    ) -> evaluation_pb2.ListEvaluationsRequest:
+        """Return the request for one page of the ledger."""
+        if outcome is not None and outcome not in _OUTCOMES:
+            raise InvalidArgumentError(f"outcome is {outcome!r}; expected one of {', '.join(_OUTCOMES)}")
+        return evaluation_pb2.ListEvaluationsRequest(
+            model_name=self.model_name,
+            page_token=page_token,
+            dataset=dataset or "",
+            min_step=min_step,
+            max_step=max_step,
+            outcome=None if outcome is None else _OUTCOMES[outcome],
+        )
+
+    def watch_evaluations(self, after_sequence: int) -> evaluation_pb2.WatchEvaluationsRequest:
+        """Return a WatchEvaluations request."""
+        return evaluation_pb2.WatchEvaluationsRequest(model_name=self.model_name, after_sequence=after_sequence)
+
+    def metadata(self, version: Version | None) -> model_pb2.GetModelMetadataRequest:
+        """Return a GetModelMetadata request."""
+        return model_pb2.GetModelMetadataRequest(model_name=self.model_name, version=selector(version))
+
+    def status(self) -> model_pb2.GetModelStatusRequest:
+        """Return a GetModelStatus request."""
+        return model_pb2.GetModelStatusRequest(model_name=self.model_name)
+
+    def checkpoints(self) -> model_pb2.ListCheckpointsRequest:
+        """Return a ListCheckpoints request."""
+        return model_pb2.ListCheckpointsRequest(model_name=self.model_name)
+
+    def pin(self, version: Version) -> model_pb2.PromoteRequest:
+        """Return the Promote request that pins a version."""
+        return model_pb2.PromoteRequest(
+            model_name=self.model_name, action=model_pb2.PROMOTE_ACTION_PIN, version=selector(version)
+        )
+
+    def unpin(self) -> model_pb2.PromoteRequest:
+        """Return the Promote request that removes the pin."""
+        return model_pb2.PromoteRequest(model_name=self.model_name, action=model_pb2.PROMOTE_ACTION_UNPIN)
+
+    def roll_back(self) -> model_pb2.PromoteRequest:
+        """Return the Promote request that serves the previous version."""
+        return model_pb2.PromoteRequest(model_name=self.model_name, action=model_pb2.PROMOTE_ACTION_ROLL_BACK)
 
 
 def goes_by_name(batch: Any) -> bool:
     """Return whether all arrays of a batch to score have names."""
     inputs, targets, *_ = batch_parts(batch)
     return isinstance(inputs, Mapping) and not isinstance(targets, tuple | list)
-
-
-def evaluate_options(version: Version | None, metrics: Sequence[str | Metric]) -> evaluation_pb2.EvaluateRequest:
-    """Return the message that opens an Evaluate stream."""
-    options = evaluation_pb2.EvaluateOptions(version=selector(version), metrics=_metric_specs(metrics))
-    return evaluation_pb2.EvaluateRequest(options=options)
-
-
-def compare_options(
-    versions: Sequence[Version],
-    metrics: Sequence[str | Metric],
-    *,
-    dataset: str | None,
-    resamples: int,
-    confidence: float,
-    seed: int,
-) -> evaluation_pb2.CompareRequest:
-    """Return the message that opens a Compare stream."""
-    options = evaluation_pb2.CompareOptions(
-        versions=[selector(version) or tensor_pb2.VersionSelector() for version in versions],
-        metrics=_metric_specs(metrics),
-        dataset=dataset or "",
-        resamples=resamples,
-        confidence=confidence,
-        seed=seed,
-    )
-    return evaluation_pb2.CompareRequest(options=options)
 
 
 def evaluate_batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateRequest:
@@ -117,42 +189,6 @@ def batch_parts(batch: Any) -> tuple[Any, ...]:
         came = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
         raise InvalidArgumentError(f"a batch is (x, y) or (x, y, sample_weight), but got {came}")
     return tuple(batch[:2]) if len(batch) == 2 or batch[2] is None else tuple(batch)  # noqa: PLR2004 - (x, y)
-
-
-def evaluate_dataset(dataset: str, version: Version | None) -> evaluation_pb2.EvaluateDatasetRequest:
-    """Return an EvaluateDataset request."""
-    return evaluation_pb2.EvaluateDatasetRequest(dataset=dataset, version=selector(version))
-
-
-def list_evaluations(
-    *,
-    page_token: str,
-    dataset: str | None,
-    min_step: int | None,
-    max_step: int | None,
-    outcome: EvaluationOutcome | None,
-) -> evaluation_pb2.ListEvaluationsRequest:
-    """Return the request for one page of the ledger."""
-    if outcome not in _OUTCOMES:
-        known = ", ".join(str(name) for name in _OUTCOMES if name)
-        raise InvalidArgumentError(f"outcome is {outcome!r}; expected one of {known}")
-    return evaluation_pb2.ListEvaluationsRequest(
-        page_token=page_token,
-        dataset=dataset or "",
-        min_step=min_step,
-        max_step=max_step,
-        outcome=_OUTCOMES[outcome],
-    )
-
-
-def metadata(version: Version | None) -> model_pb2.GetModelMetadataRequest:
-    """Return a GetModelMetadata request."""
-    return model_pb2.GetModelMetadataRequest(version=selector(version))
-
-
-def pin(version: Version) -> model_pb2.PromoteRequest:
-    """Return the Promote request that pins a version."""
-    return model_pb2.PromoteRequest(pin=selector(version))
 
 
 def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:

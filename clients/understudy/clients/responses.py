@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from understudy.clients.client_errors import InternalError, UnderstudyError, error_from_code
+from understudy.clients.client_errors import InternalError, UnderstudyError, error_from_message
 from understudy.clients.types import (
     Checkpoint,
     ComparedVersion,
@@ -52,20 +52,20 @@ def prediction(response: prediction_pb2.PredictResponse) -> PredictResult:
 def streamed_prediction(response: prediction_pb2.PredictStreamResponse) -> PredictResult | UnderstudyError:
     """Read one response of a PredictStream: the result, or why this one request failed."""
     if response.HasField("error"):
-        return error_from_code(response.error.code, response.error.message)
+        return error_from_message(response.error)
     return prediction(response.response)
 
 
-def score(response: evaluation_pb2.EvaluateResponse) -> EvaluateResult:
-    """Read an Evaluate response."""
+def score(message: evaluation_pb2.Score) -> EvaluateResult:
+    """Read the score of one version."""
     return EvaluateResult(
-        metrics=dict(response.metrics),
-        examples=response.examples,
-        batches=response.batches,
-        step=response.step,
-        waiting_seconds=response.waiting_seconds,
-        computing_seconds=response.computing_seconds,
-        notes=tuple(response.notes),
+        metrics=dict(message.metrics),
+        examples=message.examples,
+        batches=message.batches,
+        step=message.step,
+        waiting_seconds=message.waiting_seconds,
+        computing_seconds=message.computing_seconds,
+        notes=tuple(message.notes),
     )
 
 
@@ -115,7 +115,10 @@ def dataset_event(event: evaluation_pb2.EvaluateDatasetResponse) -> Progress | E
     if event.HasField("record"):
         return evaluation(event.record)
     progress = event.progress
-    return Progress(examples=progress.examples, total_examples=progress.total_examples or None)
+    return Progress(
+        examples=progress.examples,
+        total_examples=progress.total_examples if progress.HasField("total_examples") else None,
+    )
 
 
 @_readable()

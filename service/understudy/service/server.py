@@ -262,9 +262,9 @@ class Service:
         model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
         predictor = Predictor(evaluator, coalescing)
         return RequestHandlers(
-            prediction=PredictionHandler(predictor, stream_depth=settings.stream_depth),
+            prediction=PredictionHandler(model, predictor, stream_depth=settings.stream_depth),
             evaluation=EvaluationHandler(
-                evaluator,
+                model,
                 recorded=self._recorded,
                 readiness=self._readiness,
                 executor=self._executor,
@@ -274,7 +274,7 @@ class Service:
                 ),
                 spools=Spools(settings.spool_dir, max_bytes=settings.spool_mib * 1024 * 1024),
             ),
-            model=ModelHandler(evaluator, model_name=model.name, executor=self._executor),
+            model=ModelHandler(model, executor=self._executor),
             metrics=MetricsHandler(self._registry, executor=self._executor),
             inference=InferenceHandler(
                 model,

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -138,13 +137,18 @@ DETAILS_KEY = "grpc-status-details-bin"
 """The trailing metadata key under which gRPC libraries look for a serialized ``google.rpc.Status``."""
 
 
+def status_message(failure: Failure) -> Status:
+    """Return the status of a failure, with ``RetryInfo`` if the time of a retry is known."""
+    status = Status(code=failure.code, message=failure.message)
+    if failure.retry_after_seconds is not None:
+        fraction, whole = math.modf(max(0.0, failure.retry_after_seconds))
+        delay = Duration(seconds=int(whole), nanos=round(fraction * 1e9))
+        status.details.add().Pack(RetryInfo(retry_delay=delay))
+    return status
+
+
 def status_details(failure: Failure) -> bytes | None:
-    """Return a serialized ``google.rpc.Status`` with ``RetryInfo`` if the time of a retry is known, else None."""
-    if failure.retry_after_seconds is None:
-        return None
-    fraction, whole = math.modf(max(0.0, failure.retry_after_seconds))
-    delay = Duration(seconds=int(whole), nanos=round(fraction * 1e9))
-    detail = AnyMessage()
-    detail.Pack(RetryInfo(retry_delay=delay))
-    serialized: bytes = Status(code=failure.code, message=failure.message, details=[detail]).SerializeToString()
+    """Return a serialized `status_message` if it says more than the code and the message, else None."""
+    status = status_message(failure)
+    serialized: bytes | None = status.SerializeToString() if status.details else None
     return serialized

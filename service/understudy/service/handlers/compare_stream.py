@@ -10,12 +10,12 @@ from concurrent.futures import Executor, Future
 from functools import partial
 
 from understudy.evaluator.evaluation.comparison import Comparison
-from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
 from understudy.evaluator.types import Batch, Signature
 from understudy.service.calls.call import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.spool import Spool, Spools
 from understudy.service.predictor import abandon, begun
 from understudy.v1 import evaluation_pb2
@@ -24,7 +24,7 @@ Incoming = BatchStream[evaluation_pb2.CompareRequest]
 
 
 async def compare_stream(
-    evaluator: Evaluator,
+    model: ServedModel,
     requests: AsyncIterator[evaluation_pb2.CompareRequest],
     call: CallContext,
     *,
@@ -35,7 +35,7 @@ async def compare_stream(
     """Compare versions on the batches of a stream, or on a dataset.
 
     Args:
-        evaluator: Runs the comparison.
+        model: The served model, whose evaluator runs the comparison.
         requests: Options, then batches unless the options name a dataset.
         call: The call that the stream belongs to.
         executor: Runs blocking calls.
@@ -43,6 +43,7 @@ async def compare_stream(
         spools: Store batches for versions that are not loaded.
 
     Raises:
+        UnknownModelError: The options name another model.
         InvalidInputError: There are no options, they are invalid, or batches and a dataset are both present or both
             missing.
         StreamIdleError: The stream was idle for too long, or lasted too long.
@@ -52,11 +53,12 @@ async def compare_stream(
     if first is None:
         raise InvalidInputError("the first message is a batch; send options with the versions to compare first")
     options = first.options
+    model.check_optional_name(options.model_name)
     if options.dataset and await incoming.next_batch() is not None:
         raise InvalidInputError(f"got a batch beside the dataset {options.dataset!r}; send one or the other")
     batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools)
     compare = partial(
-        evaluator.compare,
+        model.evaluator.compare,
         [messages.version(version) for version in options.versions],
         options.dataset or batches,
         metrics=messages.metric_specs(options.metrics),

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
-from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.types import Array, Batch, EvaluationResult
 from understudy.service.calls.call import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.predictor import abandon
 from understudy.v1 import evaluation_pb2
 
@@ -26,7 +26,7 @@ Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
 
 
 async def score_stream(
-    evaluator: Evaluator,
+    model: ServedModel,
     requests: AsyncIterator[evaluation_pb2.EvaluateRequest],
     call: CallContext,
     *,
@@ -36,20 +36,22 @@ async def score_stream(
     """Score one version on the batches of a stream.
 
     Args:
-        evaluator: Scores the batches.
+        model: The served model, whose evaluator scores the batches.
         requests: Optional options, then batches.
         call: The call that the stream belongs to.
         executor: Runs blocking calls.
         limits: The limits of the stream.
 
     Raises:
+        UnknownModelError: The options name another model.
         InvalidInputError: Options are not the first message or are sent twice, or there is no batch.
         StreamIdleError: The stream was idle for too long, or lasted too long.
     """
     incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
     options = evaluation_pb2.EvaluateOptions() if first is None else first.options
-    opening = evaluator.open_stream(
+    model.check_optional_name(options.model_name)
+    opening = model.evaluator.open_stream(
         version=messages.version(options.version),
         metrics=messages.metric_specs(options.metrics),
         deadline=call.deadline,

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from functools import partial
 
-from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.call import CallContext
@@ -16,6 +15,7 @@ from understudy.service.handlers.batch_stream import StreamLimits
 from understudy.service.handlers.compare_stream import compare_stream
 from understudy.service.handlers.evaluate_stream import score_stream
 from understudy.service.handlers.places import Places
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.spool import Spools
 from understudy.service.predictor import abandon, begun
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
@@ -36,7 +36,7 @@ class EvaluationHandler:
     """Scores versions and reads the ledger. Belongs to the event loop's thread.
 
     Args:
-        evaluator: Scores versions and keeps the ledger.
+        model: The served model, whose evaluator scores versions and keeps the ledger.
         recorded: Notifies of new entries of the ledger, and of the start of draining.
         readiness: The state of the service.
         executor: Runs blocking calls.
@@ -46,7 +46,7 @@ class EvaluationHandler:
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        model: ServedModel,
         *,
         recorded: Notifier,
         readiness: Readiness,
@@ -54,7 +54,8 @@ class EvaluationHandler:
         limits: StreamLimits,
         spools: Spools,
     ) -> None:
-        self._evaluator = evaluator
+        self._model = model
+        self._evaluator = model.evaluator
         self._recorded = recorded
         self._readiness = readiness
         self._executor = executor
@@ -68,8 +69,8 @@ class EvaluationHandler:
     ) -> evaluation_pb2.EvaluateResponse:
         """Score one version on the batches of a stream."""
         with self._evaluations.taken():
-            result = await score_stream(self._evaluator, requests, call, executor=self._executor, limits=self._limits)
-        return messages.evaluate_response(result)
+            result = await score_stream(self._model, requests, call, executor=self._executor, limits=self._limits)
+        return evaluation_pb2.EvaluateResponse(score=messages.score(result))
 
     async def compare(
         self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
@@ -77,7 +78,7 @@ class EvaluationHandler:
         """Score versions on the same batches and compare each with the first."""
         with self._comparisons.taken():
             comparison = await compare_stream(
-                self._evaluator, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
+                self._model, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
             )
         return messages.compare_response(comparison)
 
@@ -85,6 +86,7 @@ class EvaluationHandler:
         self, request: evaluation_pb2.EvaluateDatasetRequest, call: CallContext
     ) -> AsyncGenerator[evaluation_pb2.EvaluateDatasetResponse, None]:
         """Score one version on a dataset of the server; yield the latest progress, and finally the record."""
+        self._model.check_optional_name(request.model_name)
         if not request.dataset:
             raise InvalidInputError("the request names no dataset; GetModelMetadata lists the datasets")
         progress = _Progress()
@@ -109,7 +111,8 @@ class EvaluationHandler:
     ) -> evaluation_pb2.ListEvaluationsResponse:
         """Return one page of the ledger."""
         del call
-        size = paging.page_size(request.page_size)
+        self._model.check_optional_name(request.model_name)
+        size = paging.page_size(request.page_size if request.HasField("page_size") else None)
         filters = _filters_of(request)
         entries = await self._page(
             after_sequence=paging.decode_token(request.page_token, filters),
@@ -117,7 +120,7 @@ class EvaluationHandler:
             dataset=request.dataset or None,
             min_step=request.min_step if request.HasField("min_step") else None,
             max_step=request.max_step if request.HasField("max_step") else None,
-            outcome=messages.outcome(request.outcome),
+            outcome=messages.outcome(request.outcome) if request.HasField("outcome") else None,
         )
         more = len(entries) > size
         page = entries[:size]
@@ -131,9 +134,10 @@ class EvaluationHandler:
     ) -> AsyncGenerator[evaluation_pb2.WatchEvaluationsResponse, None]:
         """Yield every existing and new entry after a sequence number, until the service drains."""
         del call
-        after = request.after_sequence
+        self._model.check_optional_name(request.model_name)
+        after = request.after_sequence  # 0, and so before the first entry, if absent
         if after < 0:
-            raise InvalidInputError(f"after_sequence is {after}; give the last sequence seen, or 0 for all")
+            raise InvalidInputError(f"after_sequence is {after}; give the last sequence seen, or leave it out for all")
         while True:
             recorded = self._recorded.subscribe()
             entries = await self._page(after_sequence=after, limit=WATCH_PAGE_SIZE)
@@ -160,7 +164,7 @@ class _Progress:
 
     def report(self, examples: int, total: int | None) -> None:
         """Record progress, on any thread."""
-        self._latest = evaluation_pb2.EvaluationProgress(examples=examples, total_examples=total or 0)
+        self._latest = evaluation_pb2.EvaluationProgress(examples=examples, total_examples=total)
         self.changed.notify_threadsafe()
 
     async def events_until(

@@ -29,7 +29,6 @@ from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import data_type, decode_all, encode_all
 
 _LABELS: Mapping[int, VersionLabel] = {
-    tensor_pb2.VERSION_LABEL_UNSPECIFIED: "serving",
     tensor_pb2.VERSION_LABEL_SERVING: "serving",
     tensor_pb2.VERSION_LABEL_LATEST: "latest",
     tensor_pb2.VERSION_LABEL_BEST: "best",
@@ -65,7 +64,10 @@ def version(selector: tensor_pb2.VersionSelector) -> Version:
     Raises:
         InvalidInputError: The step is negative, or the label is unknown.
     """
-    if selector.WhichOneof("version") == "step":
+    kind = selector.WhichOneof("version")
+    if kind is None:
+        return "serving"
+    if kind == "step":
         if selector.step < 0:
             raise InvalidInputError(f"version.step is {selector.step}; a step is a number from 0 up")
         return selector.step
@@ -104,14 +106,12 @@ def metric_specs(messages: Sequence[evaluation_pb2.MetricSpec]) -> list[MetricSp
     return [MetricSpec(name=_metric_name(message), config=_metric_config(message)) for message in messages]
 
 
-def outcome(number: int) -> EvaluationOutcome | None:
-    """Return the outcome of an enum's number, None for UNSPECIFIED.
+def outcome(number: int) -> EvaluationOutcome:
+    """Return the outcome of an enum's number.
 
     Raises:
-        InvalidInputError: There is no such number.
+        InvalidInputError: There is no such outcome.
     """
-    if number == evaluation_pb2.EVALUATION_OUTCOME_UNSPECIFIED:
-        return None
     if number not in _OUTCOMES_BY_NUMBER:
         known = ", ".join(outcome.name for outcome in EvaluationOutcome)
         raise InvalidInputError(f"outcome {number} is unknown; give one of {known}, or none for all")
@@ -123,9 +123,9 @@ def predict_response(prediction: Prediction) -> prediction_pb2.PredictResponse:
     return prediction_pb2.PredictResponse(outputs=encode_all(prediction.outputs), step=prediction.step)
 
 
-def evaluate_response(result: EvaluationResult) -> evaluation_pb2.EvaluateResponse:
-    """Return the score of one stream."""
-    return evaluation_pb2.EvaluateResponse(
+def score(result: EvaluationResult) -> evaluation_pb2.Score:
+    """Return the score of one version."""
+    return evaluation_pb2.Score(
         metrics=result.metrics,
         examples=result.examples,
         step=result.step,
@@ -137,16 +137,16 @@ def evaluate_response(result: EvaluationResult) -> evaluation_pb2.EvaluateRespon
 
 
 def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOptions:
-    """Return the options of the bootstrap, with defaults for unset fields.
+    """Return the options of the bootstrap, with defaults for absent fields.
 
     Raises:
         InvalidInputError: A value is out of range.
     """
     default = BootstrapOptions()
     return BootstrapOptions(
-        resamples=options.resamples or default.resamples,
-        confidence=options.confidence or default.confidence,
-        seed=options.seed,
+        resamples=options.resamples if options.HasField("resamples") else default.resamples,
+        confidence=options.confidence if options.HasField("confidence") else default.confidence,
+        seed=options.seed if options.HasField("seed") else default.seed,
     )
 
 
@@ -165,7 +165,7 @@ def _compared_version(version: ComparedVersion) -> evaluation_pb2.ComparedVersio
     apart = version.loss_difference
     paired = None if apart is None else evaluation_pb2.LossDifference(mean=apart.mean, low=apart.low, high=apart.high)
     return evaluation_pb2.ComparedVersion(
-        score=evaluate_response(version.score), differences=version.differences, loss_difference=paired
+        score=score(version.score), differences=version.differences, loss_difference=paired
     )
 
 

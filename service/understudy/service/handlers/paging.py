@@ -17,15 +17,19 @@ LARGEST_SEQUENCE = 2**63 - 1
 _TOKEN = struct.Struct(">QL")
 
 
-def page_size(asked: int) -> int:
-    """Return the number of entries of a page: the default for 0, and at most the largest size.
+def page_size(asked: int | None) -> int:
+    """Return the number of entries of a page: the default for None, and at most the largest size.
 
     Raises:
-        InvalidInputError: The size is negative.
+        InvalidInputError: The size is less than 1.
     """
-    if asked < 0:
-        raise InvalidInputError(f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}")
-    return min(asked or DEFAULT_PAGE_SIZE, LARGEST_PAGE_SIZE)
+    if asked is None:
+        return DEFAULT_PAGE_SIZE
+    if asked < 1:
+        raise InvalidInputError(
+            f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or leave it out for {DEFAULT_PAGE_SIZE}"
+        )
+    return min(asked, LARGEST_PAGE_SIZE)
 
 
 def encode_token(after_sequence: int, filters: bytes) -> str:

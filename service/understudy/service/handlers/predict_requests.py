@@ -18,10 +18,12 @@ class TemplatedPredict(NamedTuple):
     Attributes:
         inputs: Every input by name.
         version: The requested version.
+        model_name: The requested model; empty for the only one.
     """
 
     inputs: Arrays
     version: Version
+    model_name: str
 
 
 _MAP_VALUE = 2
@@ -54,7 +56,7 @@ def arguments(request: PredictRequest) -> tuple[Arrays, Version]:
         InvalidInputError: The step is negative, or the label is unknown.
     """
     if isinstance(request, TemplatedPredict):
-        return request
+        return request.inputs, request.version
     return decode_all(request.inputs), messages.version(request.version)
 
 
@@ -71,9 +73,10 @@ def _template_of(request: prediction_pb2.PredictRequest) -> RequestTemplate[Temp
     except (WireError, InvalidInputError):
         return None
     ((name, array),) = inputs.items()
+    model_name = request.model_name
     return template_with(
         request.inputs[name].content,
         array,
-        lambda array: TemplatedPredict(inputs={name: array}, version=asked),
-        others=(name, asked),
+        lambda array: TemplatedPredict(inputs={name: array}, version=asked, model_name=model_name),
+        others=(name, asked, model_name),
     )

@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from understudy.evaluator.types import Prediction
 from understudy.service.calls.call import CallContext
-from understudy.service.calls.status import Failure
+from understudy.service.calls.status import Failure, status_message
 from understudy.service.handlers import messages, predict_requests
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
 from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
+from understudy.service.handlers.served_model import ServedModel
 from understudy.service.predictor import Predictor
 from understudy.v1 import prediction_pb2
 
@@ -19,11 +20,13 @@ class PredictionHandler:
     """Runs the model on examples. Belongs to the event loop's thread.
 
     Args:
+        model: The served model.
         predictor: Starts predictions.
         stream_depth: The largest number of unanswered requests of one stream.
     """
 
-    def __init__(self, predictor: Predictor, *, stream_depth: int) -> None:
+    def __init__(self, model: ServedModel, predictor: Predictor, *, stream_depth: int) -> None:
+        self._model = model
         self._predictor = predictor
         self._stream_depth = stream_depth
         self._responses = ResponseTemplateCache(messages.predict_response)
@@ -51,6 +54,7 @@ class PredictionHandler:
 
     def _begin(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_admission(call)
+        self._model.check_optional_name(request.model_name)
         inputs, version = predict_requests.arguments(request)
         return self._predictor.begin(inputs, version=version, deadline=call.deadline)
 
@@ -60,5 +64,4 @@ def _stream_response(prediction: Prediction) -> prediction_pb2.PredictStreamResp
 
 
 def _error_response(failure: Failure) -> prediction_pb2.PredictStreamResponse:
-    error = prediction_pb2.PredictError(code=failure.code, message=failure.message)
-    return prediction_pb2.PredictStreamResponse(error=error)
+    return prediction_pb2.PredictStreamResponse(error=status_message(failure))

@@ -22,7 +22,7 @@ LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """The model for the handlers of other protocols.
+    """The one model of this server.
 
     Attributes:
         name: The name the model is served under.
@@ -36,6 +36,11 @@ class ServedModel:
         """Raise UnknownModelError unless this is the model's name."""
         if name != self.name:
             raise UnknownModelError(f"there is no model {name!r}; this server serves {self.name!r}")
+
+    def check_optional_name(self, name: str) -> None:
+        """Raise UnknownModelError unless this is the model's name, or empty."""
+        if name:
+            self.check_name(name)
 
     def describe(self, version: Version) -> ModelDescription:
         """Describe one loaded version; raise what `Evaluator.metadata` raises."""
