@@ -96,12 +96,18 @@ bench-peers: $(VENV)/.installed ## Measure it beside Triton, pytriton, KServe an
 	$(BIN)/python -m benchmarks.speed --peers $(BENCH_OPTIONS)
 
 .PHONY: check
-check: $(VENV)/.installed ## Check format, lint, types and the Dockerfile
+check: $(VENV)/.installed ## Check format, lint, types, the protocol and the Dockerfile
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against proto/baseline.binpb
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python tools/reference.py --check
+
+.PHONY: protocol-baseline
+protocol-baseline: $(VENV)/.installed ## Make today's protocol the one that `make check` compares with (CONTRIBUTING.md)
+	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
 
 .PHONY: format
 format: $(VENV)/.installed ## Format the code and apply automatic fixes
