@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.compat import functional_graph, operation_of
 
 _Path = tuple[str | int, ...]
 _SEQUENCE_RANK = 2
@@ -94,12 +95,8 @@ def interface_of(model: Any) -> ModelInterface:
     Raises:
         SignatureError: The model was never built, or cannot be called on the shapes it was built with.
     """
-    import keras
-
-    graph = model._functional if isinstance(model, keras.Sequential) else model  # noqa: SLF001 - it keeps the nesting
-    if isinstance(graph, keras.src.models.Functional):
-        return _interface_of_functional(graph)
-    return _interface_of_subclassed(model)
+    graph = functional_graph(model)
+    return _interface_of_subclassed(model) if graph is None else _interface_of_functional(graph)
 
 
 def _interface_of_functional(model: Any) -> ModelInterface:
@@ -245,13 +242,13 @@ def _spec(name: str, tensor: Any, *, positional: bool) -> TensorSpec:
 
 
 def _input_name(_: _Path, tensor: Any) -> str | None:
-    return _given_name(tensor._keras_history.operation)  # noqa: SLF001 - Keras offers no other way to the layer
+    return _given_name(operation_of(tensor))
 
 
 def _output_name(path: _Path, tensor: Any) -> str | None:
     if _has_key(path):
         return None
-    return _given_name(tensor._keras_history.operation)  # noqa: SLF001 - Keras offers no other way to the layer
+    return _given_name(operation_of(tensor))
 
 
 def _no_name(_: _Path, __: Any) -> str | None:

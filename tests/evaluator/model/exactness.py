@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from evaluator.model import sample_models
 
-from understudy.evaluator.model.masks import put_mask
+from understudy.compat import put_mask
 from understudy.evaluator.model.scoring_program import alone
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch, MetricSpec

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from understudy.compat import leave_gradients_as_they_are
 from understudy.trainer.trainer_errors import ModelError
 
 
@@ -30,8 +31,7 @@ def sum_before_applying(optimizer: keras.optimizers.Optimizer) -> None:
         return apply(_sum_over_replicas(grads), trainable_variables)
 
     optimizer.apply = apply_sum
-    # Keras would add them up again here.
-    inner._all_reduce_sum_gradients = list  # noqa: SLF001 - Keras 2 had an argument for it, Keras 3 has none
+    leave_gradients_as_they_are(inner)
 
 
 def _sum_over_replicas(grads: Sequence[Any]) -> list[Any]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import faulthandler
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute import multi_worker_util
-from tensorflow.python.eager import context
 
+from understudy.compat import bound_cluster_registration
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.tf_config import ClusterTask
 from understudy.trainer.trainer_errors import ClusterTimeoutError
@@ -40,7 +38,7 @@ def join(
     """
     # Neither evaluators nor parameter servers take part in synchronous training.
     jobs = {role: list(task.cluster[role]) for role in ("chief", "worker") if task.cluster.get(role)}
-    _bound_registration(jobs, seconds)
+    bound_cluster_registration(jobs, seconds)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs),
         task_type=task.role,
@@ -55,24 +53,6 @@ def join(
                 f"every task of the cluster answered, but they could not be joined in {seconds:g} s: "
                 f"{_reason(error.message)}; start every task again",
             ) from error
-
-
-def _bound_registration(jobs: Mapping[str, Sequence[str]], seconds: float) -> None:
-    """Bound the wait of TensorFlow's coordination service for a missing task, an hour by default.
-
-    The configuration is MultiWorkerMirroredStrategy's own, which it keeps if it finds one.
-    """
-    eager = context.context()
-    eager.configure_coordination_service(
-        service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(tf.train.ClusterSpec(jobs)),
-        cluster_register_timeout_in_ms=int(seconds * 1000),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
-            for name, addresses in jobs.items()
-        ],
-    )
-    eager.coordination_service.cluster_register_with_barrier = True
 
 
 def _reason(message: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from understudy.compat import build_for, mask_of, without_automatic_xla
 from understudy.experiments import Experiment, ExperimentError
-from understudy.trainer import xla
 from understudy.trainer.gradients import sum_before_applying
 from understudy.trainer.trainer_errors import ModelError
 
@@ -24,11 +24,11 @@ def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
         ModelError: The result is not a built and compiled model, or the loop cannot train it.
     """
     keras.utils.set_random_seed(seed)
-    try:
-        with xla.off_by_default():
+    with without_automatic_xla():  # with it, the numbers of a training would depend on the machine
+        try:
             model = experiment.build_model()
-    except Exception as error:
-        raise ExperimentError(f"{experiment.name}: build_model() raised {type(error).__name__}: {error}") from error
+        except Exception as error:
+            raise ExperimentError(f"{experiment.name}: build_model() raised {type(error).__name__}: {error}") from error
     _check(model)
     model.optimizer.build(model.trainable_variables)
     return model
@@ -45,10 +45,9 @@ def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, e
     Raises:
         ModelError: The model cannot be trained exactly on several replicas, or not under the strategy.
     """
-    xla.check_supported(model, strategy)
+    _check_xla(model, strategy)
     with strategy.scope():
-        # Keras' fit does the same; no public API builds the metrics' variables before the first update.
-        model._symbolic_build(data_batch=element_spec)  # noqa: SLF001
+        build_for(model, element_spec)
     if strategy.num_replicas_in_sync > 1:
         _check_loss(model)
         sum_before_applying(model.optimizer)
@@ -70,6 +69,15 @@ def _check(model: Any) -> None:
         raise ModelError("the model is compiled with run_eagerly=True; the loop runs in a graph, so leave that out")
 
 
+def _check_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    alone = strategy is tf.distribute.get_strategy() or isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    if model.jit_compile and not alone:
+        raise ModelError(
+            "the model is compiled with jit_compile=True, which TensorFlow cannot do under a strategy of several "
+            "replicas (their gradients are added up within the step); leave it out, or train with strategy one_device",
+        )
+
+
 def _check_loss(model: keras.Model) -> None:
     for loss in keras.tree.flatten(model.loss):
         if getattr(loss, "reduction", None) == "mean_with_sample_weight":
@@ -77,7 +85,7 @@ def _check_loss(model: keras.Model) -> None:
                 f"the loss {loss.name!r} is divided by the sum of the sample weights, which each replica would do for "
                 "its own part of the batch; use reduction='sum_over_batch_size', or strategy one_device",
             )
-    if any(getattr(output, "_keras_mask", None) is not None for output in getattr(model, "outputs", None) or ()):
+    if any(mask_of(output) is not None for output in getattr(model, "outputs", None) or ()):
         _log.warning(
             "the model's output is masked: every replica takes the mean over its own unmasked part, as in Keras' fit, "
             "so that the weights differ a little from those of one device",

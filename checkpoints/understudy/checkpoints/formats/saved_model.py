@@ -13,6 +13,7 @@ from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, read_bundle
 from understudy.checkpoints.kinds import ModelKind
+from understudy.compat import parse_fingerprint, parse_saved_model
 
 GRAPH_FILE = "saved_model.pb"
 _FINGERPRINT = "fingerprint.pb"
@@ -58,10 +59,8 @@ class SavedModelFolder:
 
 def _check_graph(copy: Path) -> None:
     """Raise ValueError unless the graph is complete. TensorFlow renames it into place, but a copying tool may not."""
-    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
-
     try:
-        graphs = SavedModel.FromString((copy / GRAPH_FILE).read_bytes()).meta_graphs
+        graphs = parse_saved_model((copy / GRAPH_FILE).read_bytes()).meta_graphs
     except DecodeError as error:
         raise ValueError(f"{GRAPH_FILE} cannot be read: {error}") from error
     if not graphs:
@@ -75,10 +74,9 @@ def _check_fingerprint(copy: Path) -> None:
     TensorFlow writes fingerprints since 2.12; older SavedModels are not checked.
     """
     import tensorflow as tf
-    from tensorflow.core.protobuf.fingerprint_pb2 import FingerprintDef
 
     try:
-        expected = FingerprintDef.FromString((copy / _FINGERPRINT).read_bytes()).checkpoint_hash
+        expected = parse_fingerprint((copy / _FINGERPRINT).read_bytes()).checkpoint_hash
     except FileNotFoundError:
         return
     except DecodeError as error:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # no public API frees kernels
+
+from understudy.compat import call_flat, clear_kernels
 
 _MAX_NODES = 1000
 _MAX_BYTES = 2**20
@@ -43,6 +44,7 @@ class DirectCall:
         self._dtypes = [tensor.dtype for tensor in function.outputs]
         self._has_gpu = any("GPU" in device.upper() for device in devices)
         on_first_cpu = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
+        self._call_flat = call_flat(function)
         self._is_direct = on_first_cpu and _is_small(function)
         if self._is_direct:
             weakref.finalize(self, _dropped.append, None).atexit = False
@@ -59,7 +61,7 @@ class DirectCall:
                 tf.device("CPU:0") if self._has_gpu else contextlib.nullcontext()
             ):  # else all tensors go to the first GPU
                 tensors = [tf.convert_to_tensor(argument) for argument in arguments]
-            return list(self.function.inference_fn.call_flat(*tensors, *captured))
+            return list(self._call_flat(*tensors, *captured))
         return tf.raw_ops.StatefulPartitionedCall(  # type: ignore[no-any-return]
             args=[*arguments, *captured], Tout=self._dtypes, f=self.function
         )
@@ -111,7 +113,7 @@ def give_back_kernels() -> bool:
     if len(_dropped) < _MAX_DROPPED:
         return False
     _dropped.clear()
-    context.context().clear_kernel_cache()
+    clear_kernels()
     return True
 
 

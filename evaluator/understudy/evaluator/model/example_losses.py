@@ -8,10 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.compile_utils import get_loss  # Keras resolves the arguments of `compile` with it
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.evaluator.model.masks import put_mask
+from understudy.compat import compiled_loss, loss_for, put_mask
 from understudy.evaluator.model.scoring_program import ScoringData, alone
 from understudy.evaluator.types import Array
 
@@ -35,7 +34,7 @@ class PerExampleLoss(keras.losses.Loss):
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """See the class."""
-        loss = get_loss(self._loss, y_true, y_pred)
+        loss = loss_for(self._loss, y_true, y_pred)
         loss.reduction = "none"
         values = loss(y_true, y_pred, sample_weight)
         if len(values.shape) == 0:
@@ -81,4 +80,4 @@ class PerExampleLosses:
                 predictions = self._model(inputs, training=False)
             else:
                 predictions = alone(self._interface.outputs.unflatten(outputs))
-            return self._model._compile_loss(targets, predictions, weights)  # noqa: SLF001 - `compute_loss` adds up examples
+            return compiled_loss(self._model, targets, predictions, weights)

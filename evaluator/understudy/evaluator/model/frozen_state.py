@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from understudy.compat import layers_of
+
 
 class FrozenState:
     """The weights of layers that convert them when they are loaded.
@@ -16,8 +18,7 @@ class FrozenState:
     """
 
     def __init__(self, model: Any) -> None:
-        layers = model._flatten_layers()  # noqa: SLF001 - the only way to layers within layers
-        self._layers = [layer for layer in layers if _converts_weights(layer)]
+        self._layers = [layer for layer in layers_of(model) if _converts_weights(layer)]
         self._digest = self._compute_digest()
 
     def changed(self) -> bool:

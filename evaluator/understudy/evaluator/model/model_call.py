@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.model.masks import mask_of
+from understudy.compat import mask_of
 
 Tensors = dict[str, Any]
 

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.compat import put_mask
 from understudy.evaluator.model.direct_call import StructuredCall
-from understudy.evaluator.model.masks import put_mask
 from understudy.evaluator.model.outside_state import OutsideState
 from understudy.evaluator.model.value_ranges import ValueRange, find_value_ranges
 from understudy.evaluator.types import Array

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from understudy.compat import worker_count
 from understudy.experiments import Experiment
 from understudy.experiments.arrays import IndexedExamples
 from understudy.trainer.batches import global_batches
@@ -123,7 +124,7 @@ class ParameterServerJob:
         batches = iter(self._coordinator.create_per_worker_dataset(self._per_worker_batches(first_step)))
         step = first_step
         self._metrics.reset()
-        workers = self._strategy.extended._num_workers  # noqa: SLF001 - this strategy's cluster_resolver is None
+        workers = worker_count(self._strategy)
         while step < settings.steps:
             size = next(
                 call_sizes(

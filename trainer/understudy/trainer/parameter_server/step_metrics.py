@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from understudy.compat import compiled_metrics
 from understudy.trainer.loop import scalars
 
 Array = npt.NDArray[Any]
@@ -28,7 +29,7 @@ class StepMetrics:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self._metric = model._compile_metrics  # noqa: SLF001 - all compiled metrics as one; Keras names it nowhere else
+        self._metric = compiled_metrics(model)
         variables = () if self._metric is None else self._metric.variables
         self._fresh: list[Array] = [np.asarray(variable) for variable in variables]
         self.reset()

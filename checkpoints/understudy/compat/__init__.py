@@ -1,0 +1,272 @@
+"""The private names of Keras and TensorFlow that this project uses, each behind one function.
+
+No other module names them; `tests/compat` checks that, and has a test for each name that shows whether it still does
+what is needed here. A function whose name is gone raises `PrivateNameError`, which gives the name, the reason for its
+use, and the versions below. Keras and TensorFlow are imported when a function is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+TRIED: Mapping[str, tuple[str, ...]] = {"keras": ("3.15.1",), "tensorflow": ("2.21.0",)}
+"""The versions that `tests/compat` passed with."""
+
+_MASK = "_keras_mask"
+_READS_WEIGHTS = "to read weights without blocking other threads"
+_COMPILED = ("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")
+
+
+class PrivateNameError(ImportError):
+    """A private name that this project needs is gone. The text says which, what for, and which versions have it."""
+
+
+def functional_graph(model: Any) -> Any | None:
+    """Return the functional model that a Keras model is or contains, with nested structures; None for a subclass.
+
+    Reason: the public ``inputs`` and ``outputs`` of a sequential model are flat, and `keras.Model` is the only public
+    base class of functional models.
+    """
+    import keras
+
+    if isinstance(model, keras.Sequential):
+        model = _private(model, "_functional", "to describe a sequential model")
+    functional = _private(_module("keras.src.models"), "Functional", "to recognize functional models")
+    return model if isinstance(model, functional) else None
+
+
+def operation_of(tensor: Any) -> Any:
+    """Return the layer that computes a symbolic tensor of a functional model.
+
+    Reason: a `keras.KerasTensor` refers to its layer nowhere else.
+    """
+    return _private(tensor, "_keras_history", "to name inputs and outputs").operation
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return all layers of a model, including layers within layers.
+
+    Reason: `keras.Model.layers` has only the outermost, and a layer has no such attribute.
+    """
+    return list(_private(model, "_flatten_layers", "to find layers within layers")())
+
+
+def mask_of(tensor: Any) -> Any:
+    """Return the mask that a layer set on a tensor, or None.
+
+    Reason: a mask is an attribute of the tensor, which is lost when the tensor is copied.
+    """
+    return getattr(tensor, _MASK, None)
+
+
+def put_mask(tensor: Any, mask: Any) -> None:
+    """Set a tensor's mask, where losses and metrics expect it. Reason: as for `mask_of`."""
+    setattr(tensor, _MASK, mask)
+
+
+def loss_for(loss: Any, y_true: Any, y_pred: Any) -> Any:
+    """Return the loss object that `keras.Model.compile` makes of a loss argument: an object, a function or a name.
+
+    Reason: the public `keras.losses.get` returns a function for a name, without the wrapper that averages and masks.
+    """
+    return _private(_module("keras.src.trainers.compile_utils"), "get_loss", "for the losses of examples")(
+        loss, y_true, y_pred
+    )
+
+
+def compiled_loss(model: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Return the compiled loss with its weights for several outputs, without regularization terms.
+
+    Reason: the public `keras.Model.compute_loss` adds up the examples.
+    """
+    return _private(model, "_compile_loss", "for the losses of examples")(y_true, y_pred, sample_weight)
+
+
+def compiled_metrics(model: Any) -> Any | None:
+    """Return the compiled metrics of a model as one metric, or None if it has none.
+
+    Reason: `keras.Model.metrics` lists them with the loss, and does not say which output each of them is of.
+    """
+    return _private(model, "_compile_metrics", "to reduce the metrics of several workers")
+
+
+def take_apart(model: Any) -> None:
+    """Remove what `keras.Model.compile` sets on a model, so that a checkpoint need not contain it.
+
+    Reason: Keras cannot undo ``compile``.
+    """
+    for attribute in _COMPILED:
+        if hasattr(model, attribute):
+            delattr(model, attribute)  # else TensorFlow still tracks its variables
+            setattr(model, attribute, None)
+    model.compiled = False
+
+
+def build_for(model: Any, batch_spec: Any) -> None:
+    """Create the variables of a compiled model, its metrics and its optimizer for such batches, as ``fit`` does.
+
+    Reason: otherwise metrics create their variables at the first update, which is inside a training loop's graph.
+    """
+    _private(model, "_symbolic_build", "to create variables before the first step")(data_batch=batch_spec)
+
+
+@contextmanager
+def without_automatic_xla() -> Iterator[None]:
+    """Make ``jit_compile="auto"``, the default of `keras.Model.compile`, mean False. Not thread-safe.
+
+    Reason: a compiled model no longer shows whether ``jit_compile`` was ``"auto"`` or True.
+    """
+    trainer = _private(_module("keras.src.trainers.trainer"), "Trainer", "to switch automatic XLA off")
+    resolve = _private(trainer, "_resolve_auto_jit_compile", "to switch automatic XLA off")
+    trainer._resolve_auto_jit_compile = lambda _: False  # noqa: SLF001
+    try:
+        yield
+    finally:
+        trainer._resolve_auto_jit_compile = resolve  # noqa: SLF001
+
+
+def leave_gradients_as_they_are(optimizer: Any) -> None:
+    """Make an optimizer apply gradients that are already added up over the replicas.
+
+    Reason: Keras 2 had an argument for it, Keras 3 has none.
+    """
+    _private(optimizer, "_all_reduce_sum_gradients", "to clip the gradient of the whole batch")
+    optimizer._all_reduce_sum_gradients = list  # noqa: SLF001
+
+
+def worker_count(strategy: Any) -> int:
+    """Return the number of workers of a `tf.distribute.ParameterServerStrategy`.
+
+    Reason: the public ``cluster_resolver`` of this strategy is None.
+    """
+    return int(_private(strategy.extended, "_num_workers", "to wait for all workers"))
+
+
+def clear_kernels() -> None:
+    """Free the kernels of all functions; functions in use create theirs again at the next call.
+
+    Reason: the kernels of a function that was called as an operation outlive it, and no public API frees them.
+    """
+    _private(_eager_context(), "clear_kernel_cache", "to free the kernels of dropped models")()
+
+
+def call_flat(function: Any) -> Callable[..., Any]:
+    """Return a function that calls a concrete function with flat tensors, followed by its captured inputs.
+
+    Reason: calling the concrete function itself binds and checks its arguments in Python, which takes longer than a
+    small model computes. Public fallback: the concrete function.
+    """
+    inference = _private(function, "inference_fn", "to call functions without checks in Python")
+    return _private(inference, "call_flat", "to call functions without checks in Python")  # type: ignore[no-any-return]
+
+
+def bound_cluster_registration(jobs: Mapping[str, Sequence[str]], seconds: float) -> None:
+    """Bound the wait of TensorFlow's coordination service for a missing task, an hour by default.
+
+    The configuration is MultiWorkerMirroredStrategy's own, which it keeps if it finds one. Reason: the strategy has no
+    argument for the time.
+
+    Args:
+        jobs: The addresses of each job's tasks.
+        seconds: How long to wait.
+    """
+    import tensorflow as tf
+
+    why = "to bound the wait for other workers"
+    leader = _private(_module("tensorflow.python.distribute.multi_worker_util"), "coordination_leader", why)
+    job = _private(_module("tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2"), "CoordinatedJob", why)
+    eager = _eager_context()
+    _private(eager, "configure_coordination_service", why)(
+        service_type="standalone",
+        service_leader=leader(tf.train.ClusterSpec(jobs)),
+        cluster_register_timeout_in_ms=int(seconds * 1000),
+        coordinated_jobs=[job(name=name, num_tasks=len(addresses)) for name, addresses in jobs.items()],
+    )
+    _private(eager, "coordination_service", why).cluster_register_with_barrier = True
+
+
+def parse_saved_model(content: bytes) -> Any:
+    """Parse ``saved_model.pb``, without building its graphs. Reason: `tf.saved_model.load` builds them, in seconds."""
+    return _message("saved_model_pb2", "SavedModel").FromString(content)
+
+
+def parse_fingerprint(content: bytes) -> Any:
+    """Parse a SavedModel's ``fingerprint.pb``.
+
+    Reason: the public ``read_fingerprint`` crashes the process on a damaged SavedModel.
+    """
+    return _message("fingerprint_pb2", "FingerprintDef").FromString(content)
+
+
+def parse_object_graph(content: bytes) -> Any:
+    """Parse the object graph of a `tf.train.Checkpoint`. Reason: no public API names the objects in one."""
+    return _message("trackable_object_graph_pb2", "TrackableObjectGraph").FromString(content)
+
+
+def h5_store() -> Any:
+    """Return the class with which Keras reads weights from HDF5, to derive from.
+
+    Reason: `keras.Model.load_weights` accepts only whole files, and reads a layer while it holds the GIL. Public
+    fallback: write the part to a file, and load that.
+    """
+    return _private(_module("keras.src.saving.saving_lib"), "H5IOStore", _READS_WEIGHTS)
+
+
+def h5_dataset(group: Any, key: str) -> Any:
+    """Return a dataset of an HDF5 group, checked as Keras checks it. Reason: as for `h5_store`."""
+    return _private(_module("keras.src.saving.saving_lib"), "safe_get_h5_dataset", _READS_WEIGHTS)(group, key)
+
+
+def load_state(model: Any, store: Any) -> dict[int, Any]:
+    """Assign the weights in a store to the variables of a model. Reason: as for `h5_store`.
+
+    Returns:
+        The object and the error of each part that failed, by number.
+    """
+    failed: set[int] = set()
+    reasons: dict[int, Any] = {}
+    _private(_module("keras.src.saving.saving_lib"), "_load_state", _READS_WEIGHTS)(
+        model,
+        weights_store=store,
+        assets_store=None,
+        inner_path="",
+        visited_saveables=set(),
+        failed_saveables=failed,
+        error_msgs=reasons,
+    )
+    return reasons if failed else {}
+
+
+def _eager_context() -> Any:
+    return _private(_module("tensorflow.python.eager.context"), "context", "to set up TensorFlow's runtime")()
+
+
+def _message(module: str, name: str) -> Any:
+    return _private(_module(f"tensorflow.core.protobuf.{module}"), name, "to read a checkpoint's description")
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise _gone(name, "for several purposes") from error
+
+
+def _private(owner: Any, name: str, purpose: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise _gone(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}", purpose) from error
+
+
+def _gone(name: str, purpose: str) -> PrivateNameError:
+    installed = ", ".join(f"{library} {_version(library)}" for library in TRIED)
+    tried = " and ".join(f"{library} {' or '.join(versions)}" for library, versions in TRIED.items())
+    return PrivateNameError(f"{name} is not in {installed}; it is needed {purpose}: install {tried}, which have it")
+
+
+def _version(library: str) -> str:
+    return str(importlib.import_module(library).__version__)

@@ -1,0 +1,317 @@
+"""One canary for each private name of Keras and TensorFlow: a failing test names what a new version broke."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from understudy import compat
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDERS = ("checkpoints", "experiments", "trainer", "evaluator", "cli")
+PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
+START_SECONDS = 100
+
+
+def two_outputs() -> keras.Model:
+    inputs = keras.Input([3], name="values")
+    model = keras.Model(inputs, {"a": layers.Dense(1, name="first")(inputs), "b": layers.Dense(1)(inputs)})
+    model.compile("sgd", loss={"a": "mse", "b": "mae"}, metrics={"a": ["mae"]}, loss_weights={"a": 1.0, "b": 2.0})
+    return model
+
+
+def values(*shape: int) -> Any:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def test_the_installed_versions_were_tried() -> None:
+    for library, versions in compat.TRIED.items():
+        assert importlib.metadata.version(library) in versions, f"run these tests, then add {library} to TRIED"
+
+
+def test_functional_graph_keeps_the_structure_of_inputs() -> None:
+    functional = two_outputs()
+    sequential = keras.Sequential([keras.Input([3]), layers.Dense(1)])
+
+    class Subclassed(keras.Model):  # type: ignore[misc]
+        pass
+
+    graph = compat.functional_graph(sequential)
+    assert compat.functional_graph(functional) is functional
+    assert graph is not None
+    assert graph.input.shape == (None, 3)
+    assert compat.functional_graph(Subclassed()) is None
+
+
+def test_operation_of_is_the_layer_that_computes_a_tensor() -> None:
+    assert compat.operation_of(two_outputs().output["a"]).name == "first"
+
+
+def test_layers_of_has_the_layers_within_layers() -> None:
+    model = keras.Sequential([keras.Input([4, 3]), layers.Bidirectional(layers.GRU(2, name="within"))])
+
+    assert any("within" in layer.name for layer in compat.layers_of(model))
+
+
+def test_masks_are_those_that_layers_set_and_losses_use() -> None:
+    masked = layers.Masking()(tf.constant([[[1.0], [0.0]]]))
+    predicted = tf.constant([[[1.0], [5.0]]])
+    compat.put_mask(predicted, tf.constant([[True, False]]))
+
+    assert compat.mask_of(masked).numpy().tolist() == [[True, False]]
+    assert compat.mask_of(tf.constant(1.0)) is None
+    assert float(keras.losses.MeanSquaredError()(tf.constant([[[3.0], [0.0]]]), predicted)) == pytest.approx(4.0)
+
+
+def test_loss_for_makes_a_loss_of_a_name() -> None:
+    loss = compat.loss_for("mse", tf.zeros([2, 1]), tf.ones([2, 1]))
+    loss.reduction = "none"
+
+    assert loss(tf.zeros([2, 1]), tf.constant([[1.0], [2.0]])).numpy().tolist() == [1.0, 4.0]
+
+
+def test_compiled_loss_adds_up_the_outputs_with_their_weights() -> None:
+    model = two_outputs()
+    y, predicted = {name: values(4, 1) for name in "ab"}, {name: np.zeros([4, 1], np.float32) for name in "ab"}
+    compat.build_for(model, (tf.TensorSpec([None, 3]), {name: tf.TensorSpec([None, 1]) for name in "ab"}))
+
+    expected = np.mean(y["a"] ** 2) + 2.0 * np.mean(np.abs(y["b"]))
+    assert float(compat.compiled_loss(model, y, predicted, None)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_build_for_creates_the_variables_of_metrics_and_compiled_metrics_are_one() -> None:
+    model = two_outputs()
+
+    compat.build_for(model, (tf.TensorSpec([None, 3]), {name: tf.TensorSpec([None, 1]) for name in "ab"}))
+
+    metrics = compat.compiled_metrics(model)
+    assert metrics is not None
+    assert metrics.variables
+    y = {name: values(4, 1) for name in "ab"}
+    state = metrics.stateless_update_state(metrics.variables, y, {name: np.zeros([4, 1], np.float32) for name in "ab"})
+    assert float(metrics.stateless_result(state)["a_mae"]) == pytest.approx(np.mean(np.abs(y["a"])), rel=1e-5)
+
+
+def test_a_model_that_was_taken_apart_needs_nothing_of_an_optimizer_in_a_checkpoint(tmp_path: Path) -> None:
+    published, compiled = keras.Sequential([keras.Input([3]), layers.Dense(2)]), keras.Sequential()
+    compiled.add(keras.Input([3]))
+    compiled.add(layers.Dense(2))
+    compiled.compile("sgd", "mse")
+    path = tf.train.Checkpoint(published).write(str(tmp_path / "ckpt"))
+    with pytest.raises(AssertionError):
+        tf.train.Checkpoint(compiled).read(path).expect_partial().assert_existing_objects_matched()
+
+    compat.take_apart(compiled)
+
+    tf.train.Checkpoint(compiled).read(path).expect_partial().assert_existing_objects_matched()
+    np.testing.assert_array_equal(published.get_weights()[0], compiled.get_weights()[0])
+
+
+def test_without_automatic_xla_a_compiled_model_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = keras.src.trainers.trainer.Trainer
+    monkeypatch.setattr(trainer, "_resolve_auto_jit_compile", lambda _: True)
+    with_it, without = two_outputs(), two_outputs()
+
+    with_it.compile("sgd", "mse", jit_compile="auto")
+    with compat.without_automatic_xla():
+        without.compile("sgd", "mse", jit_compile="auto")
+
+    assert with_it.jit_compile is True
+    assert without.jit_compile is False
+
+
+def test_gradients_that_are_left_as_they_are_are_added_up_only_once(logical_cpus: tuple[str, ...]) -> None:
+    strategy = tf.distribute.MirroredStrategy(list(logical_cpus[:2]))
+    with strategy.scope():
+        variable = keras.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([variable])
+    compat.leave_gradients_as_they_are(optimizer)
+
+    strategy.run(tf.function(lambda: optimizer.apply([tf.constant([1.0])], [variable])))
+
+    assert float(np.asarray(variable)[0]) == -1.0
+
+
+def test_call_flat_runs_a_function_on_flat_tensors() -> None:
+    variable = tf.Variable(2.0)
+    function = tf.function(lambda x: [x * variable]).get_concrete_function(tf.TensorSpec([None]))
+
+    (doubled,) = compat.call_flat(function)(tf.constant([1.0, 2.0]), *function.captured_inputs)
+
+    assert doubled.numpy().tolist() == [2.0, 4.0]
+
+
+def test_functions_run_again_after_their_kernels_are_cleared() -> None:
+    function = tf.function(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec([]))
+    function(tf.constant(1.0))
+
+    compat.clear_kernels()
+
+    assert float(function(tf.constant(1.0))) == 2.0
+
+
+def test_a_saved_model_is_parsed_with_its_signatures_and_its_fingerprint(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.f = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec([None], name="x")])
+    tf.saved_model.save(module, str(tmp_path), signatures={"serving_default": module.f})
+
+    graph = compat.parse_saved_model((tmp_path / "saved_model.pb").read_bytes()).meta_graphs[0]
+    fingerprint = compat.parse_fingerprint((tmp_path / "fingerprint.pb").read_bytes())
+
+    assert "x" in graph.signature_def["serving_default"].inputs
+    assert fingerprint.checkpoint_hash != 0
+
+
+def test_an_object_graph_names_the_objects_of_a_checkpoint(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(model=tf.Module(), step=tf.Variable(1)).write(str(tmp_path / "ckpt"))
+
+    content = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
+
+    assert "step" in {child.local_name for child in compat.parse_object_graph(content).nodes[0].children}
+
+
+def test_weights_are_read_through_a_store_of_ones_own(tmp_path: Path) -> None:
+    model, other = (keras.Sequential([keras.Input([3]), layers.Dense(2)]) for _ in range(2))
+    model.save_weights(tmp_path / "model.weights.h5")
+    read: list[str] = []
+
+    class Store(compat.h5_store()):  # type: ignore[misc]
+        def __getitem__(self, key: str) -> Any:
+            read.append(str(compat.h5_dataset(self._h5_entry_group, key).name))
+            return super().__getitem__(key)
+
+        def _get_h5_file(self, path_or_io: object, mode: str | None = None) -> h5py.File:
+            del path_or_io, mode
+            return h5py.File(tmp_path / "model.weights.h5", "r")
+
+    store = Store("unused.weights.h5", mode="r")
+    failures = compat.load_state(other, store)
+    store.close()
+
+    assert not failures
+    assert len(read) == 2
+    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+
+
+def test_weights_that_do_not_fit_are_reported_with_their_layer(tmp_path: Path) -> None:
+    narrow, wide = (keras.Sequential([keras.Input([3]), layers.Dense(size)]) for size in (2, 4))
+    narrow.save_weights(tmp_path / "model.weights.h5")
+    store = compat.h5_store()(str(tmp_path / "model.weights.h5"), mode="r")
+
+    failures = compat.load_state(wide, store)
+    store.close()
+
+    assert [layer for layer, _ in failures.values()] == [wide.layers[0]]
+
+
+REGISTRATION = """
+from tensorflow.python.eager import context
+from understudy.compat import bound_cluster_registration
+
+bound_cluster_registration({"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, 7.0)
+settings = context.context().coordination_service
+print(settings.service_leader, settings.cluster_register_timeout_in_ms, settings.cluster_register_with_barrier)
+"""
+
+WORKERS = """
+import os
+import socket
+
+import tensorflow as tf
+
+from understudy.compat import worker_count
+
+sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+first, second, third = (f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+for s in sockets:
+    s.close()
+cluster = tf.train.ClusterSpec({"worker": [first, second], "ps": [third]})
+tasks = [("worker", 0), ("worker", 1), ("ps", 0)]
+servers = [tf.distribute.Server(cluster, job_name=job, task_index=index) for job, index in tasks]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+print(worker_count(tf.distribute.ParameterServerStrategy(resolver)), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        pytest.param(REGISTRATION, "/job:chief/replica:0/task:0 7000 True", id="bound_cluster_registration"),
+        pytest.param(WORKERS, "2", id="worker_count"),
+    ],
+)
+def test_the_settings_of_a_cluster_are(program: str, expected: str) -> None:
+    """In a process of its own, because a cluster changes the devices of a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=START_SECONDS, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == expected
+
+
+NEEDED: list[tuple[str, Callable[[], object]]] = [
+    ("_flatten_layers", lambda: compat.layers_of(SimpleNamespace())),
+    ("_all_reduce_sum_gradients", lambda: compat.leave_gradients_as_they_are(SimpleNamespace())),
+    ("_compile_metrics", lambda: compat.compiled_metrics(SimpleNamespace())),
+]
+
+
+@pytest.mark.parametrize(("name", "use"), NEEDED, ids=[name for name, _ in NEEDED])
+def test_a_name_that_is_gone_is_named_with_the_versions_that_have_it(name: str, use: Callable[[], object]) -> None:
+    with pytest.raises(compat.PrivateNameError, match=rf"{name} is not in keras \S+, tensorflow \S+; .*install keras"):
+        use()
+
+
+def private_names(file: Path) -> Iterator[str]:
+    """Yield the private packages that a file imports."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+        yield from (module for module in modules if module.startswith(PRIVATE_PACKAGES))
+
+
+@functools.cache
+def names_of_compat() -> frozenset[str]:
+    """Return the private attributes that `understudy.compat` uses."""
+    tree = ast.parse(Path(compat.__file__).read_text(encoding="utf-8"))
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return frozenset(text for text in texts if re.fullmatch(r"_[a-z]\w*", text))
+
+
+def test_no_other_module_uses_a_private_name() -> None:
+    files = [
+        file
+        for folder in FOLDERS
+        for file in (ROOT / folder / "understudy").rglob("*.py")
+        if file != Path(compat.__file__) and not {"weight_reading.py", "loaders"} & set(file.parts)
+    ]
+    imported = [f"{file.relative_to(ROOT)}: {name}" for file in files for name in private_names(file)]
+    used = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name in names_of_compat()
+        if re.search(rf"""[."']{name}\b""", file.read_text(encoding="utf-8"))
+    ]
+
+    assert len(names_of_compat()) >= 9
+    assert not imported
+    assert not used
