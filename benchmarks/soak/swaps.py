@@ -17,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.soak.trial import Trial
+
+if TYPE_CHECKING:
+    from understudy.evaluator.evaluator import Evaluator
 
 SWAPS = 200
 SETTLED = 50
@@ -109,7 +112,7 @@ def _swaps(made: list[Path], folder: Path) -> Iterator[None]:
     with evaluator:
         for step, path in enumerate(made, start=1):
             _publish(path, theirs / path.name)
-            _wait_until(lambda step=step: evaluator.serving_step == step)  # type: ignore[misc] # bound now
+            _wait_until_serving(evaluator, step)
             evaluator.predict({"x": np.ones((3, FEATURES), np.float32)}).result(WAIT_SECONDS)
             yield
 
@@ -150,11 +153,12 @@ def _publish(made: Path, path: Path) -> None:
         shutil.copy(file, path.parent / file.name)
 
 
-def _wait_until(happened: Callable[[], bool]) -> None:
+def _wait_until_serving(evaluator: Evaluator, step: int) -> None:
     until = time.monotonic() + WAIT_SECONDS
-    while not happened():
+    while evaluator.serving_step != step:
         if time.monotonic() > until:
-            raise TimeoutError(f"no swap within {WAIT_SECONDS} s")
+            states = [f"{status.step} {status.state.name} {status.error}".strip() for status in evaluator.status()]
+            raise TimeoutError(f"step {step} was not served within {WAIT_SECONDS:g} s; the versions are {states}")
         time.sleep(0.01)
 
 

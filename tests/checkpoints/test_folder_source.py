@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -185,8 +187,23 @@ def test_steps_are_the_same_after_a_restart(folder: Path, tmp_path: Path, write_
     write_keras(path, weight=2)
     assert _steps(source) == [2]
     restarted = FolderSource(folder, tmp_path / "staging")
-    assert _staged(tmp_path) == []
     assert _steps(restarted) == [2]
+
+
+def test_copies_of_an_earlier_process_are_deleted_at_the_first_poll_and_not_before(
+    folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras
+) -> None:
+    path = write_keras(folder / "model.keras", iterations=10)
+    (first,) = source.poll()
+    path.unlink()
+    other = FolderSource(folder, tmp_path / "staging")  # by a process that is then refused the state folder
+    assert first.fetch(tmp_path / "pinned" / "10").step == 10
+
+    write_keras(path, iterations=10)
+    source.poll()
+    path.unlink()
+    other.poll()
+    assert _staged(tmp_path) == []
 
 
 def test_only_a_few_copies_are_kept_and_the_others_made_again(
@@ -316,6 +333,20 @@ def poll_all(source: FolderSource) -> list[Checkpoint]:
     return found
 
 
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were copied."""
+    copies: list[str] = []
+    copy = ForeignFiles.copy_into
+
+    def counting(self: ForeignFiles, folder: Path) -> WholeCopy:
+        copies.append(self.path.name)
+        return copy(self, folder)
+
+    monkeypatch.setattr(ForeignFiles, "copy_into", counting)
+    return copies
+
+
 def many(folder: Path, write_keras: WriteKeras, count: int) -> None:
     """Write as many files, the later the higher their number, which is also their optimizer's count."""
     folder.mkdir()
@@ -325,17 +356,9 @@ def many(folder: Path, write_keras: WriteKeras, count: int) -> None:
 
 
 def test_of_many_files_the_newest_are_read_first_and_few_of_them(
-    tmp_path: Path, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write_keras: WriteKeras, copies: list[str]
 ) -> None:
     many(tmp_path / "theirs", write_keras, 40)
-    copies: list[str] = []
-    copy = ForeignFiles.copy_into
-
-    def counting(self: ForeignFiles, folder: Path) -> WholeCopy:
-        copies.append(self.path.name)
-        return copy(self, folder)
-
-    monkeypatch.setattr(ForeignFiles, "copy_into", counting)
     source = FolderSource(tmp_path / "theirs", tmp_path / "staging")
     assert [checkpoint.step for checkpoint in source.poll({7})] == [7, 38, 39, 40]
     assert len(copies) == 4
@@ -357,3 +380,112 @@ def test_a_file_that_is_deleted_while_it_waits_to_be_read_is_reported_once(
     with pytest.raises(CheckpointGoneError, match=r"model-002\.keras was deleted before it could be read"):
         gone.fetch(tmp_path / "pinned")
     assert [checkpoint.step for checkpoint in poll_all(source)] == [1, *range(3, 11)]
+
+
+NAMES_WITHOUT_A_NUMBER = ["".join(letters) for letters in itertools.product("abc", repeat=3)][:20]
+
+
+def write_unnumbered(
+    folder: Path, write_keras: WriteKeras, name: Callable[[int], str], *, iterations: bool = False
+) -> None:
+    """Write 20 files, each later than the one before by its time, but not by its name."""
+    for place in range(20):
+        path = write_keras(folder / name(place), weight=place, iterations=100 + place if iterations else None)
+        _set_modified(path, 1000 + place)
+
+
+def unnumbered(place: int) -> str:
+    return f"{NAMES_WITHOUT_A_NUMBER[-place]}.keras"
+
+
+def alike(place: int) -> str:
+    return f"{NAMES_WITHOUT_A_NUMBER[-place]}-7.keras"
+
+
+@pytest.mark.parametrize("name", [unnumbered, alike])
+def test_of_many_files_without_numbers_the_newest_is_read_first_and_steps_follow_the_order_of_writing(
+    folder: Path, source: FolderSource, write_keras: WriteKeras, copies: list[str], name: Callable[[int], str]
+) -> None:
+    write_unnumbered(folder, write_keras, name)
+    first = source.poll()
+    assert copies == [name(place) for place in (19, 18, 17, 16)]
+    assert not source.is_complete
+    found = poll_all(source)
+    assert [checkpoint.created_at for checkpoint in found] == [1000.0 + place for place in range(20)]
+    assert {checkpoint.step for checkpoint in first} == {checkpoint.step for checkpoint in found[-4:]}
+    assert len({checkpoint.step for checkpoint in found}) == 20
+    assert len(copies) == 20
+
+    _set_modified(write_keras(folder / "z.keras", weight=99), 900)  # by its time the oldest
+    assert max(source.poll(), key=lambda checkpoint: checkpoint.step).created_at == 900.0
+
+
+def test_steps_of_files_without_numbers_that_were_not_read_before_a_restart_keep_the_order_of_writing(
+    folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras, copies: list[str]
+) -> None:
+    write_unnumbered(folder, write_keras, unnumbered)
+    newest = source.poll()[-1]
+    restarted = FolderSource(folder, tmp_path / "staging")
+    copies.clear()
+    wanted = newest.step - 9
+    assert wanted in {checkpoint.step for checkpoint in restarted.poll({wanted})}
+    assert copies == [unnumbered(place) for place in (10, 19, 18, 17)]
+    found = poll_all(restarted)
+    assert [checkpoint.created_at for checkpoint in found] == [1000.0 + place for place in range(20)]
+    assert found[-1].step == newest.step
+
+
+def test_many_files_without_numbers_get_their_optimizers_counts(
+    folder: Path, source: FolderSource, write_keras: WriteKeras
+) -> None:
+    write_unnumbered(folder, write_keras, unnumbered, iterations=True)
+    assert [checkpoint.step for checkpoint in source.poll()] == [116, 117, 118, 119]
+    assert [checkpoint.step for checkpoint in poll_all(source)] == [*range(100, 120)]
+
+
+@pytest.mark.parametrize(
+    ("name", "iterations", "told"),
+    [
+        (
+            f"model-{2**63}.keras",
+            None,
+            f"model-{2**63}.keras: the number {2**63} is above the highest step, {2**63 - 1}",
+        ),
+        ("model.keras", -3, r"model\.keras: its optimizer has taken -3 steps, expected 0 to"),
+    ],
+)
+def test_a_file_whose_step_would_be_out_of_range_is_refused_by_name_and_the_others_are_found(
+    folder: Path,
+    tmp_path: Path,
+    source: FolderSource,
+    write_keras: WriteKeras,
+    *,
+    name: str,
+    iterations: int | None,
+    told: str,
+) -> None:
+    write_keras(folder / "model-5.keras", weight=5)
+    write_keras(folder / name, iterations=iterations)
+    (refused,) = [checkpoint for checkpoint in source.poll() if checkpoint.step != 5]
+    assert 0 <= refused.step < 2**63
+    with pytest.raises(DamagedCheckpointError, match=told):
+        refused.fetch(tmp_path / "pinned")
+    assert [path.name for path in _staged(tmp_path)] == [
+        checkpoint.digest for checkpoint in source.poll() if checkpoint.step == 5
+    ]
+
+
+def test_a_hash_or_a_count_of_its_own_is_no_step_out_of_range(
+    folder: Path, source: FolderSource, write_keras: WriteKeras
+) -> None:
+    write_keras(folder / f"a{2**64}b.keras", weight=1)
+    write_keras(folder / f"model-{2**63}.keras", weight=2, iterations=20)
+    assert [step for step in _steps(source) if step != 20] in ([1], [21])
+
+
+def test_after_the_highest_step_the_counter_takes_free_ones_below(
+    folder: Path, source: FolderSource, write_keras: WriteKeras
+) -> None:
+    _set_modified(write_keras(folder / "a.keras", weight=1, iterations=2**63 - 1), 1000)
+    write_keras(folder / "b.keras", weight=2)
+    assert _steps(source) == [2**63 - 2, 2**63 - 1]

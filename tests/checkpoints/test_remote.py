@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from understudy.checkpoints import FolderSource, UnsupportedLocationError
+from understudy.checkpoints import DamagedCheckpointError, FolderSource, UnsupportedLocationError
 from understudy.checkpoints.remote import RemoteFolderSource
 
 from .conftest import WriteKeras
@@ -90,3 +90,25 @@ def test_a_copy_that_is_there_is_not_fetched_again(
 def test_a_scheme_that_tensorflow_lacks_is_refused_with_the_alternative(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedLocationError, match=r"cannot read s3://bucket/run: .*; mount it"):
         _source("s3://bucket/run", tmp_path)
+
+
+def test_a_number_above_the_highest_step_is_refused_by_name(
+    bucket: str, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
+) -> None:
+    _upload(write_keras(tmp_path / "a.keras", weight=1), f"{bucket}/model-{2**63}.keras")
+    _upload(write_keras(tmp_path / "b.keras", weight=2, iterations=8), f"{bucket}/b.keras")
+    (refused,) = [checkpoint for checkpoint in source.poll() if checkpoint.step != 8]
+    with pytest.raises(DamagedCheckpointError, match=f"model-{2**63}.keras: the number {2**63} is above the highest"):
+        refused.fetch(tmp_path / "pinned")
+
+
+def test_a_second_source_on_the_same_mirror_deletes_nothing_before_it_polls(
+    bucket: str, source: RemoteFolderSource, tmp_path: Path
+) -> None:
+    source.poll()
+    half = tmp_path / "mirror" / ".tmp-half"
+    half.touch()
+    other = _source(bucket, tmp_path)
+    assert half.exists()
+    other.poll()
+    assert not half.exists()

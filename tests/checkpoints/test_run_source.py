@@ -236,3 +236,24 @@ def test_a_folder_half_deleted_by_hand_is_gone_once_its_manifest_is(run: RunDir,
     (run.checkpoint(1) / "manifest.json").unlink()
     with pytest.raises(CheckpointGoneError):
         checkpoint.fetch(run.leases / "000000000001")
+
+
+def test_a_folder_above_the_highest_step_is_refused_by_name_once_and_the_others_are_found(
+    run: RunDir, publish: Publish, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(5)
+    shutil.copytree(run.checkpoint(5), run.checkpoints / str(2**63))
+    shutil.copytree(run.checkpoint(5), run.checkpoints / str(2**63 - 1))  # a step, whose manifest is another's
+    source = RunSource(run)
+    for _ in range(2):
+        assert [checkpoint.step for checkpoint in source.poll()] == [5, 2**63 - 1]
+        publish(6)
+        remove_folder(run.checkpoint(6))
+    assert run.committed_steps() == [5, 2**63 - 1]
+    (told,) = [record.message for record in caplog.records]
+    assert told == f"{run.checkpoints / str(2**63)} is ignored: its number is above the highest step, {2**63 - 1}"
+
+
+def test_nothing_is_published_above_the_highest_step(publish: Publish) -> None:
+    with pytest.raises(ValueError, match=f"from 0 to {2**63 - 1}, not {2**63}"):
+        publish(2**63)

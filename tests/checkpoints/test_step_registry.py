@@ -28,16 +28,16 @@ def test_a_name_gives_its_last_integer(name: str, integer: int | None) -> None:
 
 def test_the_count_goes_before_the_name_and_the_name_before_the_counter(tmp_path: Path) -> None:
     book = StepRegistry(tmp_path / "steps.json")
-    assert book.assign("a", iterations=300, name="epoch-07.keras") == 300
-    assert book.assign("b", iterations=None, name="epoch-08.keras") == 8
-    assert book.assign("c", iterations=None, name="model.keras") == 301
+    assert book.assign("a", iterations=300, name="epoch-07.keras", file="1") == 300
+    assert book.assign("b", iterations=None, name="epoch-08.keras", file="2") == 8
+    assert book.assign("c", iterations=None, name="model.keras", file="3") == 301
 
 
 def test_a_step_that_is_taken_goes_to_nobody_else(tmp_path: Path) -> None:
     book = StepRegistry(tmp_path / "steps.json")
-    assert book.assign("a", iterations=300, name="x-1.keras") == 300
-    assert book.assign("b", iterations=300, name="x-1.keras") == 1
-    assert book.assign("c", iterations=300, name="x-1.keras") == 301
+    assert book.assign("a", iterations=300, name="x-1.keras", file="1") == 300
+    assert book.assign("b", iterations=300, name="x-1.keras", file="1") == 1
+    assert book.assign("c", iterations=300, name="x-1.keras", file="1") == 301
 
 
 @settings(deadline=None)  # a disk may take its time
@@ -50,7 +50,7 @@ def test_every_digest_has_one_step_of_its_own_over_restarts(
     steps: dict[str, int] = {}
     for digest, iterations, name in calls:
         book = StepRegistry(path)
-        step = book.assign(digest, iterations=iterations, name=name)
+        step = book.assign(digest, iterations=iterations, name=name, file=digest)
         book.save()
         assert steps.setdefault(digest, step) == step
     assert len(set(steps.values())) == len(steps)

@@ -19,8 +19,9 @@ from real_run import (
     wait_for_records,
 )
 
-from understudy.checkpoints import Checkpoint, RunDir, RunSource, Signature
+from understudy.checkpoints import Checkpoint, FolderSource, RunDir, RunSource, Signature
 from understudy.checkpoints.manifest import read_manifest
+from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
@@ -222,7 +223,33 @@ def test_a_users_dataset_that_always_raises_is_recorded_with_what_it_said(run: R
         assert record.reason == "RuntimeError: the disk is on fire"
 
 
-def evaluator_on(run: RealRun, source: RunSource) -> Evaluator:
+def test_folders_above_the_highest_step_do_not_keep_the_others_from_being_served_and_scored(
+    run: RealRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.publish(1)
+    for folder in (run.dir.checkpoints, run.dir.leases):
+        shutil.copytree(run.dir.checkpoint(1), folder / str(2**63))
+    with run.running(datasets=[dataset()]) as evaluator:
+        run.publish(2)
+        assert outcomes(wait_for_records(evaluator, 2)) == [(1, "test", SCORED), (2, "test", SCORED)]
+    assert f"{2**63} is ignored: its number is above the highest step" in caplog.text
+
+
+def test_a_foreign_file_above_the_highest_step_is_recorded_by_name_and_the_others_are_scored(
+    run: RealRun, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for number, step in ((2**63, 1), (7, 7)):
+        step_model(step).save(theirs / f"model-{number}.keras")
+    with evaluator_on(run, FolderSource(theirs, tmp_path / "staging")) as evaluator:
+        records = {record.outcome: record for record in wait_for_records(evaluator, 2)}
+        assert set(records) == {SCORED, FAILED}
+        assert f"model-{2**63}.keras: the number {2**63} is above the highest step" in records[FAILED].reason
+        assert predicted_step(evaluator) == records[SCORED].step == 7
+
+
+def evaluator_on(run: RealRun, source: CheckpointSource) -> Evaluator:
     return Evaluator(
         EvaluatorSettings(
             state_dir=run.dir.evaluator,

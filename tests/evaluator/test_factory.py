@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from real_run import WAIT_SECONDS, step_model
 
+from understudy.checkpoints import LockHeldError
+from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
+from understudy.service.settings import ServeSettings
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 
@@ -30,3 +34,28 @@ def test_a_folder_that_may_be_mistyped_is_named(
     assert warning == f"there is no folder {awaited}; waiting for it to appear"
     awaited.mkdir(parents=True)
     assert not said()
+
+
+def test_a_second_service_on_one_foreign_folder_is_refused_with_the_flag_and_takes_nothing_from_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for step in (1, 2):
+        step_model(step).save(folder / f"model-{step}.keras")
+
+    def create(state_dir: Path | None = None) -> Evaluator:
+        settings = ServeSettings(checkpoints=folder, state_dir=state_dir)
+        evaluator = EvaluatorSettings(state_dir=settings.evaluator_state_dir, devices=("CPU:0",))
+        return create_evaluator(settings.location, evaluator, SilentObserver()).evaluator
+
+    with create() as first:
+        assert first.wait_ready(WAIT_SECONDS)
+        half = ServeSettings(checkpoints=folder).evaluator_state_dir / "staging" / ".tmp-half"
+        half.touch()  # what the first one copies just now
+        with pytest.raises(LockHeldError, match=r"in use by process \d+; .*--state-dir \(or UNDERSTUDY_STATE_DIR\)"):
+            create().start()
+        assert half.exists()
+        with create(tmp_path / "own") as second:
+            assert second.wait_ready(WAIT_SECONDS)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import (
@@ -23,11 +24,14 @@ from understudy.checkpoints.checkpoint_errors import (
     UnsupportedFormatError,
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
-from understudy.checkpoints.formats import FORMATS
+from understudy.checkpoints.formats import FORMATS, Content
+from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint
 from understudy.checkpoints.stable_copy import FileChangedError
 from understudy.checkpoints.staging import ForeignCheckpoint, Staging
-from understudy.checkpoints.step_registry import StepRegistry, last_integer
+from understudy.checkpoints.step_registry import StepRegistry, last_integer, number_beyond_steps
+
+_log = logging.getLogger(__name__)
 
 _SETTLING_SECONDS = 5.0
 """How long a file that does not parse must stay unchanged before it counts as damaged rather than half written."""
@@ -39,6 +43,10 @@ _READING_SECONDS = 0.5
 """How long a poll reads. The first poll reads at most `_STAGED_COPIES` files, so that the newest is served early."""
 
 
+_Listed = tuple[ForeignFiles, Stamps]
+"""A checkpoint in the folder, and its status when it was listed."""
+
+
 class FolderSource:
     """The checkpoints of one folder, which need not exist yet: all of one format, see `understudy.checkpoints.formats`.
 
@@ -47,13 +55,15 @@ class FolderSource:
     checkpoint; the old one can be fetched until the new one is found.
 
     Each file is read once, newest first, and a `poll` reads for about `_READING_SECONDS`. Files whose names have no
-    integer of their own are read in order, all in one poll, because their steps may come from the counter. A file that
-    is deleted before it is read gives a checkpoint whose `fetch` raises CheckpointGoneError.
+    integer of their own get their steps from the counter: a few are read in order; more have their steps reserved in
+    order before any is read. A file that is deleted before it is read gives a checkpoint whose `fetch` raises
+    CheckpointGoneError, and one whose step would be above `MAX_STEP` or negative one whose `fetch` raises
+    DamagedCheckpointError.
 
     Args:
         directory: The writer's folder. This source never writes to it.
-        staging: A private folder of this source, ideally on the file system that checkpoints are fetched to; created
-            if missing.
+        staging: A private folder of this source, ideally on the file system that checkpoints are fetched to. The first
+            `poll` creates it, or empties it of the copies of an earlier process.
         takes_variables: Whether the caller can build the model for checkpoints that hold only variables.
         clock: Monotonic clock, in seconds.
 
@@ -77,7 +87,8 @@ class FolderSource:
         self._is_complete = True
         self._polls = 0
         self._staging = Staging(staging)
-        self._book = StepRegistry(staging / "steps.json")
+        self._steps_file = staging / "steps.json"
+        self._book = StepRegistry(self._steps_file)
 
     @property
     def is_complete(self) -> bool:
@@ -86,11 +97,15 @@ class FolderSource:
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
         """See `CheckpointSource`. A file that is being written appears once it is complete."""
+        if self._polls == 0:
+            self._staging.clear()
+            self._book = StepRegistry(self._steps_file)
         found = {origin.path: (origin, stamps) for origin, stamps in self._list()}
         gone = [self._gone(file) for path, file in self._files.items() if path not in found and file.waits]
         self._files = {path: file for path, file in self._files.items() if path in found}
         unread = [item for item in found.values() if self._note(*item)]
         self._is_complete = self._read(unread, wanted)
+        self._book.keep_reserved([file.identity for file in self._files.values()])
         self._book.save()
         self._polls += 1
         checkpoints = self._found()
@@ -100,30 +115,39 @@ class FolderSource:
 
     def _note(self, origin: ForeignFiles, stamps: Stamps) -> bool:
         """Record the current status of a checkpoint's files; return whether to read them."""
-        file = self._files.setdefault(origin.path, _WatchedFile(origin=origin, stamps=stamps, since=self._clock()))
-        if file.stamps != stamps:
-            file.stamps, file.since, file.settled = stamps, self._clock(), False
+        file = self._files.get(origin.path)
+        if file is None or file.stamps != stamps:
+            last = None if file is None else file.checkpoint
+            file = _WatchedFile(origin=origin, stamps=stamps, since=self._clock(), checkpoint=last)
+            self._files[origin.path] = file
         return not file.settled
 
-    def _read(self, unread: Sequence[tuple[ForeignFiles, Stamps]], wanted: Collection[int]) -> bool:
+    def _read(self, unread: Sequence[_Listed], wanted: Collection[int]) -> bool:
         """Read checkpoints until the time is up; return whether all were read."""
         until = time.monotonic() + (_READING_SECONDS if self._polls else 0.0)
-        alike = Counter(_number(origin) for origin, _ in unread)
-        numbered = []
-        for origin, stamps in unread:
-            number = _number(origin)
-            if number is None or alike[number] > 1:
-                self._watch(origin, stamps)
-            else:
-                numbered.append((origin, stamps))
-        numbered.sort(key=lambda item: (_number(item[0]) in wanted, item[1].modified_ns, item[0].path), reverse=True)
-        for place, (origin, stamps) in enumerate(numbered):
+        in_order, newest_first = self._reading_order(unread, wanted)
+        for origin, stamps in in_order:
+            self._watch(origin, stamps)
+        for place, (origin, stamps) in enumerate(newest_first):
             if place >= _STAGED_COPIES and time.monotonic() > until:
-                for later, _ in numbered[place:]:
+                for later, _ in newest_first[place:]:
                     self._files[later.path].waits = True
                 return False
             self._watch(origin, stamps)
         return True
+
+    def _reading_order(self, unread: Sequence[_Listed], wanted: Collection[int]) -> tuple[list[_Listed], list[_Listed]]:
+        """Return the checkpoints to read in the order of writing, and those to read afterwards, the newest first."""
+        alike = Counter(_number(origin) for origin, _ in unread)
+        unnumbered = [item for item in unread if _number(item[0]) is None or alike[_number(item[0])] > 1]
+        in_order = unnumbered if len(unnumbered) <= _STAGED_COPIES else []
+        later = [item for item in unread if item not in in_order]
+        steps = {origin.path: _number(origin) for origin, _ in later}
+        if not in_order:
+            files = [(self._files[origin.path].identity, _stem(origin)) for origin, _ in unnumbered]
+            steps |= zip((origin.path for origin, _ in unnumbered), self._book.reserve(files), strict=True)
+        later.sort(key=lambda item: (steps[item[0].path] in wanted, item[1].modified_ns, item[0].path), reverse=True)
+        return in_order, later
 
     def peek(self) -> object:
         """See `CheckpointSource`. Always None: no check is cheaper than a poll."""
@@ -148,7 +172,7 @@ class FolderSource:
         del self._staged[digest]
         self._staging.drop(digest)
 
-    def _list(self) -> list[tuple[ForeignFiles, Stamps]]:
+    def _list(self) -> list[_Listed]:
         """Return the checkpoints to read, in the order of their last change."""
         found = []
         for origin in self._list_paths():
@@ -184,23 +208,34 @@ class FolderSource:
             whole = self._staging.stage(origin)
         except (FileNotFoundError, FileChangedError):
             return
+        except TimeoutError as error:
+            _log.warning("%s is to be read again: %s", origin.path, error)
+            return
         except DamagedCheckpointError as error:
             if self._clock() - file.since >= _SETTLING_SECONDS:
                 file.checkpoint = self._unreadable(origin, stamps, error)
                 file.settled = True
             return
-        file.checkpoint = self._foreign(origin, whole)
-        file.stamps, file.settled = whole.stamps, True
-        self._staged_copy(file.checkpoint)
+        misfit = _misfit(origin, whole.content)
+        if misfit:
+            self._staging.drop(whole.content.digest)
+            checkpoint = self._unreadable(origin, whole.stamps, DamagedCheckpointError(misfit))
+        else:
+            checkpoint = self._foreign(origin, whole)
+            self._staged_copy(checkpoint)
+        self._files[origin.path] = _WatchedFile(
+            origin=origin, stamps=whole.stamps, since=file.since, settled=True, checkpoint=checkpoint
+        )
 
     def _gone(self, file: _WatchedFile) -> Checkpoint:
         error = CheckpointGoneError(f"{file.origin.path} was deleted before it could be read")
         return self._unreadable(file.origin, file.stamps, error)
 
     def _foreign(self, origin: ForeignFiles, whole: WholeCopy) -> Checkpoint:
-        digest = whole.content.digest
+        digest, iterations = whole.content.digest, whole.content.iterations
+        file = _identity(origin, whole.stamps)
         return ForeignCheckpoint(
-            step=self._book.assign(digest, iterations=whole.content.iterations, name=origin.format.stem(origin.path)),
+            step=self._book.assign(digest, iterations=iterations, name=_stem(origin), file=file),
             digest=digest,
             created_at=whole.stamps.modified_ns / 1e9,
             origin=origin,
@@ -208,10 +243,10 @@ class FolderSource:
         )
 
     def _unreadable(self, origin: ForeignFiles, stamps: Stamps, error: CheckpointError) -> Checkpoint:
-        digest = hashlib.sha256(f"{origin.path.name}\0{stamps}".encode()).hexdigest()
+        identity = _identity(origin, stamps)
         return UnreadableCheckpoint(
-            step=self._book.assign(digest, iterations=None, name=origin.format.stem(origin.path)),
-            digest=digest,
+            step=self._book.assign(identity, iterations=None, name=_stem(origin), file=identity),
+            digest=identity,
             created_at=stamps.modified_ns / 1e9,
             error=error,
         )
@@ -221,7 +256,7 @@ class FolderSource:
 class _WatchedFile:
     """A checkpoint: its status when last listed, since when, whether that was read, and the last result.
 
-    ``waits`` means that the last poll had no time to read it.
+    ``waits`` means that the last poll had no time to read it. ``identity`` changes with its name and status.
     """
 
     origin: ForeignFiles
@@ -230,7 +265,31 @@ class _WatchedFile:
     settled: bool = False
     waits: bool = False
     checkpoint: Checkpoint | None = None
+    identity: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.identity = _identity(self.origin, self.stamps)
+
+
+def _identity(origin: ForeignFiles, stamps: Stamps) -> str:
+    """Return a hash that changes with the name and status of a checkpoint's files."""
+    return hashlib.sha256(f"{origin.path.name}\0{stamps}".encode()).hexdigest()
+
+
+def _misfit(origin: ForeignFiles, content: Content) -> str:
+    """Say why a checkpoint has no step; empty if it has one."""
+    iterations = content.iterations
+    if iterations is not None and not 0 <= iterations <= MAX_STEP:
+        return f"{origin.path}: its optimizer has taken {iterations} steps, expected 0 to {MAX_STEP}; save it again"
+    number = number_beyond_steps(_stem(origin)) if iterations is None else None
+    if number is not None:
+        return f"{origin.path}: the number {number} is above the highest step, {MAX_STEP}; rename it"
+    return ""
+
+
+def _stem(origin: ForeignFiles) -> str:
+    return origin.format.stem(origin.path)
 
 
 def _number(origin: ForeignFiles) -> int | None:
-    return last_integer(origin.format.stem(origin.path))
+    return last_integer(_stem(origin))

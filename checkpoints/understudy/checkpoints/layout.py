@@ -30,20 +30,32 @@ LEASES_DIR = "leases"
 TEMPORARY_PREFIX = ".tmp-"
 """The prefix of uncommitted files and folders. Readers ignore them; the holder of the lock may delete them."""
 
+MAX_STEP = 2**63 - 1
+"""The highest step: TensorFlow, the ledger and the wire hold steps in 64 bits with a sign."""
+
 _STEP_DIGITS = 12
 _STEP_NAME = re.compile(rf"\d{{{_STEP_DIGITS},}}")
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step's folder; names sort as steps do. Raise ValueError if the step is negative."""
-    if step < 0:
-        raise ValueError(f"a step is a number of training steps from 0 up, not {step}")
+    """Return the name of a step's folder; names of up to 12 digits sort as steps do. Raise ValueError if it is none."""
+    if not 0 <= step <= MAX_STEP:
+        raise ValueError(f"a step is a number of training steps from 0 to {MAX_STEP}, not {step}")
     return f"{step:0{_STEP_DIGITS}d}"
 
 
 def parse_step(name: str) -> int | None:
     """Return the step that a folder's name stands for, or None if it stands for none."""
-    return int(name) if _STEP_NAME.fullmatch(name) and name == step_name(int(name)) else None
+    number = _parse_number(name)
+    return number if number is not None and number <= MAX_STEP else None
+
+
+def _parse_number(name: str) -> int | None:
+    """Return the number in the name of a checkpoint's folder, which may be above `MAX_STEP`."""
+    if not _STEP_NAME.fullmatch(name):
+        return None
+    number = int(name)
+    return number if name == f"{number:0{_STEP_DIGITS}d}" else None
 
 
 @dataclass(frozen=True)
@@ -76,19 +88,18 @@ class RunDir:
         """Return the folder of one checkpoint, whether or not it exists."""
         return self.checkpoints / step_name(step)
 
-    def listed_steps(self) -> dict[int, tuple[int, int]]:
-        """Return the steps that have a folder, committed or not, with its inode and modification time.
+    def listed_folders(self) -> dict[str, tuple[int, int]]:
+        """Return the names of the checkpoints' folders, committed or not, with their inode and modification time.
 
-        Only the parent folder is opened.
+        A name may stand for a number above `MAX_STEP`; see `parse_step`. Only the parent folder is opened.
         """
         found = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.checkpoints) as entries:
             for entry in entries:
-                step = parse_step(entry.name)
-                if step is not None:
+                if _parse_number(entry.name) is not None:
                     with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
                         stat = entry.stat()
-                        found[step] = (stat.st_ino, stat.st_mtime_ns)
+                        found[entry.name] = (stat.st_ino, stat.st_mtime_ns)
         return found
 
     def committed_steps(self) -> list[int]:

@@ -27,7 +27,7 @@ class RemoteFolderSource:
 
     Args:
         url: The folder, which need not exist yet.
-        mirror: A private folder of this source for the copy; created if missing.
+        mirror: A private folder of this source for the copy. The first `fetch` creates it if it is missing.
         local: Reads the mirror.
 
     Raises:
@@ -38,8 +38,7 @@ class RemoteFolderSource:
         self._url = url.rstrip("/")
         self._mirror = mirror
         self._local = local
-        mirror.mkdir(parents=True, exist_ok=True)
-        sweep(mirror)
+        self._is_swept = False
         self._list()
 
     @property
@@ -64,6 +63,10 @@ class RemoteFolderSource:
             OSError: The folder could not be read, or the mirror could not be written.
         """
         remote = self._list()
+        self._mirror.mkdir(parents=True, exist_ok=True)
+        if not self._is_swept:
+            sweep(self._mirror)
+            self._is_swept = True
         for name in _local_names(self._mirror) - remote.keys():
             (self._mirror / name).unlink()
         for folder in [path for path in self._mirror.iterdir() if path.is_dir() and not _local_names(path)]:

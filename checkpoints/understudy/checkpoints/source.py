@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from understudy.checkpoints.checkpoint_errors import (
     UnsupportedFormatError,
 )
 from understudy.checkpoints.fs import link_or_copy
-from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
+from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir, parse_step
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
 from understudy.checkpoints.manifest import Manifest, decode_manifest, read_manifest, verify_files, verify_sizes
+
+_log = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int, int]
 """Inode, size in bytes and modification time in nanoseconds. They change when a file is replaced."""
@@ -192,11 +195,12 @@ class RunSource:
     """The checkpoints of a run folder, which need not exist yet.
 
     A poll lists the folder once and opens only the manifests of new names. If nothing has changed, it does not list
-    the folder.
+    the folder. A folder with a number above `MAX_STEP` is no checkpoint; it is named in the log once.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run = run_dir
+        self._refused: set[str] = set()
         self._known: dict[int, tuple[_FolderStamp, Checkpoint]] = {}
         self._unreadable: dict[int, tuple[_Stamp, Checkpoint]] = {}
         self._uncommitted: set[int] = set()
@@ -225,7 +229,7 @@ class RunSource:
     def _refresh(self, wanted: Collection[int]) -> None:
         limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
         peek = self.peek()
-        folders = self._run.listed_steps()
+        folders = self._list()
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
         self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
         self._unreadable = {step: known for step, known in self._unreadable.items() if step in folders}
@@ -246,6 +250,19 @@ class RunSource:
         found = [checkpoint for _, checkpoint in (*self._known.values(), *self._unreadable.values())]
         self._found = sorted((*found, *gone), key=lambda checkpoint: checkpoint.step)
         self._listing = _Listing.of(peek, settled=not (gone or self._uncommitted or self._unreadable))
+
+    def _list(self) -> dict[int, _FolderStamp]:
+        found = {}
+        for name, stamp in self._run.listed_folders().items():
+            step = parse_step(name)
+            if step is not None:
+                found[step] = stamp
+            elif name not in self._refused:
+                self._refused.add(name)
+                _log.error(
+                    "%s is ignored: its number is above the highest step, %d", self._run.checkpoints / name, MAX_STEP
+                )
+        return found
 
     def _read(self, step: int, folder: _FolderStamp) -> None:
         """Read the manifest of a step, unless it is known to be unreadable and has not changed."""

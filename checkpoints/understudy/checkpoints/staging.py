@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +18,21 @@ class Staging:
     """A folder of private copies, each a folder named by its digest. Thread-safe.
 
     Args:
-        folder: A private folder. Copies from before a restart are unknown and are deleted.
+        folder: A private folder, for which `clear` is called first.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
         self._folder = folder
         self._lock = threading.Lock()
-        self.keep(())
+
+    def clear(self) -> None:
+        """Create the folder if it is missing, and delete the copies of an earlier process."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        sweep(self._folder)
+        with self._lock:
+            for copy in self._folder.glob("[!.]*"):
+                if copy.is_dir():
+                    remove_folder(copy)
 
     def stage(self, origin: ForeignFiles) -> WholeCopy:
         """Copy a writer's checkpoint into this folder. Raises as `ForeignFiles.copy_into`; then no copy remains."""
@@ -54,13 +59,6 @@ class Staging:
         """Delete the copy with a digest, if there is one."""
         with self._lock:
             remove_folder(self._folder / digest)
-
-    def keep(self, digests: Collection[str]) -> None:
-        """Delete all copies except those with these digests."""
-        with self._lock:
-            for copy in self._folder.glob("[!.]*"):
-                if copy.is_dir() and copy.name not in digests:
-                    remove_folder(copy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ class Resource(enum.Enum):
     """A resource that a machine may run out of."""
 
     MEMORY = "memory"
-    OTHER = "disk space, file descriptors or a disk that works"
+    OTHER = "disk space, file descriptors, processor time or a disk that works"
 
 
 _MEMORY_ERRNOS = {errno.ENOMEM}
-_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO}
+_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ETIMEDOUT}
 _OTHER_TEXT = re.compile(
     r"no space left on device|disk quota exceeded|too many open files|input/output error", re.IGNORECASE
 )

@@ -125,6 +125,7 @@ def wrapped(error: Exception) -> Exception:
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), Resource.MEMORY),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), Resource.OTHER),
         (OSError(errno.EIO, os.strerror(errno.EIO)), Resource.OTHER),
+        (OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)), Resource.OTHER),
         (OSError(errno.ENOENT, os.strerror(errno.ENOENT)), None),
         (tensorflow_says(tf.errors.ResourceExhaustedError, "OOM when allocating tensor"), Resource.MEMORY),
         (tensorflow_says(tf.errors.ResourceExhaustedError, "x.index; No space left on device"), Resource.OTHER),

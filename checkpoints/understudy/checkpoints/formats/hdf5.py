@@ -27,7 +27,10 @@ _END_OFFSETS = {0: 40, 1: 44, 2: 28, 3: 28}
 
 _START_SECONDS = 10
 _BYTES_PER_SECOND = 10_000_000
-"""The slowest read rate before the read times out."""
+"""The start and the slowest rate of a read, in processor time, before the file counts as damaged."""
+
+_SLOWEST_SHARE = 0.1
+"""The least share of a processor for a read. With less, it is ended, which says nothing about the file."""
 
 
 def _inspect(kind: Literal["weights", "model"], path: Path) -> Content:
@@ -66,13 +69,16 @@ def _read_apart(kind: str, path: Path) -> Content:
     seconds = _START_SECONDS + path.stat().st_size // _BYTES_PER_SECOND
     program = [sys.executable, "-P", hdf5_contents.__file__, kind, str(path), str(seconds)]
     try:
-        done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * seconds, check=False)
+        done = subprocess.run(
+            program, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds / _SLOWEST_SHARE, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"reading it did not end within {error.timeout} s") from error
+        waited = f"the process that read it had less than {seconds} s of processor time in {error.timeout:g} s"
+        raise TimeoutError(errno.ETIMEDOUT, waited, str(path)) from error
     if done.returncode == -signal.SIGKILL:  # sent only by an operator or the out-of-memory killer
         raise OSError(errno.ENOMEM, "the process that read it was killed, as happens when memory runs out", str(path))
     if done.returncode < 0:
-        raise ValueError(f"reading it was ended by signal {-done.returncode} within {seconds} s")
+        raise ValueError(f"reading it was ended by signal {-done.returncode} within {seconds} s of processor time")
     if done.returncode > 0:
         raise OSError(f"{path} could not be read: {done.stderr.decode(errors='replace').strip()[-500:]}")
     found = json.loads(done.stdout)

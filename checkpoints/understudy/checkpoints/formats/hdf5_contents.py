@@ -2,8 +2,9 @@
 
     python hdf5_contents.py weights|model PATH SECONDS
 
-It prints the digest and the iteration count, or the damage, as JSON. It ends after SECONDS, because the HDF5 library
-can loop endlessly, or crash, on a damaged file. It imports nothing else of this project, so that it starts fast.
+It prints the digest and the iteration count, or the damage, as JSON. A signal ends it after SECONDS of processor time,
+because the HDF5 library can loop endlessly, or crash, on a damaged file. It imports nothing else of this project, so
+that it starts fast.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(kind: str, path: Path, seconds: int) -> None:
     """Print the content of a file as JSON."""
     import h5py
 
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         with h5py.File(path, "r") as file:
             found = _read_model(file) if kind == "model" else _read(file, (), OPTIMIZER_COUNTS)
