@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,7 +16,10 @@ import tensorflow as tf
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, OutOfResourcesError
 from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
+from understudy.evaluator.model import replica_forward
+from understudy.evaluator.model.batch_limits import BatchLimits
 from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.replica_forward import _Replica
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch
 
@@ -45,9 +49,8 @@ def greedy(likes: int) -> Any:
     return model
 
 
-def forward_of(slot: Slot) -> ForwardPass:
-    assert isinstance(slot._pass, ForwardPass)
-    return slot._pass
+def limit_of(slot: Slot, inputs: dict[str, Any]) -> int:
+    return slot._pass.limits.limit(list(inputs.values()))
 
 
 def rows(count: int) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def test_a_batch_that_does_not_fit_goes_forward_in_pieces_that_do(
     (outputs,) = slot.forward(rows(100)).values()
 
     np.testing.assert_allclose(outputs, model.layers[1](rows(100)["x"]), rtol=0, atol=1e-5)
-    assert forward_of(slot).max_batch_size in range(20 * replicas, 40 * replicas + 1)
+    assert limit_of(slot, rows(100)) in range(20 * replicas, 40 * replicas + 1)
 
 
 def test_a_batch_that_does_not_fit_is_scored_whole_all_the_same(make_slot: Callable[..., Slot]) -> None:
@@ -83,11 +86,124 @@ def test_a_batch_that_does_not_fit_is_scored_whole_all_the_same(make_slot: Calla
 def test_a_limit_that_was_lowered_is_tried_again_with_the_next_checkpoint(make_slot: Callable[..., Slot]) -> None:
     slot = make_slot(greedy(likes=100), max_batch_size=64)
     slot.warm_up()
-    before, forward_of(slot).max_batch_size = forward_of(slot).max_batch_size, 4
+    slot._pass.limits.lower([rows(8)["x"]], 8, 4, MemoryError())
+    assert limit_of(slot, rows(8)) == 4
 
     slot.warm_up()
 
-    assert forward_of(slot).max_batch_size == before
+    assert limit_of(slot, rows(8)) == 64
+
+
+def test_one_callers_long_sequences_do_not_split_the_batches_of_others(
+    make_slot: Callable[..., Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = keras.Input((None, 3), name="x")
+    slot = make_slot(keras.Model(x, keras.layers.Dense(2, name="y")(x)), max_batch_size=64)
+    forward = slot._pass
+    assert isinstance(forward, ForwardPass)
+    sizes: list[tuple[int, ...]] = []
+    function = forward._function
+
+    def small_machine(*leaves: Any) -> Any:
+        sizes.append(leaves[0].shape[:2])
+        if leaves[0].shape[0] * leaves[0].shape[1] > 320:
+            raise tensorflow_says(tf.errors.ResourceExhaustedError, "OOM when allocating tensor")
+        return function(*leaves)
+
+    monkeypatch.setattr(forward, "_function", small_machine)
+    long, longer, short = (np.ones((64, length, 3), np.float32) for length in (10, 20, 5))
+    for _ in range(2):
+        for given in (long, short, longer):
+            np.testing.assert_allclose(
+                slot.forward({"x": given})["y"], slot._model(given, training=False), rtol=0, atol=1e-5
+            )
+
+    assert sizes.count((64, 10)) == 1
+    assert sizes.count((64, 5)) == 2
+    assert (64, 20) not in sizes
+    assert sizes.count((32, 20)) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_with_a_function_for_each_replica_what_does_not_fit_goes_in_pieces_too(
+    strategy: Callable[[int], Any], replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = greedy(likes=100)
+    model.save(tmp_path / "model.keras")
+    slot = Slot(strategy(replicas), tmp_path / "model.keras", max_batch_size=16, per_replica=True)
+    sizes: list[int] = []
+    monkeypatch.setattr(_Replica, "__call__", small_device(_Replica.__call__, sizes, memory=6))
+    slot.warm_up()
+    assert sorted(set(sizes), reverse=True) == [16, 8, 4, 2, 1]
+    assert sizes.count(16) == sizes.count(8) == 1
+    sizes.clear()
+
+    given = rows(37)
+    (outputs,) = slot.forward(given).values()
+    np.testing.assert_allclose(outputs, model.layers[1](given["x"]), rtol=0, atol=1e-5)
+
+    assert max(sizes) == 4
+    assert limit_of(slot, given) == 4
+
+
+def test_a_launched_batch_that_does_not_fit_when_its_outputs_are_fetched_runs_again_in_pieces(
+    strategy: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = greedy(likes=100)
+    model.save(tmp_path / "model.keras")
+    slot = Slot(strategy(2), tmp_path / "model.keras", max_batch_size=8, per_replica=True)
+    given = rows(16)
+    fetch = slot.launch(given)
+    failures = [tensorflow_says(tf.errors.ResourceExhaustedError, "OOM when allocating tensor")]
+    to_host = replica_forward._to_host
+
+    def fetched(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return to_host(*arguments)
+
+    monkeypatch.setattr(replica_forward, "_to_host", fetched)
+    (outputs,) = fetch().values()
+    np.testing.assert_allclose(outputs, model.layers[1](given["x"]), rtol=0, atol=1e-5)
+    assert limit_of(slot, given) == 4
+
+
+def test_with_a_function_for_each_replica_one_example_that_does_not_fit_says_so(
+    strategy: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy(likes=100).save(tmp_path / "model.keras")
+    slot = Slot(strategy(2), tmp_path / "model.keras", max_batch_size=8, per_replica=True)
+    monkeypatch.setattr(_Replica, "__call__", small_device(_Replica.__call__, [], memory=0))
+    with pytest.raises(OutOfResourcesError, match="no memory for a single example"):
+        slot.forward(rows(5))
+    with pytest.raises(LoadError) as raised:
+        slot.warm_up()
+    assert exhausted_resource(raised.value) is Resource.MEMORY
+
+
+def small_device(call: Callable[..., Any], sizes: list[int], *, memory: int) -> Callable[..., Any]:
+    """Return a replica's call on a device that holds few examples; it notes how many it was called with."""
+
+    def limited(self: _Replica, leaves: Any) -> Any:
+        sizes.append(len(leaves[0]))
+        if len(leaves[0]) > memory:
+            raise tensorflow_says(tf.errors.ResourceExhaustedError, "OOM when allocating tensor")
+        return call(self, leaves)
+
+    return limited
+
+
+def test_the_record_of_limits_is_bounded_and_the_newest_stay() -> None:
+    limits = BatchLimits(64)
+    for length in range(1000, 0, -1):
+        limits.lower([np.empty((8, length))], 8, 4, MemoryError())
+
+    assert len(limits._lowered) == 64
+    assert limits.limit([np.empty((1, 1))]) == 4
+    assert limits.limit([np.empty((1, 0))]) == 64
+    assert limits.restore()
+    assert not limits.restore()
+    assert limits.limit([np.empty((1, 1))]) == 64
 
 
 def test_a_prediction_for_which_there_is_no_memory_says_so(make_slot: Callable[..., Slot]) -> None:

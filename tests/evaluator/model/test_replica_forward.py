@@ -116,7 +116,7 @@ def test_inputs_are_copied_to_the_replicas_device_and_outputs_stay_there(
         return tensor
 
     monkeypatch.setattr(tf.raw_ops, "Identity", noted)
-    launched = passes(slot)._launch([np.zeros((9, 6, 6, 1), np.float32)])
+    launched = passes(slot)._launch([np.zeros((9, 6, 6, 1), np.float32)], 4)
     assert copied == list(logical_cpus[:3])
     assert [device_of(tensors[0].backing_device) for _, tensors in launched] == list(logical_cpus[:3])
     assert [(share.stop - share.start, share.size) for share, _ in launched] == [(3, 4)] * 3

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.evaluator.evaluator_errors import InvalidInputError, OutOfResourcesError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.exhaustion import Resource, exhausted_resource
 from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.batch_limits import BatchLimits
 from understudy.evaluator.model.direct_call import DirectCall
 from understudy.evaluator.model.model_call import ModelCall, Tensors, tensor_specs
 from understudy.evaluator.model.random_numbers import draws_random_numbers
 from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.value_ranges import find_value_ranges
-
-_log = logging.getLogger(__name__)
 
 
 class ForwardPass:
@@ -37,7 +35,7 @@ class ForwardPass:
         on_trace: Called each time the function is traced: normally once.
 
     Attributes:
-        max_batch_size: The current maximum; lowered after an out-of-memory error, see `restore_limit`.
+        limits: The current maximum, lowered after an out-of-memory error.
         adds_losses: Whether the model adds losses in its call, besides the regularizers of its weights.
         draws_random_numbers: Whether the model draws random numbers at inference.
         input_ranges: The valid ids of inputs, by name, for inputs that directly index a table.
@@ -56,7 +54,7 @@ class ForwardPass:
         self._call = ModelCall(model, interface)
         self._strategy = strategy
         self._replicas: int = strategy.num_replicas_in_sync
-        self.max_batch_size = self._most_examples = max_batch_size
+        self.limits = BatchLimits(max_batch_size)
         self._on_trace = on_trace
         function = tf.function(self._trace, input_signature=tensor_specs(interface), autograph=False)
         self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
@@ -83,7 +81,7 @@ class ForwardPass:
         """
         leaves = [inputs[name] for name in self._names]
         while True:
-            limit = self.max_batch_size
+            limit = self.limits.limit(leaves)
             try:
                 if leaves[0].shape[0] <= limit:
                     return self._call.by_name(self._function(*leaves))
@@ -93,7 +91,8 @@ class ForwardPass:
             except Exception as error:
                 if exhausted_resource(error) is not Resource.MEMORY:
                     raise
-                self._use_less_memory(min(limit, leaves[0].shape[0]), error)
+                examples = min(limit, leaves[0].shape[0])
+                self.limits.lower(leaves, examples, examples // 2, error)
             reclaim_memory()
 
     def launch(self, inputs: Mapping[str, Any]) -> Callable[[], tuple[Tensors, Tensors]]:
@@ -110,21 +109,6 @@ class ForwardPass:
     def output_specs(self) -> tuple[Tensors, Tensors]:
         """The `tf.TensorSpec`s of the results of a call."""
         return self._call.specs(self._function.function.structured_outputs)
-
-    def restore_limit(self) -> bool:
-        """Restore the original maximum, because memory may be available again; return whether it was lowered."""
-        lowered, self.max_batch_size = self.max_batch_size < self._most_examples, self._most_examples
-        return lowered
-
-    def _use_less_memory(self, examples: int, error: Exception) -> None:
-        """Lower the limit below the size that did not fit."""
-        if examples == 1:
-            raise OutOfResourcesError(f"there is no memory for a single example: {first_line(error)}") from error
-        self.max_batch_size = examples // 2
-        _log.warning(
-            "out of memory, going on with smaller batches",
-            extra={"examples": examples, "max_batch_size": self.max_batch_size},
-        )
 
     def _run_in_pieces(
         self, leaves: Sequence[Any], limit: int, between_pieces: Callable[[], None]

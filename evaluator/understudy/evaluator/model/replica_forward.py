@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.exhaustion import Resource, exhausted_resource
 from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.model.batch_limits import BatchLimits
 from understudy.evaluator.model.model_call import ModelCall, Tensors, tensor_specs
 from understudy.evaluator.model.random_numbers import draws_random_numbers
+from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.replica_plan import ReplicaPlan, Share
 from understudy.evaluator.model.value_ranges import find_value_ranges
 from understudy.evaluator.types import Array
@@ -46,6 +50,7 @@ class ReplicaForward:
         draws_random_numbers: Whether the model draws random numbers at inference.
         input_ranges: The valid ids of inputs, by name, for inputs that directly index a table.
         plan: Splits batches into shares.
+        limits: The maximum number of examples of a share, lowered after an out-of-memory error.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class ReplicaForward:
         with strategy.scope():
             self._replicas = [self._trace(strategy, index, device) for index, device in enumerate(devices)]
         self.plan = ReplicaPlan(len(devices), max_batch_size)
+        self.limits = BatchLimits(max_batch_size)
         function = self._replicas[0].function
         self.adds_losses = self._call.adds_losses
         self.draws_random_numbers = draws_random_numbers(function)
@@ -87,28 +93,46 @@ class ReplicaForward:
     def launch(self, inputs: Mapping[str, Any], between_pieces: Callable[[], None] = lambda: None) -> Fetch:
         """Copy a batch to the devices and launch it; return a function that waits for the outputs and the masks.
 
-        Both raise InvalidInputError if the model refuses a value. At most two pieces of a batch are in progress.
+        Both raise InvalidInputError if the model refuses a value, and OutOfResourcesError if there is not enough memory
+        for a single example. At most two pieces of a batch are in progress.
         """
         leaves = [np.asarray(inputs[name]) for name in self._names]
-        examples = len(leaves[0])
-        pieces = [
-            [leaf[start : start + self.plan.max_batch_size] for leaf in leaves]
-            for start in range(0, examples, self.plan.max_batch_size)
-        ]
-        first = self._launch(pieces[0])
-        return lambda: self._call.by_name(self._fetch_all(first, pieces[1:], between_pieces))
+        launched = [self._begin(leaves)]
+
+        def fetch() -> Named:
+            while True:
+                begun = launched.pop() if launched else self._begin(leaves)
+                try:
+                    return self._call.by_name(self._fetch_all(begun, between_pieces))
+                except Exception as error:
+                    if exhausted_resource(error) is not Resource.MEMORY:
+                        raise
+                    self._use_less_memory(leaves, begun.largest, error)
+                del begun  # it references tensors on the devices
+                reclaim_memory()
+
+        return fetch
 
     def warm_up(self, inputs: Mapping[str, Any]) -> Named:
-        """Run a batch of one of the plan's sizes on each replica, and add the measured times to the plan."""
-        outputs = self.run_on_each(inputs)
+        """Run a batch of one of the plan's sizes on each replica, and add the measured times to the plan.
+
+        A batch that does not fit in memory runs in pieces, and so will others of its shapes.
+        """
         leaves = [np.asarray(inputs[name]) for name in self._names]
         size = len(leaves[0])
-        began = time.perf_counter()
-        launched = self._replicas[0](leaves)
-        launch_seconds = time.perf_counter() - began
-        _to_host(launched, size)
-        self.plan.observe(size, launch_seconds=launch_seconds, seconds=time.perf_counter() - began)
-        return outputs
+        if size > self.limits.limit(leaves):
+            return self(inputs)
+        try:
+            outputs = self.run_on_each(inputs)
+            self._measure(leaves)
+        except Exception as error:
+            if exhausted_resource(error) is not Resource.MEMORY:
+                raise
+            self.limits.lower(leaves, size, self.plan.smaller_size(size), error)
+        else:
+            return outputs
+        reclaim_memory()
+        return self(inputs)
 
     def run_on_each(self, inputs: Mapping[str, Any]) -> Named:
         """Run a batch of one of the plan's sizes on each replica; return the last one's results."""
@@ -116,6 +140,15 @@ class ReplicaForward:
         launched = [replica(leaves) for replica in self._replicas]
         fetched = [_to_host(tensors, len(leaves[0])) for tensors in launched]
         return self._call.by_name(fetched[-1])
+
+    def _measure(self, leaves: Sequence[Array]) -> None:
+        """Time a batch of one of the plan's sizes on one replica."""
+        size = len(leaves[0])
+        began = time.perf_counter()
+        launched = self._replicas[0](leaves)
+        launch_seconds = time.perf_counter() - began
+        _to_host(launched, size)
+        self.plan.observe(size, launch_seconds=launch_seconds, seconds=time.perf_counter() - began)
 
     def _trace(self, strategy: Any, index: int, device: str) -> _Replica:
         def on_replica(*inputs: Any) -> list[Any]:
@@ -125,29 +158,59 @@ class ReplicaForward:
 
         return _Replica(device, tf.function(on_replica, autograph=False).get_concrete_function(*self._specs))
 
-    def _launch(self, leaves: Sequence[Array]) -> list[tuple[Share, list[Any]]]:
+    def _begin(self, leaves: Sequence[Array]) -> _Begun:
+        """Cut a batch into pieces that fit the replicas, and launch the first."""
+        while True:
+            largest = self.limits.limit(leaves)
+            most = self.plan.most_examples(largest)
+            pieces = [[leaf[start : start + most] for leaf in leaves] for start in range(0, len(leaves[0]), most)]
+            try:
+                return _Begun(launched=self._launch(pieces[0], largest), others=pieces[1:], largest=largest)
+            except Exception as error:
+                if exhausted_resource(error) is not Resource.MEMORY:
+                    raise
+                self._use_less_memory(leaves, largest, error)
+            reclaim_memory()
+
+    def _use_less_memory(self, leaves: Sequence[Array], largest: int, error: Exception) -> None:
+        """Lower the limit of shares after an out-of-memory error."""
+        tried = self.plan.largest_share(min(len(leaves[0]), self.plan.most_examples(largest)), largest)
+        self.limits.lower(leaves, tried, self.plan.smaller_size(tried), error)
+
+    def _launch(self, leaves: Sequence[Array], largest: int) -> list[tuple[Share, list[Any]]]:
         """Launch one piece that fits the replicas."""
         with _refusals():
             return [
                 (share, self._replicas[share.replica]([_cut(leaf, share) for leaf in leaves]))
-                for share in self.plan.shares(len(leaves[0]))
+                for share in self.plan.shares(len(leaves[0]), largest)
             ]
 
-    def _fetch_all(
-        self,
-        launched: list[tuple[Share, list[Any]]],
-        pieces: Sequence[Sequence[Array]],
-        between_pieces: Callable[[], None],
-    ) -> list[Array]:
+    def _fetch_all(self, begun: _Begun, between_pieces: Callable[[], None]) -> list[Array]:
         """Fetch all pieces; each piece is launched before the previous one is fetched."""
         done = []
-        for piece in pieces:
+        launched = begun.launched
+        for piece in begun.others:
             between_pieces()
-            following = self._launch(piece)
+            following = self._launch(piece, begun.largest)
             done.append(_join(launched))
             launched = following
         done.append(_join(launched))
         return done[0] if len(done) == 1 else [np.concatenate(parts) for parts in zip(*done, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A batch whose first piece is launched.
+
+    Attributes:
+        launched: The shares of the first piece, and the tensors on their devices.
+        others: The other pieces.
+        largest: The maximum number of examples of a share.
+    """
+
+    launched: list[tuple[Share, list[Any]]]
+    others: Sequence[Sequence[Array]]
+    largest: int
 
 
 class _Replica:

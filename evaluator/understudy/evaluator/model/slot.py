@@ -175,7 +175,7 @@ class Slot:
         Raises:
             LoadError: The model fails to run.
         """
-        if isinstance(self._pass, ForwardPass) and self._pass.restore_limit():
+        if self._pass.limits.restore():
             self._warm = None
         if self._warm is self._pass:
             sizes: Iterable[int] = (1,)
