@@ -77,9 +77,10 @@ test-dependencies: $(VENV)/.installed ## Test with the newest and the lowest dep
 	for which in $(or $(WHICH),newest lowest); do tools/test_dependencies.sh $$which $(T); done
 
 .PHONY: soak
+soak: export PYTHONPATH := tests
 soak: $(VENV)/.installed ## Run the long trials (hours); TOPIC=kills COUNT=20 runs a part
-	for topic in $(or $(TOPIC),$$($(BIN)/python -m benchmarks.soak --list)); do \
-		$(BIN)/python -m benchmarks.soak $$topic $(if $(COUNT),--count $(COUNT)); done
+	for topic in $(or $(TOPIC),$$($(BIN)/python -m soak --list)); do \
+		$(BIN)/python -m soak $$topic $(if $(COUNT),--count $(COUNT)); done
 
 BENCH_OPTIONS = $(TOPIC) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 	$(if $(ONLY),--only $(ONLY)) $(if $(filter quick,$(BENCH)),--quick)

@@ -23,8 +23,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 
-# The Pythons that tests start run `startup/sitecustomize.py` first.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS / "startup"), os.environ.get("PYTHONPATH"))))
+# The Pythons that tests start run `startup/sitecustomize.py` first, and may import `testkit` and `soak`.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(TESTS / "startup"), str(TESTS), os.environ.get("PYTHONPATH")))
+)
 
 LOGICAL_CPUS = 4
 

@@ -10,7 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from peer_server import STEP, Peer
+
+from testkit.peer_server import STEP, Peer
 
 ROOT = Path(__file__).parent.parent
 INSTALL_SECONDS = 280

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from click.testing import CliRunner, Result
-from peer_server import Peer, Script
 
+from testkit.peer_server import Peer, Script
 from understudy.cli.main import main
 
 Run = Callable[..., Result]

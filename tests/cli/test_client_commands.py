@@ -15,8 +15,8 @@ import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from peer_server import STEP, Failure, Peer, Script
 
+from testkit.peer_server import STEP, Failure, Peer, Script
 from understudy.cli.main import main
 from understudy.service.addresses import write_address_file
 from understudy.v1 import evaluation_pb2

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-from peer_server import Peer, Script
 
+from testkit.peer_server import Peer, Script
 from understudy.clients import AsyncClient, Client
 
 

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
-from peer_server import STEP, Failure, Peer, Script
 
+from testkit.peer_server import STEP, Failure, Peer, Script
 from understudy import clients
 from understudy.clients import AsyncClient, InvalidArgumentError, PredictResult, Progress
 

@@ -10,8 +10,8 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
-from peer_server import PREVIOUS_STEP, STEP, Failure, Peer, Script
 
+from testkit.peer_server import PREVIOUS_STEP, STEP, Failure, Peer, Script
 from understudy import clients
 from understudy.clients import (
     Client,

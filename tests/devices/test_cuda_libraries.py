@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from devices.stub_libraries import build_wheels, needs_compiler
 
+from testkit.stub_libraries import build_wheels, needs_compiler
 from understudy.devices.cuda_libraries import preload
 
 FRAMEWORK = Path("tensorflow/libtensorflow_framework.so.2")

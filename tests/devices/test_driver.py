@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from devices.stub_libraries import build, needs_compiler
 
+from testkit.stub_libraries import build, needs_compiler
 from understudy.devices.driver import driver_version
 
 STUB = """

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from devices.stub_libraries import build, needs_compiler
 from prometheus_client import CollectorRegistry
 
+from testkit.stub_libraries import build, needs_compiler
 from understudy.evaluator.types import GpuReading
 from understudy.service.metrics.evaluator_metrics import EvaluatorCollector
 from understudy.service.metrics.registry import exposition

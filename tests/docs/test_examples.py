@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from docs.examples import GRPC_PORT, HTTP_PORT, Example, Session, examples_of
 
+from testkit.doc_examples import GRPC_PORT, HTTP_PORT, Example, Session, examples_of
 from understudy.clients import AsyncClient, Client
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_run import (
+
+from testkit.real_run import (
     FEATURES,
     GOAL,
     WAIT_SECONDS,
@@ -23,7 +24,6 @@ from real_run import (
     step_model,
     wait_for_records,
 )
-
 from understudy.checkpoints import LockHeldError, Signature
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator_errors import (

@@ -8,9 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.in_process import until
-from real_run import GOAL, WAIT_SECONDS, RealRun, dataset, outcomes, predicted_step, rows, step_model, wait_for_records
 
+from testkit.in_process import until
+from testkit.real_run import (
+    GOAL,
+    WAIT_SECONDS,
+    RealRun,
+    dataset,
+    outcomes,
+    predicted_step,
+    rows,
+    step_model,
+    wait_for_records,
+)
 from understudy.evaluator.evaluator_errors import ConfigurationError, LedgerError
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome

@@ -7,7 +7,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from real_run import (
+
+from testkit.real_run import (
     FEATURES,
     WAIT_SECONDS,
     RealRun,
@@ -18,7 +19,6 @@ from real_run import (
     until_served,
     wait_for_records,
 )
-
 from understudy.checkpoints import Checkpoint, FolderSource, RunDir, RunSource, Signature
 from understudy.checkpoints.manifest import read_manifest
 from understudy.checkpoints.source import CheckpointSource

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, dataset, rows, step_model, until_served, wait_for_records
 
+from testkit.real_run import (
+    FEATURES,
+    GOAL,
+    WAIT_SECONDS,
+    RealRun,
+    dataset,
+    rows,
+    step_model,
+    until_served,
+    wait_for_records,
+)
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError, ModelChangedError
 from understudy.evaluator.types import Batch, EvaluationResult

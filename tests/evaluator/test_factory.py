@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from real_run import WAIT_SECONDS, step_model
 
+from testkit.real_run import WAIT_SECONDS, step_model
 from understudy.checkpoints import LockHeldError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.factory import create_evaluator

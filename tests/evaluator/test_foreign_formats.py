@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner, Result
-from real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
 
+from testkit.real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
 from understudy.checkpoints import FolderSource
 from understudy.cli.main import main
 from understudy.evaluator.datasets.dataset import ArrayDataset

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_run import WAIT_SECONDS, RealRun, dataset, outcomes, wait_for_records
 
+from testkit.real_run import WAIT_SECONDS, RealRun, dataset, outcomes, wait_for_records
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.types import Batch, EvaluationOutcome

@@ -1,4 +1,4 @@
-"""Stock writers at full speed beside an evaluator: a sample of ``python -m benchmarks.soak stock_writers``."""
+"""Stock writers at full speed beside an evaluator: a sample of ``python -m soak stock_writers``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 1
 
 @pytest.mark.timeout(240)
 def test_no_save_fails_and_no_read_is_torn_in_any_format(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "stock_writers", "--count", str(SECONDS)]
+    command = [sys.executable, "-m", "soak", "stock_writers", "--count", str(SECONDS)]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 

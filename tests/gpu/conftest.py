@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-from gpu.hardware import ON_GPUS
 
+from testkit.hardware import ON_GPUS
 from understudy.devices import layout
 from understudy.devices.errors import DeviceLayoutError
 
@@ -44,9 +41,3 @@ def several(devices: tuple[str, ...]) -> tuple[str, ...]:
     if len(devices) < _TWO:
         pytest.skip("needs two GPUs, and there is one")
     return devices
-
-
-@pytest.fixture
-def environ() -> dict[str, str]:
-    """The environment of subprocesses with the same devices."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ["PYTHONPATH"]])}

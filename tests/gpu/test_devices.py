@@ -52,13 +52,10 @@ def test_every_gpu_that_the_driver_shows_is_found_and_described(devices: tuple[s
         assert facts["driver"] != "unknown"
 
 
-def test_the_last_gpu_alone_is_used_when_it_alone_is_asked_for(
-    several: tuple[str, ...], environ: dict[str, str]
-) -> None:
+def test_the_last_gpu_alone_is_used_when_it_alone_is_asked_for(several: tuple[str, ...]) -> None:
     wanted = f"GPU:{len(several) - 1}"
     with subprocess.Popen(
         [sys.executable, "-c", USE_ONE, wanted],
-        env=environ,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -99,11 +96,10 @@ print(np.abs(product - exact).max() / np.abs(exact).max())
 """
 
 
-def product_error(precision: str, environ: dict[str, str]) -> float:
+def product_error(precision: str) -> float:
     """Return the largest error of a product of matrices, relative to its largest value."""
     computed = subprocess.run(
         [sys.executable, "-c", PRODUCT_ERROR, precision],
-        env=environ,
         capture_output=True,
         text=True,
         timeout=110,
@@ -112,11 +108,9 @@ def product_error(precision: str, environ: dict[str, str]) -> float:
     return float(computed.stdout)
 
 
-def test_exact_products_are_those_of_float32_and_fast_ones_of_tf32(
-    devices: tuple[str, ...], environ: dict[str, str]
-) -> None:
-    assert product_error("exact", environ) < 1e-6
+def test_exact_products_are_those_of_float32_and_fast_ones_of_tf32(devices: tuple[str, ...]) -> None:
+    assert product_error("exact") < 1e-6
     capability = float(layout.describe(layout.plan([devices[0]]))[0]["compute_capability"])
     if capability < 8.0:
         pytest.skip(f"compute capability {capability}: GPUs have TF32 from 8.0 on")
-    assert 1e-5 < product_error("fast", environ) < 1e-2
+    assert 1e-5 < product_error("fast") < 1e-2

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from gpu.hardware import ON_GPUS
-from trainer.training_harness import STEPS, Dense, run, weights_of
+
+from testkit.hardware import ON_GPUS
+from testkit.training_harness import STEPS, Dense, run, weights_of
 
 OPERATIONS = "nccl" if ON_GPUS else "hierarchical_copy"
 """NCCL has no operations for CPUs."""

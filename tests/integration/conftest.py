@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_ends import FRONT_ENDS, GRPCIO
-from integration.checkpoints import Chief, write_dataset
-from integration.in_process import RunningService, running_service
 
+from testkit.checkpoints import Chief, write_dataset
+from testkit.front_ends import FRONT_ENDS, GRPCIO
+from testkit.in_process import RunningService, running_service
 from understudy.clients import Client
 
 REPLICAS = 3

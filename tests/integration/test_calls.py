@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model
-from integration.in_process import RunningService
 from prometheus_client.parser import text_string_to_metric_families
 
+from testkit.checkpoints import OUTPUTS, WIDTH, ones, step_model
+from testkit.in_process import RunningService
 from understudy.clients import (
     Client,
     InvalidArgumentError,

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.checkpoints import OUTPUTS, ones
 from integration.conftest import STEPS
-from integration.in_process import WAIT_SECONDS, RunningService
 
+from testkit.checkpoints import OUTPUTS, ones
+from testkit.in_process import WAIT_SECONDS, RunningService
 from understudy.clients import AsyncClient, InvalidArgumentError, PredictResult
 
 NEWEST = STEPS[-1]

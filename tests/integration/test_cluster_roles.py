@@ -6,8 +6,8 @@ from pathlib import Path
 
 import keras
 import pytest
-from trainer.training_harness import BATCH, Scored, cluster
 
+from testkit.training_harness import BATCH, Scored, cluster
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.evaluation_results import EvaluationResults
 from understudy.checkpoints.layout import MODEL_FILE

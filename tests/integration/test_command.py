@@ -19,11 +19,11 @@ import keras
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from front_ends import FRONT_ENDS
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
-from integration.in_process import until
 
+from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import until
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
 from understudy.clients import Client

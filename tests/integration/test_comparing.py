@@ -12,10 +12,11 @@ import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from front_ends import FRONT_ENDS
-from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
-from integration.in_process import RunningService
-from integration.scarce_slots import (
+
+from testkit.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import RunningService
+from testkit.scarce_slots import (
     BEST,
     DATASET_FILE,
     SERVING,
@@ -25,7 +26,6 @@ from integration.scarce_slots import (
     until_given_back,
     until_taken,
 )
-
 from understudy.cli.main import main
 from understudy.clients import (
     AsyncClient,

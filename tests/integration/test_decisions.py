@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from front_ends import FRONT_ENDS
-from integration.checkpoints import Chief, ones
 from integration.conftest import Run
 
+from testkit.checkpoints import Chief, ones
+from testkit.front_ends import FRONT_ENDS
 from understudy.clients import Evaluation
 
 

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from integration.checkpoints import WIDTH, Chief, ones
-from integration.in_process import WAIT_SECONDS
 
+from testkit.checkpoints import WIDTH, Chief, ones
+from testkit.in_process import WAIT_SECONDS
 from understudy.clients import AsyncClient, InternalError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings

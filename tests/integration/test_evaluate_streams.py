@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from front_ends import FRONT_ENDS
-from integration.checkpoints import OUTPUTS, WIDTH, ones, step_model
-from integration.in_process import RunningService
-from integration.scarce_slots import (
+
+from testkit.checkpoints import OUTPUTS, WIDTH, ones, step_model
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import RunningService
+from testkit.scarce_slots import (
     BEST,
     SERVING,
     absent_steps,
@@ -22,7 +23,6 @@ from integration.scarce_slots import (
     until_given_back,
     until_taken,
 )
-
 from understudy.clients import Client, InvalidArgumentError, Metric
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 from understudy.wire import encode

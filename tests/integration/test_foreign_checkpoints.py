@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,11 @@ import keras
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from front_ends import FRONT_ENDS
-from integration.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
 from integration.conftest import Run
-from integration.in_process import until
 
+from testkit.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import until
 from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
 from understudy.cli.main import main
 from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric
@@ -25,7 +24,7 @@ from understudy.evaluator.evaluator_errors import ConfigurationError
 EXPERIMENT = """
 import numpy as np
 import tensorflow as tf
-from integration.checkpoints import OUTPUTS, WIDTH, step_model
+from testkit.checkpoints import OUTPUTS, WIDTH, step_model
 
 
 class Theirs:
@@ -52,8 +51,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+def experiment(tmp_path: Path) -> str:
     (tmp_path / "theirs.py").write_text(EXPERIMENT)
     return f"{tmp_path / 'theirs.py'}:Theirs"
 

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from integration.checkpoints import OUTPUTS, Chief, ones
 from integration.conftest import Run
-from integration.in_process import RunningService, until
-from integration.scarce_slots import handles_out
 
+from testkit.checkpoints import OUTPUTS, Chief, ones
+from testkit.in_process import RunningService, until
+from testkit.scarce_slots import handles_out
 from understudy.clients import Client
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
 from understudy.wire import encode

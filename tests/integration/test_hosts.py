@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.hosts import Host, connected_hosts
-from trainer.training_harness import Task, leave_none, start_training, tf_config
 
+from testkit.hosts import Host, connected_hosts
+from testkit.training_harness import Task, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
 
 STEPS = 40

@@ -7,9 +7,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from front_ends import FRONT_ENDS
 from integration.conftest import Run
 
+from testkit.front_ends import FRONT_ENDS
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from front_ends import FRONT_ENDS
-from integration.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
-from integration.in_process import RunningService, until
 
+from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import RunningService, until
 from understudy.clients import AsyncClient, Client, FailedPreconditionError, InvalidArgumentError, UnderstudyError
 
 ALTERNATIONS = 4

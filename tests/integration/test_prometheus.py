@@ -9,9 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.checkpoints import ones
-from integration.in_process import RunningService, until
-from prometheus_tools import tool
+
+from testkit.checkpoints import ones
+from testkit.in_process import RunningService, until
+from testkit.prometheus_tools import tool
 
 CONFIGURATION = """
 global:

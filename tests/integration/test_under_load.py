@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from front_ends import FRONT_ENDS
-from integration.checkpoints import OUTPUTS, Chief, ones
-from integration.in_process import RunningService, running_service, until
 
+from testkit.checkpoints import OUTPUTS, Chief, ones
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import RunningService, running_service, until
 from understudy.clients import (
     AbortedError,
     AsyncClient,

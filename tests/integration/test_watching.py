@@ -13,13 +13,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from front_ends import FRONT_ENDS
-from integration.checkpoints import Chief, write_dataset
-from integration.in_process import WAIT_SECONDS, until
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.util import tensor_util
 
+from testkit.checkpoints import Chief, write_dataset
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import WAIT_SECONDS, until
 from understudy.clients import Client, Evaluation
 
 DATASETS = ("one", "two")

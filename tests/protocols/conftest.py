@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_ends import FRONT_ENDS
-from protocols.served import Pair, serving_both
-from protocols.values import DTYPES, packed, values
 
+from testkit.front_ends import FRONT_ENDS
+from testkit.served import Pair, serving_both
+from testkit.values import DTYPES, packed, values
 from understudy.clients import Client
 
 ROOT = Path(__file__).parent.parent.parent

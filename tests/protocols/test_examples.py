@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 from protocols.conftest import INSTALL_SECONDS, ROOT, Fetch
-from protocols.served import Pair
 
+from testkit.served import Pair
 from understudy.clients import Client
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from protocols.served import Pair
 
+from testkit.served import Pair
 from understudy.clients import Client
 
 FOREIGN = (

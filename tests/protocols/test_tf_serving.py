@@ -6,7 +6,8 @@ import re
 
 import pytest
 from protocols.conftest import INSTALL_SECONDS, Report
-from protocols.values import DTYPES, EVERY_STEP, PLAIN, packed, values
+
+from testkit.values import DTYPES, EVERY_STEP, PLAIN, packed, values
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from protocols.conftest import INSTALL_SECONDS, Fetch, Report, triton_report
-from protocols.served import Pair
-from protocols.values import DTYPES, EVERY, EVERY_STEP, PLAIN, packed, values
 
+from testkit.served import Pair
+from testkit.values import DTYPES, EVERY, EVERY_STEP, PLAIN, packed, values
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
 

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prometheus_tools import tool
-from service.server_harness import FRONT_ENDS, ServerHarness, running_harness
+
+from testkit.prometheus_tools import tool
+from testkit.server_harness import FRONT_ENDS, ServerHarness, running_harness
 
 
 @pytest.fixture(params=FRONT_ENDS)

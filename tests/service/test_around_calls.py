@@ -8,8 +8,8 @@ import pytest
 import structlog
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
-from service.server_harness import ServerHarness
 
+from testkit.server_harness import ServerHarness
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, VersionNotFoundError
 from understudy.service.calls.call import REQUEST_ID, REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, Code

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from service.server_harness import MAX_MESSAGE_BYTES, ScriptedHandlers
 
+from testkit.server_harness import MAX_MESSAGE_BYTES, ScriptedHandlers
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.service.calls.call_monitor import DisconnectMonitor
 from understudy.service.envoy.asgi_app import EndpointContext, GrpcAsgiApp

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo
-from service.scripted_evaluator import ScriptedEvaluator, ScriptedStream, prediction
 
+from testkit.scripted_evaluator import ScriptedEvaluator, ScriptedStream, prediction
 from understudy.evaluator.evaluator_errors import (
     DrainingError,
     InvalidInputError,

@@ -5,7 +5,8 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from service.server_harness import PREDICTION_SERVICE, ServerHarness
+
+from testkit.server_harness import PREDICTION_SERVICE, ServerHarness
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

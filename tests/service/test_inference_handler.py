@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service.scripted_evaluator import ScriptedEvaluator, prediction
 
+from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction

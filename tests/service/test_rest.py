@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from service.scripted_evaluator import ScriptedEvaluator, prediction
 from starlette.applications import Starlette
 
+from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction

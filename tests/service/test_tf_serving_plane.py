@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service.scripted_evaluator import ScriptedEvaluator, prediction
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import predict_pb2
 
+from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call import CallContext
 from understudy.service.handlers.served_model import ServedModel

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import swaps
-from benchmarks.soak.trial import Trial
+from soak import swaps
+from soak.trial import Trial
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 110.0
@@ -23,7 +23,7 @@ LONG_SECONDS = 360.0
 def soak(topic: str, count: int, folder: Path) -> dict[str, Any]:
     """Try a little of a topic here; return its result."""
     trial = Trial(topic=topic, count=count, seed=0, work=folder / "work", results=folder)
-    importlib.import_module(f"benchmarks.soak.{topic}").run(trial)
+    importlib.import_module(f"soak.{topic}").run(trial)
     return checked(trial.result, folder)
 
 
@@ -31,7 +31,7 @@ def soak_by_command(topic: str, count: int, folder: Path) -> dict[str, Any]:
     """Try a little of a topic that lays out devices of its own, as ``make soak`` starts it; return its result."""
     options = ("--count", str(count), "--work", str(folder / "work"), "--results", str(folder))
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.soak", topic, *options],
+        [sys.executable, "-m", "soak", topic, *options],
         cwd=ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,

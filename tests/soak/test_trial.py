@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak.trial import Trial
+from soak.trial import Trial
 
 
 def written(folder: Path) -> dict[str, Any]:

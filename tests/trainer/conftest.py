@@ -20,8 +20,7 @@ def split_cpu(logical_cpus: tuple[str, ...]) -> None:
 def one_device(tmp_path_factory: pytest.TempPathFactory, split_cpu: None) -> tuple[Path, list[Any]]:
     """A finished training of the dense model on one device, and its events."""
     del split_cpu
-    from trainer.training_harness import Dense, run
-
+    from testkit.training_harness import Dense, run
     from understudy.trainer import JsonLinesReporter
 
     run_dir = tmp_path_factory.mktemp("one_device")

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.training_harness import Noisy
 
+from testkit.training_harness import Noisy
 from understudy.checkpoints import MODEL_FILE, DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
 from understudy.evaluator.records.ledger import Ledger
 from understudy.trainer import ModelError

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from trainer.training_harness import (
+
+from testkit.training_harness import (
     STEPS,
     Task,
     assert_bit_equal,
@@ -19,7 +20,6 @@ from trainer.training_harness import (
     state_of,
     weights_of,
 )
-
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
 

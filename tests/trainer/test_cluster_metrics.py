@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from trainer.training_harness import BATCH, cluster, free_ports
 
-from trainer import files
+from testkit import training_files as files
+from testkit.training_harness import BATCH, cluster, free_ports
 
 ENDLESS = ("--steps", "1000000", "--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 
@@ -41,7 +40,6 @@ def test_every_task_that_trains_serves_its_metrics(
 ) -> None:
     files.write_files(tmp_path)
     monkeypatch.setenv(files.FOLDER, str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
     ports = free_ports(len(roles) if strategy == "multi_worker" else 1)
     environs = [
         {"UNDERSTUDY_METRICS_PORT": str(port), "UNDERSTUDY_RESTART_COUNT": str(index)}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from trainer.training_harness import start_training, weights_of
 
+from testkit.training_harness import start_training, weights_of
 from understudy.checkpoints import DirectoryLock
 from understudy.cli.main import main
 

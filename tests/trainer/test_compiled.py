@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.training_harness import (
+
+from testkit.training_harness import (
     BATCH,
     STEPS,
     Dense,
@@ -20,7 +21,6 @@ from trainer.training_harness import (
     state_of,
     weights_of,
 )
-
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.trainer import ModelError

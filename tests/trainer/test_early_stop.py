@@ -9,8 +9,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from trainer.training_harness import Dense, cluster, run
 
+from testkit.training_harness import Dense, cluster, run
 from understudy.checkpoints import RunDir, read_manifest, read_training_status
 from understudy.evaluator.records.recorder import ResultFiles
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from trainer.files import FOLDER, NoisyArrays, NoisyRecords, PlainArrays, PlainRecords, write_files
-from trainer.training_harness import (
+
+from testkit import training_files as files
+from testkit.training_files import FOLDER, NoisyArrays, NoisyRecords, PlainArrays, PlainRecords, write_files
+from testkit.training_harness import (
     BATCH,
     EXAMPLES,
     STEPS,
@@ -26,8 +27,6 @@ from trainer.training_harness import (
     state_of,
     weights_of,
 )
-
-from trainer import files
 from understudy.checkpoints import RunDir
 from understudy.experiments.arrays import array_examples
 from understudy.experiments.records import RecordExamples, record_examples
@@ -45,7 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     folder = tmp_path_factory.mktemp("data")
     write_files(folder)
     monkeypatch.setenv(FOLDER, str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
     return folder
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from trainer.training_harness import Task, free_ports, leave_none, start_training, tf_config
 
+from testkit.training_harness import Task, free_ports, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
 
 CLUSTER_TIMEOUT = 7

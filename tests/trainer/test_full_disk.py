@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainer.training_harness import STEPS, Dense, run
 
+from testkit.training_harness import STEPS, Dense, run
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.trainer import PublishError
 

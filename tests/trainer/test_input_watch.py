@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from trainer.training_harness import Noisy, Slow, run
 
+from testkit.training_harness import Noisy, Slow, run
 from understudy.trainer import JsonLinesReporter
 from understudy.trainer.data import DataPlan
 from understudy.trainer.input_watch import InputWatch

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from trainer.training_harness import Dense
 
+from testkit.training_harness import Dense
 from understudy.experiments import ExperimentError
 from understudy.trainer import ModelError
 from understudy.trainer.model import build_model, prepare_for_replicas

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.training_harness import Noisy, assert_one_architecture, cluster, run
 
+from testkit.training_harness import Noisy, assert_one_architecture, cluster, run
 from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.experiments.arrays import array_examples

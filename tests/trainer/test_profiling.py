@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainer.training_harness import STEPS, Noisy, assert_bit_equal, run, state_of
 
+from testkit.training_harness import STEPS, Noisy, assert_bit_equal, run, state_of
 from understudy.trainer import TrainSettings
 from understudy.trainer.summaries import FOLDER
 

@@ -5,8 +5,8 @@ import threading
 import time
 
 import pytest
-from trainer.training_harness import free_ports
 
+from testkit.training_harness import free_ports
 from understudy.trainer import ClusterError, ClusterTask, ClusterTimeoutError
 from understudy.trainer.rendezvous import wait_for_peers, wait_until_gone
 

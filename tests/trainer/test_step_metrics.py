@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.training_harness import Dense
 
+from testkit.training_harness import Dense
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.parameter_server.step_metrics import StepMetrics
 

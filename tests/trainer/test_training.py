@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer.training_harness import (
+
+from testkit.training_harness import (
     BATCH,
     STEPS,
     Array,
@@ -36,7 +37,6 @@ from trainer.training_harness import (
     state_of,
     weights_of,
 )
-
 from understudy.checkpoints import DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.trainer import (

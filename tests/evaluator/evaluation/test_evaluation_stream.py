@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.model import sample_models
 
+from testkit import sample_models
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError

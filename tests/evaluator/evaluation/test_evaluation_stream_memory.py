@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import tensorflow as tf
-from evaluator.model import sample_models
 
+from testkit import sample_models
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 from understudy.evaluator.model.slot import Slot

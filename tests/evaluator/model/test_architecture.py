@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.model import more_sample_models
 from keras import layers
 
+from testkit import more_sample_models
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.model_file import read_compile_config

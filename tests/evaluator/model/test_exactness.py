@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluator.model import exactness, more_sample_models, sample_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testkit import exactness, more_sample_models, sample_models
 from understudy.evaluator.model.slot import Slot
 
 ROOT = Path(__file__).parents[3]
@@ -146,7 +146,7 @@ def test_a_deviation_is_told() -> None:
 
 
 def test_the_soak_draws_cases_on_up_to_eight_replicas(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "exactness", "--count", str(SOAKED), "--seed", "4"]
+    command = [sys.executable, "-m", "soak", "exactness", "--count", str(SOAKED), "--seed", "4"]
     command += ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
     result = json.loads((tmp_path / "soak_exactness.json").read_bytes())

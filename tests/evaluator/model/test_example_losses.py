@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.model import exactness, more_sample_models, sample_models
 from keras import layers, ops
 
+from testkit import exactness, more_sample_models, sample_models
 from understudy.evaluator.model.scorer import ScoreState
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import MetricSpec

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner, Result
-from integration.in_process import until
-from real_run import FEATURES, RealRun, dataset, step_model, wait_for_records
 
+from testkit.in_process import until
+from testkit.real_run import FEATURES, RealRun, dataset, step_model, wait_for_records
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.cli.main import main
 

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.model import sample_models
 
+from testkit import sample_models
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError
 from understudy.evaluator.model.inputs import check_inputs

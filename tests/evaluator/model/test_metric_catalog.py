@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.model import sample_models
 from keras.src.metrics import ALL_OBJECTS_DICT
 
+from testkit import sample_models
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.compilation import check_metrics
 from understudy.evaluator.model.metric_catalog import CATALOG, MAX_METRICS, class_named

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from evaluator.model import sample_models
 
+from testkit import sample_models
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy
 from understudy.evaluator.model.precision import precision_note

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.model import sample_models
 from keras import layers
 
+from testkit import sample_models
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.examples import example_inputs, kinds_of

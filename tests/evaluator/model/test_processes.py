@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.model import saving_script
 
+from testkit import saving_script
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from evaluator.model import sample_models
 
+from testkit import sample_models
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.model import direct_call
 from understudy.evaluator.model.direct_call import DirectCall

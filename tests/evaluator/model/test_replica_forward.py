@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.model import exactness, sample_models
 
+from testkit import exactness, sample_models
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.replica_forward import ReplicaForward

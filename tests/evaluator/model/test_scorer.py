@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from evaluator.model import sample_models
 from keras import layers
 
+from testkit import sample_models
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch, MetricSpec

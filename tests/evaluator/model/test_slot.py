@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.model import sample_models
 from keras import layers
 
+from testkit import sample_models
 from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.model.model_file import architecture_of
 from understudy.evaluator.model.slot import Slot

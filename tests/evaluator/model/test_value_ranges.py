@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from evaluator.model import sample_models
 from keras import layers, ops
 
+from testkit import sample_models
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.value_ranges import ValueRange, find_value_ranges

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from text_lifecycle import WAIT_SECONDS, TextLifecycle
 
+from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
 from understudy.checkpoints import manifest, source
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.observer import SilentObserver

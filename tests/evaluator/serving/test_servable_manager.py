@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_lifecycle import WAIT_SECONDS, TextLifecycle, TextSlot
 
+from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle, TextSlot
 from understudy.checkpoints import LocalCheckpoint
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import (

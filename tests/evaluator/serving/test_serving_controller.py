@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from text_lifecycle import WAIT_SECONDS, TextLifecycle
 
+from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     LoadError,

@@ -15,7 +15,6 @@ import grpc
 import numpy as np
 import tensorflow as tf
 from google.protobuf import json_format
-from protocols.values import DTYPES, EVERY, PLAIN, packed, values
 from tensorflow_serving.apis import (
     classification_pb2,
     get_model_metadata_pb2,
@@ -27,6 +26,8 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
     regression_pb2,
 )
+
+from testkit.values import DTYPES, EVERY, PLAIN, packed, values
 
 EVERY_TARGET, PLAIN_TARGET = sys.argv[1:]
 REPORT: dict[str, Any] = {}

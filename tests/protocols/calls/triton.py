@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from protocols.values import DTYPES, EVERY, HALVES, PLAIN, PLAIN_STEPS, packed, values
 from tritonclient.utils import InferenceServerException
+
+from testkit.values import DTYPES, EVERY, HALVES, PLAIN, PLAIN_STEPS, packed, values
 
 PROTOCOL, EVERY_TARGET, PLAIN_TARGET = sys.argv[1:]
 OVER_GRPC = PROTOCOL == "grpc"

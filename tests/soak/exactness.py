@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from benchmarks.soak.trial import Trial
+from soak.trial import Trial
 
 if TYPE_CHECKING:
-    from evaluator.model.exactness import Rows
-
+    from testkit.exactness import Rows
     from understudy.evaluator.model.slot import Slot
     from understudy.evaluator.types import MetricSpec
 
@@ -120,8 +117,8 @@ def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]
 
 def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
     import tensorflow as tf
-    from evaluator.model import exactness, more_sample_models
 
+    from testkit import exactness, more_sample_models
     from understudy.evaluator.model.slot import Slot
 
     name = str(rng.choice(sorted(more_sample_models.KINDS)))
@@ -146,8 +143,8 @@ def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tupl
 
 def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -> None:
     """Score some streams concurrently, and each of them on one device."""
-    from evaluator.model import exactness, more_sample_models
-    from evaluator.model.sample_models import evaluate_on_one_device
+    from testkit import exactness, more_sample_models
+    from testkit.sample_models import evaluate_on_one_device
 
     weighted = bool(rng.random() < 0.5)
     kind = more_sample_models.KINDS[chapter.name]
@@ -175,7 +172,7 @@ def _judge(
     chapter: Chapter, batches: Sequence[Rows], result: Mapping[str, float], expected: Mapping[str, float], tally: Tally
 ) -> str:
     """Return the problem with a result, or nothing if it is correct."""
-    from evaluator.model import exactness, more_sample_models
+    from testkit import exactness, more_sample_models
 
     apart = exactness.deviation(result, expected)
     problem = f"{dict(result)} for {dict(expected)}"

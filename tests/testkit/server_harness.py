@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
-from service.asgi_bridge import AsgiHandler
 
+from testkit.asgi_bridge import AsgiHandler
 from understudy.service.calls.call import CallContext
 from understudy.service.calls.call_monitor import DisconnectMonitor
 from understudy.service.calls.methods import Service, foreign_service, service

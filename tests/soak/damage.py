@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from benchmarks.soak.numbered import NumberedCheckpoints, ones, save_dataset
-from benchmarks.soak.trial import Trial
+from soak.numbered import NumberedCheckpoints, ones, save_dataset
+from soak.trial import Trial
 from understudy.checkpoints import RunDir, RunSource
 from understudy.evaluator.datasets.dataset import load_npz
 from understudy.evaluator.evaluator import Evaluator

@@ -1,6 +1,6 @@
 """Stock writers at full speed with a concurrent evaluator: no failed save, no torn read.
 
-A subprocess (`benchmarks.soak.stock_script`) saves after every training step, in one format after another, overwriting
+A subprocess (`soak.stock_script`) saves after every training step, in one format after another, overwriting
 or deleting earlier saves. The evaluator follows its folder. Meanwhile a thread sends predictions: each answer must be
 exactly what the weights of its step give. ``--count`` is the seconds that each format is written.
 """
@@ -21,8 +21,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from benchmarks.soak import stock_script
-from benchmarks.soak.trial import Trial
+from soak import stock_script
+from soak.trial import Trial
 from understudy.checkpoints import FolderSource
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import NotReadyError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FETCHED = Path(__file__).parents[1] / ".tools" / "prometheus" / "usr" / "bin"
+FETCHED = Path(__file__).parents[2] / ".tools" / "prometheus" / "usr" / "bin"
 
 
 def tool(name: str) -> Path:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.soak.trial import Trial
+from soak.trial import Trial
 
 if TYPE_CHECKING:
     from understudy.evaluator.evaluator import Evaluator
@@ -53,7 +53,7 @@ def run(trial: Trial) -> None:
     count = trial.count(SWAPS)
     found: dict[str, Any] = trial.load_state()
     for form in [form for form in NAMES if form not in found]:
-        program = [sys.executable, "-m", "benchmarks.soak.swaps", form, str(count)]
+        program = [sys.executable, "-m", "soak.swaps", form, str(count)]
         done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True)
         found[form] = json.loads(done.stdout.splitlines()[-1])
         trial.save_state(found)

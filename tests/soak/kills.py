@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak.numbered import NumberedCheckpoints, save_dataset
-from benchmarks.soak.trial import Trial
+from soak.numbered import NumberedCheckpoints, save_dataset
+from soak.trial import Trial
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.evaluator.records.ledger import Ledger
 

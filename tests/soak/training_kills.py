@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak.beside import EvaluatorBeside
-from benchmarks.soak.trial import Trial
+from soak.beside import EvaluatorBeside
+from soak.trial import Trial
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import RESUME_DIR
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError

@@ -1,6 +1,6 @@
 """Long trials, beyond the time of a test suite.
 
-    python -m benchmarks.soak TOPIC [--count N] [--seed S] [--work DIR]
+    python -m soak TOPIC [--count N] [--seed S] [--work DIR]
 
 An interrupted topic resumes: it keeps its state in the work folder until it is done. Its result is written to
 ``benchmarks/results/soak_TOPIC.json`` after every part, so that an interrupted trial shows its progress. The exit
@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.soak.trial import Trial
+from soak.trial import Trial
 
 TOPICS = {
     "exactness": "drawn streams of drawn models: each scores as on one device",
@@ -28,7 +28,7 @@ TOPICS = {
 }
 """Each is a module of this package with a ``run(trial)``; the text says what it tries."""
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
         results=arguments.results,
     )
     try:
-        importlib.import_module(f"benchmarks.soak.{arguments.topic}").run(trial)
+        importlib.import_module(f"soak.{arguments.topic}").run(trial)
     except Exception as error:
         trial.broke_off(error)
         raise

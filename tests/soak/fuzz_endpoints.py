@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
-from benchmarks.soak.fuzz_messages import WORDS, fuzzed
-from benchmarks.soak.hostile import hostile_body, hostile_requests
+from soak.fuzz_messages import WORDS, fuzzed
+from soak.hostile import hostile_body, hostile_requests
 from understudy.oip import inference_pb2
 from understudy.service.handlers.oip import inference_handler as oip
 from understudy.service.handlers.oip.infer_messages import datatype_of

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from front_ends import GRPCIO
 from prometheus_client.parser import text_string_to_metric_families
 
+from testkit.front_ends import GRPCIO
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.server import Service

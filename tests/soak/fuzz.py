@@ -11,26 +11,22 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from benchmarks.soak.trial import Trial
+from soak.trial import Trial
 
 if TYPE_CHECKING:
-    from protocols.served import Pair, Served
-
-    from benchmarks.soak.fuzz_endpoints import Answer, Endpoint
+    from soak.fuzz_endpoints import Answer, Endpoint
+    from testkit.served import Pair, Served
 
 REQUESTS: Final = 100_000
 PART: Final = 500
@@ -61,7 +57,7 @@ class Fuzzer:
         self.memory_mib: dict[str, list[float]] = {"every": [], "plain": []}
 
     def __enter__(self) -> Self:
-        from protocols.values import DTYPES, EVERY, PLAIN, values
+        from testkit.values import DTYPES, EVERY, PLAIN, values
 
         every = {f"in_{dtype}": values(dtype, rows=ROWS) for dtype in DTYPES}
         self._open(self._pair.every, EVERY, every)
@@ -97,7 +93,7 @@ class Fuzzer:
         return chance.choices(self._endpoints, [endpoint.weight for endpoint in self._endpoints])[0]
 
     def _open(self, served: Served, model: str, inputs: Mapping[str, Any]) -> None:
-        from benchmarks.soak.fuzz_endpoints import RestEndpoint, endpoints_of
+        from soak.fuzz_endpoints import RestEndpoint, endpoints_of
 
         channel = self._stack.enter_context(grpc.insecure_channel(served.grpc))
         endpoints = list(endpoints_of(channel, served.http, model, inputs))
@@ -118,7 +114,7 @@ def has_grown(looks: Sequence[float]) -> bool:
 
 def run(trial: Trial) -> None:
     """Send the requests, part by part; resume an interrupted trial."""
-    from protocols.served import serving_both
+    from testkit.served import serving_both
 
     count = trial.count(REQUESTS)
     state = trial.load_state()

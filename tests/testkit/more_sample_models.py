@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from evaluator.model import sample_models
-from evaluator.model.sample_models import PACKAGE, Kind
 from keras import layers, ops
 
+from testkit import sample_models
+from testkit.sample_models import PACKAGE, Kind
 from understudy.evaluator.types import MetricSpec
 
 WORDS = np.array([b"red", b"green", b"blue", b"unheard of"], dtype=object)

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from evaluator.model import sample_models
 
+from testkit import sample_models
 from understudy.compat import put_mask
 from understudy.evaluator.model.scoring_program import alone
 from understudy.evaluator.model.slot import Slot

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from trainer.training_harness import Dense, Noisy
 
+from testkit.training_harness import Dense, Noisy
 from understudy.experiments.arrays import IndexedExamples, array_examples, open_array
 from understudy.experiments.records import RecordExamples, record_examples
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from protocols.values import DTYPES, EVERY, EVERY_STEP, PLAIN, PLAIN_STEPS, WIDTH
 
+from testkit.values import DTYPES, EVERY, EVERY_STEP, PLAIN, PLAIN_STEPS, WIDTH
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE

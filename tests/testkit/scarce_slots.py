@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from integration.checkpoints import Chief, write_dataset
-from integration.in_process import RunningService, running_service, until
-
+from testkit.checkpoints import Chief, write_dataset
+from testkit.in_process import RunningService, running_service, until
 from understudy.clients import Client
 from understudy.evaluator.serving.servable import Servable
 
