@@ -14,7 +14,6 @@ from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.device_state import DeviceListener
 from understudy.evaluator.evaluation.comparer import Comparer
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
@@ -22,7 +21,7 @@ from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
 from understudy.evaluator.model.loaders import BuildModel
 from understudy.evaluator.model.slot_factory import ReplicaSlotFactory
-from understudy.evaluator.observer import Observer
+from understudy.evaluator.observer import DeviceListener, Observer
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.backlog import Backlog, Quarantine

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.result_sink import FutureSink, ResultSink
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.device_state import DeviceListener, DeviceState
 from understudy.evaluator.evaluator_errors import (
     DatasetNotFoundError,
     DrainingError,
@@ -22,7 +21,7 @@ from understudy.evaluator.evaluator_errors import (
     NotReadyError,
     VersionNotFoundError,
 )
-from understudy.evaluator.observer import Observer
+from understudy.evaluator.observer import DeviceListener, DeviceState, Observer
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable, borrow_checked
 from understudy.evaluator.serving.serving_controller import ReadySignal

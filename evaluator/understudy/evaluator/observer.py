@@ -1,14 +1,30 @@
-"""The interface for metrics and monitoring of the evaluator."""
+"""The interface for metrics and monitoring of the evaluator, and the health of its devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from understudy.evaluator.types import EvaluationRecord
 
+END_AFTER = 2
+"""The devices have failed permanently after this multiple of the failures that make them ``FAILING``."""
+
 Operation = Literal["predict", "evaluate"]
 LoadOutcome = Literal["loaded", "failed", "postponed"]
+
+
+class DeviceState(enum.Enum):
+    """The health of the devices."""
+
+    WORKING = "working"
+    FAILING = "failing"
+    FAILED = "failed"
+
+
+DeviceListener = Callable[[DeviceState, str], None]
+"""Called with the new state and the last error; must be quick and must not raise."""
 
 
 class Observer(Protocol):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from understudy.evaluator.device_state import DeviceListener, DeviceState
+from understudy.evaluator.observer import DeviceListener, DeviceState
 
 
 class Notifier:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from understudy.evaluator.device_state import END_AFTER
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import END_AFTER
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
 from understudy.service.addresses import write_address_file

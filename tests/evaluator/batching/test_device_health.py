@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from understudy.evaluator.batching.device_health import DeviceHealth
-from understudy.evaluator.device_state import DeviceState
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
+from understudy.evaluator.observer import DeviceState
 
 WORKING, FAILING, FAILED = DeviceState.WORKING, DeviceState.FAILING, DeviceState.FAILED
 DEVICE = tf.errors.InternalError(None, None, "CUDA_ERROR_ILLEGAL_ADDRESS\nand more")

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from testkit import sample_models
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.model.devices import DeviceSettings, build_strategy
-from understudy.evaluator.model.precision import precision_note
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy, precision_note
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.settings import EvaluatorSettings
 

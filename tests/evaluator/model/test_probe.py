@@ -16,9 +16,9 @@ from keras import layers
 from testkit import sample_models
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model.examples import example_inputs, kinds_of
+from understudy.evaluator.model.graph_analysis import ValueRange
+from understudy.evaluator.model.probe import example_inputs, kinds_of
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.model.value_ranges import ValueRange
 
 rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")  # the package has a function of the same name
 MakeSlot = Callable[..., Slot]

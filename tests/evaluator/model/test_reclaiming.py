@@ -14,9 +14,8 @@ import tensorflow as tf
 from testkit import sample_models
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.model import direct_call
-from understudy.evaluator.model.direct_call import DirectCall
+from understudy.evaluator.model.direct_call import DirectCall, reclaim_memory
 from understudy.evaluator.model.loaders import loader_for
-from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.slot import Slot
 
 

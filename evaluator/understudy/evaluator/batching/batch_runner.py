@@ -21,7 +21,7 @@ from understudy.evaluator.batching.request_queue import (
     late,
 )
 from understudy.evaluator.batching.result_sink import Outcome, ResultSink
-from understudy.evaluator.exhaustion import blame_machine
+from understudy.evaluator.library_errors import blame_machine
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.types import Array, Arrays, Prediction
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from understudy.evaluator.device_state import END_AFTER, DeviceListener, DeviceState
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.observer import END_AFTER, DeviceListener, DeviceState
 
 _log = logging.getLogger(__name__)
 

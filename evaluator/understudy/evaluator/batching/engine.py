@@ -20,10 +20,9 @@ from understudy.evaluator.batching.inline import InlineJudge
 from understudy.evaluator.batching.latency_estimator import LatencyEstimator
 from understudy.evaluator.batching.request_queue import Borrow, EvaluateRequest, PredictRequest, is_dead
 from understudy.evaluator.batching.result_sink import FutureSink, ResultSink
-from understudy.evaluator.device_state import DeviceListener
 from understudy.evaluator.evaluator_errors import DrainingError
-from understudy.evaluator.exhaustion import blame_machine
-from understudy.evaluator.observer import Observer
+from understudy.evaluator.library_errors import blame_machine
+from understudy.evaluator.observer import DeviceListener, Observer
 from understudy.evaluator.types import Arrays, Prediction
 
 _SECONDS_BETWEEN_SWEEPS = 0.05

@@ -22,7 +22,7 @@ from understudy.evaluator.evaluator_errors import (
     NotEvaluableError,
     OverloadedError,
 )
-from understudy.evaluator.exhaustion import exhausted_resource
+from understudy.evaluator.library_errors import exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.servable import Handle, Servable

@@ -1,4 +1,4 @@
-"""The devices that replicas run on."""
+"""The devices that replicas run on, and how GPUs multiply float32 numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,17 +19,31 @@ from understudy.devices.errors import DeviceLayoutError
 from understudy.devices.nvml import GpuReading, Nvml, NvmlUnavailableError
 from understudy.devices.selection import canonical
 from understudy.evaluator.evaluator_errors import DeviceError
-from understudy.evaluator.model.precision import set_precision
 from understudy.evaluator.settings import Precision
-
-MemoryKind = Literal["current", "peak"]
 
 _log = logging.getLogger(__name__)
 
+MemoryKind = Literal["current", "peak"]
 _lock = threading.Lock()
-_strategies: dict[DeviceSettings, Any] = {}
 _user_names: dict[str, str] = {}
 """The user's names of the strategies' devices, by TensorFlow's names."""
+
+
+def set_precision(precision: Precision) -> None:
+    """Switch TF32 on GPUs off (``exact``) or on (``fast``), for the whole process. TensorFlow's default is on."""
+    tf.config.experimental.enable_tensor_float_32_execution(precision == "fast")
+
+
+def precision_note(devices: Sequence[str]) -> str | None:
+    """Return a note about numbers computed on these devices; None for CPUs, which have no TF32."""
+    if not any("GPU" in device.upper() for device in devices):
+        return None
+    if tf.config.experimental.tensor_float_32_execution_enabled():
+        return "precision is fast: GPUs round the factors of float32 products to 10 bits (TF32)"
+    return "precision is exact: GPUs compute float32 products in float32, without TF32"
+
+
+_strategies: dict[DeviceSettings, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

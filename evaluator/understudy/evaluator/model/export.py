@@ -10,16 +10,21 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.fs import temporary_folder
+from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import BEST_FILE, LEASES_DIR, MODEL_FILE, RunDir, parse_step, step_name
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.checkpoints.manifest import read_manifest
 from understudy.checkpoints.source import PublishedCheckpoint
 from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError
+from understudy.evaluator.library_errors import first_line
+
+if TYPE_CHECKING:
+    from understudy.evaluator.model.loaders import BuildModel, BuiltModel
 
 ExportFormat = Literal["keras", "saved_model"]
 KERAS_SUFFIX = ".keras"
@@ -91,9 +96,7 @@ class CheckpointExporter:
         if form == "keras" and local.kind is ModelKind.KERAS:
             shutil.copyfile(local.model_file, path)
             return path
-        from understudy.evaluator.model import model_writing
-
-        write = model_writing.write_keras if form == "keras" else model_writing.write_saved_model
+        write = _write_keras if form == "keras" else _write_saved_model
         write(local, path, self._build_model)
         return path
 
@@ -128,3 +131,72 @@ class CheckpointExporter:
     def _origins(self, step: int) -> list[Path]:
         leased = self._state_dir / LEASES_DIR / step_name(step)
         return [leased] if self._run is None else [leased, self._run.checkpoint(step)]
+
+
+def _write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildModel | None) -> None:
+    """Write a ``.keras`` file, compiled like the checkpoint's model, without the optimizer's state.
+
+    Raises:
+        LoadError: The model cannot be built, or Keras cannot store it.
+    """
+    if checkpoint.kind is ModelKind.SAVED_MODEL:
+        raise LoadError(
+            f"step {checkpoint.step} is stored as a SavedModel, of which no .keras file is made; export it as "
+            "saved_model"
+        )
+    built = _build(checkpoint, build_model)
+    try:
+        if built.compile_config:
+            built.model.compile_from_config(built.compile_config)
+        built.model.save(file)
+    except Exception as error:
+        raise LoadError(f"step {checkpoint.step} cannot be written as a .keras file: {first_line(error)}") from error
+
+
+def _write_saved_model(checkpoint: LocalCheckpoint, folder: Path, build_model: BuildModel | None) -> None:
+    """Write a SavedModel with one signature, ``serving_default``; a SavedModel is copied unchanged.
+
+    Raises:
+        LoadError: The model cannot be built, or TensorFlow cannot store it.
+    """
+    if checkpoint.kind is ModelKind.SAVED_MODEL:
+        shutil.copytree(checkpoint.model_file, folder)
+        return
+    import tensorflow as tf
+
+    module, signature = _servable(_build(checkpoint, build_model).model)
+    try:
+        tf.saved_model.save(module, str(folder), signatures={"serving_default": signature})
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise LoadError(f"step {checkpoint.step} cannot be written as a SavedModel: {first_line(error)}") from error
+
+
+def _build(checkpoint: LocalCheckpoint, build_model: BuildModel | None) -> BuiltModel:
+    from understudy.evaluator.model.loaders import loader_for
+
+    return loader_for(checkpoint.kind, build_model).build(checkpoint.model_file)
+
+
+def _servable(model: Any) -> tuple[Any, Any]:
+    """Return a module with the model and its serving function, and the function's signature for any batch size."""
+    import tensorflow as tf
+
+    from understudy.evaluator.model.model_call import tensor_spec
+
+    interface = interface_of(model)
+    names = {_argument(spec.name): spec for spec in interface.inputs.specs}
+
+    def serve(**inputs: Any) -> dict[str, Any]:
+        leaves = {spec.name: inputs[argument] for argument, spec in names.items()}
+        return interface.outputs.flatten(model(interface.inputs.unflatten(leaves), training=False))
+
+    module = tf.Module()
+    module.model = model
+    module.serve = tf.function(serve, autograph=False)
+    specs = {name: tensor_spec(spec) for name, spec in names.items()}
+    return module, module.serve.get_concrete_function(**specs)
+
+
+def _argument(name: str) -> str:
+    """Return an input's name as a valid TensorFlow argument name."""
+    return "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in name)

@@ -1,15 +1,17 @@
-"""A model's call on flat tensors, for tracing."""
+"""A model's call on flat tensors, for tracing, and the state that a trace holds as constants."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.checkpoints.signature import TensorSpec
-from understudy.compat import mask_of
+from understudy.compat import layers_of, mask_of
 
 Tensors = dict[str, Any]
 
@@ -64,3 +66,32 @@ def tensor_spec(spec: TensorSpec) -> Any:
 def tensor_specs(interface: ModelInterface) -> list[Any]:
     """Return TensorFlow's specifications of a model's inputs."""
     return [tensor_spec(spec) for spec in interface.inputs.specs]
+
+
+class FrozenState:
+    """The weights of layers that convert them when they are loaded.
+
+    For example, `keras.layers.Normalization` computes plain tensors from its variables. A function that was traced
+    before holds the earlier tensors.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._layers = [layer for layer in layers_of(model) if _converts_weights(layer)]
+        self._digest = self._compute_digest()
+
+    def changed(self) -> bool:
+        """Whether the weights have changed since this object was created."""
+        return self._digest != self._compute_digest()
+
+    def _compute_digest(self) -> bytes:
+        digest = hashlib.sha256()
+        for layer in self._layers:
+            for variable in layer.variables:
+                digest.update(variable.numpy().tobytes())
+        return digest.digest()
+
+
+def _converts_weights(layer: Any) -> bool:
+    kind = type(layer)
+    loads_itself = kind.load_own_variables is not keras.Layer.load_own_variables
+    return hasattr(layer, "finalize_state") or (loads_itself and not kind.__module__.startswith("keras."))

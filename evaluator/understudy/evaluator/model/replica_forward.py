@@ -13,14 +13,12 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.exhaustion import Resource, exhausted_resource
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.library_errors import Resource, exhausted_resource, first_line
 from understudy.evaluator.model.batch_limits import BatchLimits
+from understudy.evaluator.model.direct_call import reclaim_memory
+from understudy.evaluator.model.graph_analysis import draws_random_numbers, find_value_ranges
 from understudy.evaluator.model.model_call import ModelCall, Tensors, tensor_specs
-from understudy.evaluator.model.random_numbers import draws_random_numbers
-from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.replica_plan import ReplicaPlan, Share
-from understudy.evaluator.model.value_ranges import find_value_ranges
 from understudy.evaluator.types import Array
 
 Named = tuple[dict[str, Array], dict[str, Array]]

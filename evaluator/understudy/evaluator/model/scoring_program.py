@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,7 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import put_mask
 from understudy.evaluator.model.direct_call import StructuredCall
-from understudy.evaluator.model.outside_state import OutsideState
-from understudy.evaluator.model.value_ranges import ValueRange, find_value_ranges
+from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.types import Array
 
 LOSS = "loss"
@@ -243,3 +244,38 @@ def _as_floats(values: Mapping[str, Any]) -> dict[str, float]:
         else:
             floats.update({f"{name}/{index}": float(element) for index, element in enumerate(array.ravel())})
     return floats
+
+
+class OutsideState:
+    """The plain variables that a traced function uses, swapped in and out for each stream. Thread-safe.
+
+    Args:
+        function: The concrete function that updates metrics.
+        model: The model; its variables are not part of the metrics' state.
+    """
+
+    def __init__(self, function: Any, model: Any) -> None:
+        own = {id(component) for variable in model.variables for component in _components(variable.value)}
+        self._variables = [variable for variable in function.variables if id(variable) not in own]
+        self._lock = threading.Lock()
+        self.initial: tuple[Any, ...] = self.read()
+
+    @contextmanager
+    def swapped_in(self, values: Sequence[Any]) -> Iterator[None]:
+        """Set the variables to these values during a block, with exclusive access."""
+        if not self._variables:
+            yield
+            return
+        with self._lock:
+            for variable, value in zip(self._variables, values, strict=True):
+                variable.assign(value)
+            yield
+
+    def read(self) -> tuple[Any, ...]:
+        """Return the current values of the variables."""
+        return tuple(tf.identity(variable) for variable in self._variables)
+
+
+def _components(variable: Any) -> Sequence[Any]:
+    """Return the variables on the replicas, or the variable itself if there is only one."""
+    return getattr(variable, "values", None) or [variable]

@@ -16,21 +16,18 @@ from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.library_errors import first_line
-from understudy.evaluator.model.compilation import Compilation, check_metrics
-from understudy.evaluator.model.devices import has_gpu
-from understudy.evaluator.model.example_losses import NoExampleLossesError, PerExampleLosses
+from understudy.evaluator.model.compilation import Compilation, NoExampleLossesError, PerExampleLosses, check_metrics
+from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
-from understudy.evaluator.model.frozen_state import FrozenState
+from understudy.evaluator.model.graph_analysis import check_values
 from understudy.evaluator.model.inputs import InputCheck
 from understudy.evaluator.model.loaders import BuiltModel, KerasLoader, ModelLoader
 from understudy.evaluator.model.metric_catalog import comparisons
-from understudy.evaluator.model.model_call import Tensors
-from understudy.evaluator.model.precision import precision_note
+from understudy.evaluator.model.model_call import FrozenState, Tensors
 from understudy.evaluator.model.probe import Probe
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
-from understudy.evaluator.model.value_ranges import check_values
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 _MAX_SCORERS = 8

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.evaluator.model.direct_call import reclaim_memory
 from understudy.evaluator.model.loaders import BuildModel, loader_for
-from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.slot import Slot
 
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError
-from understudy.evaluator.exhaustion import exhausted_resource
+from understudy.evaluator.library_errors import exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease

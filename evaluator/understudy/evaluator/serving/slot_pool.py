@@ -12,7 +12,7 @@ from typing import Protocol
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, NotReadyError, VersionNotFoundError
-from understudy.evaluator.exhaustion import exhausted_resource
+from understudy.evaluator.library_errors import exhausted_resource
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.settings import MIN_SLOTS
 from understudy.evaluator.types import CheckpointInfo
@@ -222,7 +222,7 @@ class SlotFactory(Protocol):
         """Create a slot that holds the model and weights of a checkpoint.
 
         Raises:
-            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.exhaustion.exhausted_resource` returns
+            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.library_errors.exhausted_resource` returns
                 the resource if the machine lacked one.
         """
 

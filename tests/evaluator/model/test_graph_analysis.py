@@ -14,8 +14,8 @@ from keras import layers, ops
 
 from testkit import sample_models
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.model.value_ranges import ValueRange, find_value_ranges
 from understudy.evaluator.types import Batch
 
 MakeSlot = Callable[..., Slot]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, OutOfResourcesError
-from understudy.evaluator.exhaustion import Resource, blame_machine, exhausted_resource
+from understudy.evaluator.library_errors import Resource, blame_machine, exhausted_resource
 from understudy.evaluator.model import replica_forward
 from understudy.evaluator.model.batch_limits import BatchLimits
 from understudy.evaluator.model.forward import ForwardPass
