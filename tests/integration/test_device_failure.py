@@ -65,6 +65,7 @@ class RunningTask:
             ServeSettings(run_dir=run, grpc_port=0, http_port=0, address_file=self.address_file),
             EvaluatorSettings(state_dir=state_dir, devices=replicas, max_device_failures=LIMIT),
             announce=self._announce,
+            make_front_end=grpc_server,
         )
         self.ended: asyncio.Task[ServiceExit] = asyncio.create_task(service.run(self.stop))
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from understudy.service.calls.call_monitor import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
-from understudy.service.calls.status import Code
+from understudy.service.calls.disconnect_monitor import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
+from understudy.service.calls.status import DEADLINE_PASSED, SERVER_ENDED, Failure
 
 SECONDS = 5
 
@@ -21,13 +21,13 @@ class Waiting:
         self.started = time.monotonic()
         self.deadline = deadline
         self.asked: asyncio.Queue[float] = asyncio.Queue()
-        self.ended: asyncio.Queue[Code] = asyncio.Queue()
+        self.ended: asyncio.Queue[Failure] = asyncio.Queue()
 
     def ask(self) -> None:
         self.asked.put_nowait(time.monotonic() - self.started)
 
-    def end(self, code: Code) -> None:
-        self.ended.put_nowait(code)
+    def end(self, failure: Failure) -> None:
+        self.ended.put_nowait(failure)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def test_a_call_that_is_over_is_not_asked_after(monitor: DisconnectMonitor
 async def test_a_call_whose_deadline_passes_is_ended_and_not_before(monitor: DisconnectMonitor) -> None:
     call = Waiting(deadline=time.monotonic() + 0.15)
     monitor.enter(call)
-    assert await asyncio.wait_for(call.ended.get(), SECONDS) is Code.DEADLINE_EXCEEDED
+    assert await asyncio.wait_for(call.ended.get(), SECONDS) is DEADLINE_PASSED
     assert call.deadline is not None
     assert time.monotonic() >= call.deadline
 
@@ -78,4 +78,4 @@ async def test_calls_that_outlast_the_wait_are_ended(monitor: DisconnectMonitor)
     call = Waiting()
     monitor.enter(call)
     await monitor.until_alone(0.01)
-    assert call.ended.get_nowait() is Code.UNAVAILABLE
+    assert call.ended.get_nowait() is SERVER_ENDED

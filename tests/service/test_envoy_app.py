@@ -13,8 +13,9 @@ import pytest
 
 from testkit.server_harness import MAX_MESSAGE_BYTES, ScriptedHandlers
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service.calls.call_monitor import DisconnectMonitor
-from understudy.service.envoy.asgi_app import EndpointContext, GrpcAsgiApp
+from understudy.service.calls.disconnect_monitor import DisconnectMonitor
+from understudy.service.calls.served_method import served_methods
+from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.rpc_metrics import RpcMetrics
 from understudy.service.readiness import Readiness
@@ -30,11 +31,9 @@ class Knocking:
 
     def __init__(self) -> None:
         self.handlers = ScriptedHandlers()
-        services = self.handlers.services(Readiness())
-        metrics = RpcMetrics(new_registry(), [method.rpc for each in services for method in each.methods])
+        methods = served_methods(self.handlers.services(Readiness()), new_registry())
         self.monitor = DisconnectMonitor()
-        endpoint_context = EndpointContext(monitor=self.monitor, max_message_bytes=MAX_MESSAGE_BYTES)
-        self.app = GrpcAsgiApp(services, metrics, endpoint_context)
+        self.app = GrpcAsgiApp(methods, self.monitor, MAX_MESSAGE_BYTES)
         self.gone = False
 
     async def knock(
@@ -108,13 +107,13 @@ async def test_a_request_that_is_too_large_is_refused_though_it_comes_in_one_pie
     assert "Received message larger than max" in message
 
 
-async def test_what_is_refused_anyway_is_not_read_to_its_end(knocking: Knocking) -> None:
+async def test_what_is_refused_anyway_is_not_read(knocking: Knocking) -> None:
     knocking.handlers.refusal = OverloadedError("4096 examples are waiting")
     body = framed(asking_for(7))
     left = [body[:4], body[4:], b""]
     events = await knocking.knock(PREDICT, chunks=left)
     assert status_of(events) == ("8", "4096 examples are waiting")
-    assert left == [body[4:], b""]
+    assert left == [body[:4], body[4:], b""]
 
 
 async def test_a_compressed_request_is_answered(knocking: Knocking) -> None:

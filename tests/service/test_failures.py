@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import structlog
 
+import grpc
+
 from understudy.evaluator import evaluator_errors
 from understudy.service.calls.status import STATUS_CODES, Code, failure_of
-from understudy.service.grpcio.grpc_endpoint import GRPC_STATUS
 from understudy.wire import WireError
 
 EXPECTED = [
@@ -64,7 +65,7 @@ def test_a_defect_is_told_by_an_id_and_logged_under_it() -> None:
 
 
 def test_codes_are_grpcs_own() -> None:
-    assert {code.name: code.value for code in Code} == {status.name: status.value[0] for status in GRPC_STATUS.values()}
+    assert {code.name: code.value for code in Code} == {status.name: status.value[0] for status in grpc.StatusCode}
 
 
 def test_labels_are_those_of_go() -> None:

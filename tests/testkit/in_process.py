@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from testkit.front_ends import GRPCIO
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.service.grpcio.grpc_server import GrpcServer
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
@@ -121,6 +122,11 @@ def running_service(
         service.join()
 
 
+def grpc_server() -> GrpcServer:
+    """Return the grpcio front end."""
+    return GrpcServer(max_message_bytes=256 * 1024 * 1024)
+
+
 def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> RunningService:
     lines: queue.Queue[str] = queue.Queue()
     started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
@@ -129,7 +135,8 @@ def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ru
     async def main() -> None:
         stop = asyncio.Event()
         started.put((asyncio.get_running_loop(), stop))
-        await Service(settings, evaluator_settings, announce=lines.put).run(stop)
+        service = Service(settings, evaluator_settings, announce=lines.put, make_front_end=grpc_server)
+        await service.run(stop)
 
     def run() -> None:
         try:

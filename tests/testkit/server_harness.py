@@ -13,11 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from testkit.asgi_bridge import AsgiHandler
 from understudy.service.calls.call import CallContext
-from understudy.service.calls.call_monitor import DisconnectMonitor
+from understudy.service.calls.disconnect_monitor import DisconnectMonitor
 from understudy.service.calls.methods import Service, foreign_service, service
+from understudy.service.calls.served_method import ServedMethods, served_methods
 from understudy.service.calls.status import Code
-from understudy.service.envoy.asgi_app import EndpointContext, GrpcAsgiApp
-from understudy.service.grpcio.grpc_endpoint import Handlers
+from understudy.service.envoy.asgi_app import GrpcAsgiApp
+from understudy.service.grpcio.grpc_endpoint import MethodHandlers
 from understudy.service.handlers.health_handler import HealthHandler
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.rpc_metrics import RpcMetrics
@@ -128,9 +129,8 @@ async def running_harness(front_end: str, more: Sequence[Service] = ()) -> Async
     readiness = Readiness()
     handlers = ScriptedHandlers()
     services = [*handlers.services(readiness), *more]
-    metrics = RpcMetrics(registry, [method.rpc for each in services for method in each.methods])
     make = {"grpcio": _grpcio_server, "envoy": _bridged_server}[front_end]
-    server, ended = make(services, metrics)
+    server, ended = make(served_methods(services, registry))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -138,16 +138,16 @@ async def running_harness(front_end: str, more: Sequence[Service] = ()) -> Async
     await server.stop(None)
 
 
-def _grpcio_server(services: list[Service], metrics: RpcMetrics) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
+def _grpcio_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended = EndedInterceptor()
     server = grpc.aio.server(interceptors=(ended,))
-    server.add_generic_rpc_handlers([Handlers(services, metrics)])
+    server.add_generic_rpc_handlers([MethodHandlers(methods)])
     return server, ended.ended
 
 
-def _bridged_server(services: list[Service], metrics: RpcMetrics) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
+def _bridged_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended: asyncio.Queue[str] = asyncio.Queue()
-    endpoint_context = EndpointContext(monitor=DisconnectMonitor(), max_message_bytes=MAX_MESSAGE_BYTES)
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers([AsgiHandler(GrpcAsgiApp(services, metrics, endpoint_context), ended)])
+    application = GrpcAsgiApp(methods, DisconnectMonitor(), MAX_MESSAGE_BYTES)
+    server.add_generic_rpc_handlers([AsgiHandler(application, ended)])
     return server, ended

@@ -1,14 +1,26 @@
-"""The interface between gRPC transports and the service."""
+"""The seam between the service and its gRPC front ends, which are found through entry points.
+
+A package adds a front end by an entry point of the group ``understudy.front_ends``. Its name is the value for
+``--frontend``, and it refers to a `RunFrontEnd`.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from importlib import metadata
+from typing import Any, Final, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry
-
-from understudy.service.handlers.request_handlers import RequestHandlers
+from understudy.service.calls.served_method import ServedMethods
 from understudy.service.predictor import CoalescingOptions
-from understudy.service.readiness import Readiness
+from understudy.service.service_errors import SettingsError
+from understudy.service.settings import ServeSettings
+
+ENTRY_POINTS: Final = "understudy.front_ends"
+"""The group of the entry points."""
+
+_T = TypeVar("_T")
 
 
 class FrontEnd(Protocol):
@@ -25,8 +37,8 @@ class FrontEnd(Protocol):
             PortInUseError: The port is not available.
         """
 
-    async def start(self, handlers: RequestHandlers) -> None:
-        """Start to serve calls.
+    async def start(self, methods: ServedMethods) -> None:
+        """Start to serve calls of these methods.
 
         Raises:
             FrontEndError: The front end does not start.
@@ -39,14 +51,50 @@ class FrontEnd(Protocol):
         """
 
 
-class MakeFrontEnd(Protocol):
-    """Creates a front end."""
+MakeFrontEnd = Callable[[], FrontEnd]
+"""Creates a front end on the running event loop."""
 
-    def __call__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> FrontEnd:
-        """Create a front end on the running event loop.
+HearSignals = Callable[[Callable[[signal.Signals], None]], None]
+"""Has a function called on the running event loop on the first SIGTERM or SIGINT; the second ends the process."""
 
-        Args:
-            registry: Where to register the ``grpc_server_*`` metrics.
-            readiness: The state that health reports.
-            max_message_bytes: The largest message to receive or send.
+Main = Callable[[MakeFrontEnd, HearSignals], Coroutine[Any, Any, _T]]
+"""The service, from its start to its end."""
+
+
+class RunFrontEnd(Protocol):
+    """Runs the service on an event loop of the front end's choice; called on the main thread."""
+
+    def __call__(self, settings: ServeSettings, main: Main[_T]) -> _T:
+        """Run ``main`` to its end, and return its result.
+
+        Raises:
+            ServiceError: The front end does not start.
         """
+
+
+def load_front_end(name: str) -> RunFrontEnd:
+    """Return the front end of this name.
+
+    Raises:
+        SettingsError: None of this name is installed.
+    """
+    installed = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    if name not in installed:
+        known = ", ".join(sorted(installed)) or "none: install understudy again"
+        raise SettingsError(f"frontend is {name!r}; installed are {known}")
+    run: RunFrontEnd = installed[name].load()
+    return run
+
+
+def hear_signals(on_signal: Callable[[signal.Signals], None]) -> None:
+    """Call back on the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
+    loop = asyncio.get_running_loop()
+
+    def on_first(number: signal.Signals) -> None:
+        for handled in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(handled)
+            signal.signal(handled, signal.SIG_DFL)
+        on_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_first, number)

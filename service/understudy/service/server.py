@@ -22,8 +22,8 @@ from understudy.evaluator.observer import END_AFTER
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
 from understudy.service.addresses import write_address_file
-from understudy.service.front_end import FrontEnd, MakeFrontEnd
-from understudy.service.grpcio.grpc_server import GrpcServer
+from understudy.service.calls.served_method import ServedMethods, served_methods
+from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end
 from understudy.service.handlers.batch_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.metrics_handler import MetricsHandler
@@ -39,6 +39,7 @@ from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import CoalescingOptions, Predictor
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.services import all_services
 from understudy.service.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ BLOCKING_THREADS = 8
 _log = structlog.get_logger(__name__)
 
 Announce = Callable[[str], None]
-OnSignal = Callable[[signal.Signals], None]
 
 
 def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
@@ -77,34 +77,15 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ser
         CheckpointError: Another evaluator uses the state folder, or it holds something else.
     """
     logging.configure(level=settings.log_level, log_format=settings.log_format)
-    if settings.frontend == "envoy":
-        return _serve_in_envoy(settings, evaluator_settings)
-    return _serve_over_grpcio(settings, evaluator_settings)
-
-
-def _serve_over_grpcio(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
-    import uvloop  # each event of gRPC's core takes a loop iteration, so a faster loop matters
-
-    return uvloop.run(_serve_until_signalled(settings, evaluator_settings, _hear_signals, GrpcServer))
-
-
-def _serve_in_envoy(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
-    from understudy.service.envoy.envoy_server import EnvoyServer
-    from understudy.service.envoy.host import current
-    from understudy.service.envoy.launch import exec_envoy
-
-    host = current()
-    if host is None:
-        exec_envoy(settings)
-    make_front_end = functools.partial(EnvoyServer, host)
-    return host.run(_serve_until_signalled(settings, evaluator_settings, host.hear_signals, make_front_end))
+    run = load_front_end(settings.frontend)
+    return run(settings, functools.partial(_serve_until_signalled, settings, evaluator_settings))
 
 
 async def _serve_until_signalled(
     settings: ServeSettings,
     evaluator_settings: EvaluatorSettings,
-    hear_signals: Callable[[OnSignal], None],
     make_front_end: MakeFrontEnd,
+    hear_signals: HearSignals,
 ) -> ServiceExit:
     stop = asyncio.Event()
 
@@ -115,20 +96,6 @@ async def _serve_until_signalled(
     hear_signals(on_signal)
     service = Service(settings, evaluator_settings, announce=_print_line, make_front_end=make_front_end)
     return await service.run(stop)
-
-
-def _hear_signals(on_signal: OnSignal) -> None:
-    """Call back on the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
-    loop = asyncio.get_running_loop()
-
-    def on_first(number: signal.Signals) -> None:
-        for handled in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(handled)
-            signal.signal(handled, signal.SIG_DFL)
-        on_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_first, number)
 
 
 class Service:
@@ -147,7 +114,7 @@ class Service:
         evaluator_settings: EvaluatorSettings,
         *,
         announce: Announce,
-        make_front_end: MakeFrontEnd = GrpcServer,
+        make_front_end: MakeFrontEnd,
     ) -> None:
         self._settings = settings
         self._evaluator_settings = evaluator_settings
@@ -173,8 +140,9 @@ class Service:
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
             handlers = self._handlers(opened, rpc.coalescing)
-            await self._start_http(stack, listener, handlers)
-            await rpc.start(handlers)
+            methods = served_methods(all_services(handlers, self._readiness), self._registry)
+            await self._start_http(stack, listener, handlers, methods)
+            await rpc.start(methods)
             stack.push_async_callback(self._drain, rpc)
             self._announce_progress(opened.evaluator, rpc_port, listener.getsockname()[1], stack)
             devices = DeviceWatch(opened.evaluator, self._readiness)
@@ -217,9 +185,7 @@ class Service:
 
     def _bind_rpc(self) -> tuple[FrontEnd, int]:
         settings = self._settings
-        rpc = self._make_front_end(
-            registry=self._registry, readiness=self._readiness, max_message_bytes=settings.max_message_bytes
-        )
+        rpc = self._make_front_end()
         return rpc, rpc.bind(settings.host, settings.grpc_port)
 
     async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
@@ -241,9 +207,12 @@ class Service:
         self._registry.register(EvaluatorCollector(evaluator))
         return opened
 
-    async def _start_http(self, stack: AsyncExitStack, listener: socket.socket, handlers: RequestHandlers) -> None:
+    async def _start_http(
+        self, stack: AsyncExitStack, listener: socket.socket, handlers: RequestHandlers, methods: ServedMethods
+    ) -> None:
         rest_app = RestApp(
             handlers.inference,
+            methods,
             readiness=self._readiness,
             max_body_bytes=self._settings.max_rest_bytes,
             executor=self._builder,

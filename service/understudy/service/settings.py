@@ -13,7 +13,6 @@ from understudy.evaluator.settings import CheckpointLocation
 from understudy.service.service_errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-FrontEndName = Literal["grpcio", "envoy"]
 LogFormat = Literal["auto", "json", "console"]
 
 _LARGEST_PORT = 65535
@@ -77,12 +76,12 @@ class ServeSettings:
             "metavar": "FILE",
         },
     )
-    frontend: FrontEndName = field(
+    frontend: str = field(
         default="grpcio",
         metadata={
-            "help": "The gRPC front end: grpcio, or envoy, which answers up to twice as many requests and needs the "
-            "extra understudy[fast].",
-            "choices": ("grpcio", "envoy"),
+            "help": "The gRPC front end: grpcio; envoy, which answers up to twice as many requests and needs the extra "
+            "understudy[fast]; or one that another package installs.",
+            "metavar": "NAME",
         },
     )
     model_name: str | None = field(

@@ -1,46 +1,26 @@
-"""What every call has, whatever its transport: a context, an id and a line in the access log."""
+"""One call, as a transport passes it to the service."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
-import structlog
+from understudy.service.calls.status import Failure
 
-from understudy.service.calls.status import Code
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallContext:
-    """The context of one call. A disconnect of the caller cancels the handler's asyncio task.
-
-    Attributes:
-        deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
-    """
-
-    deadline: float | None
-
-    @classmethod
-    def with_time_remaining(cls, seconds: float | None) -> CallContext:
-        """Return the context of a call whose deadline is this many seconds from now; None for no deadline."""
-        return cls(deadline=None if seconds is None else time.monotonic() + seconds)
-
-
-REQUEST_ID_HEADER = "x-request-id"
-"""The metadata key of the id, in requests and responses."""
-
-_PROCESS = secrets.token_hex(8)
-_NUMBERS = itertools.count(1)
-_ACCEPTABLE = re.compile(r"[!-~]{1,128}")
+REQUEST_ID_HEADER: Final = "x-request-id"
+"""The metadata key of the id that links a call's log lines to the caller's logs, in requests and responses."""
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the current task's call; empty outside of calls."""
+
+_PROCESS: Final = secrets.token_hex(8)
+_NUMBERS: Final = itertools.count(1)
+_ACCEPTABLE: Final = re.compile(r"[!-~]{1,128}")
 
 
 def accept_id(candidate: str | bytes | None) -> str:
@@ -50,14 +30,64 @@ def accept_id(candidate: str | bytes | None) -> str:
     return f"{_PROCESS}{next(_NUMBERS):016x}"
 
 
-_log = structlog.get_logger(__name__)
-_threshold: Final = logging.getLogger(__name__)
-"""Checks whether a line would be written, at a tenth of the cost."""
+class CallContext:
+    """The context of one call, for its handler. A disconnect of the caller cancels the handler's asyncio task.
+
+    Attributes:
+        deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
+    """
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, *, deadline: float | None) -> None:
+        self.deadline = deadline
 
 
-def call_ended(path: str, code: Code, *, message: str, seconds: float) -> None:
-    """Log a call: at debug if it succeeded, since there may be thousands a second, else at info."""
-    if code is Code.OK and not _threshold.isEnabledFor(logging.DEBUG):
-        return
-    log = _log.debug if code is Code.OK else _log.info
-    log("call ended", method=path, code=code.name, message=message, seconds=seconds)
+class Call(CallContext, ABC):
+    """One call of one method. A transport implements it, and `ServedMethod.serve` drives it, in one task.
+
+    Attributes:
+        has_callers_id: Whether the caller sent the id; then every response carries it.
+        received_bytes: The size of the request messages so far, decompressed.
+        request_id: The id of the call.
+        started: When it began, on `time.monotonic`'s clock in seconds.
+    """
+
+    __slots__ = ("has_callers_id", "received_bytes", "request_id", "started")
+
+    def __init__(self) -> None:
+        super().__init__(deadline=None)
+        self.started = time.monotonic()
+        self.received_bytes = 0
+        came = self.header(REQUEST_ID_HEADER)
+        self.has_callers_id = came is not None
+        self.request_id = accept_id(came)
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """The address of the caller, as the transport writes it."""
+
+    @abstractmethod
+    def header(self, name: str) -> str | bytes | None:
+        """Return the value of a metadata key or header that the caller sent, by its name in lower case."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Set the deadline, and begin to enforce it.
+
+        Raises:
+            InvalidInputError: The caller's timeout is malformed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop enforcing the deadline. The task is not cancelled from now on."""
+
+    @abstractmethod
+    def why_cancelled(self) -> Failure:
+        """Return why the task was cancelled; raise CancelledError if it was not to end the call."""
+
+    @abstractmethod
+    async def fail(self, failure: Failure) -> None:
+        """Send a failure to the caller, if it is still there."""

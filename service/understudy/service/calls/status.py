@@ -3,6 +3,7 @@
 UnknownModelError                 the request names a model that this server does not serve
 UnknownServiceError               a health request names a service that this server does not have
 UnsupportedError                  this server does not support a call or a setting of the protocol
+CallEndedError                    the call has a status already
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 from google.protobuf.duration_pb2 import Duration
@@ -53,6 +55,26 @@ class Code(enum.IntEnum):
         return self.name.title().replace("_", "")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The status of a failed call.
+
+    Attributes:
+        code: The status code.
+        message: A sentence for the caller.
+        retry_after_seconds: How long to wait before a retry, if known.
+    """
+
+    code: Code
+    message: str
+    retry_after_seconds: float | None = None
+
+
+CALLER_GONE: Final = Failure(code=Code.CANCELLED, message="the caller went away")
+DEADLINE_PASSED: Final = Failure(code=Code.DEADLINE_EXCEEDED, message="the deadline passed before there was an answer")
+SERVER_ENDED: Final = Failure(code=Code.UNAVAILABLE, message="the server ended before there was an answer")
+
+
 class UnknownModelError(Exception):
     """The request names a model that this server does not serve. The text names the served model."""
 
@@ -63,6 +85,18 @@ class UnknownServiceError(Exception):
 
 class UnsupportedError(Exception):
     """This server does not support a call or a setting of the protocol. The text says what to do instead."""
+
+
+class CallEndedError(Exception):
+    """The call has a status already.
+
+    Args:
+        failure: The status.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 _log = structlog.get_logger(__name__)
@@ -97,27 +131,14 @@ LONGEST_MESSAGE = 700
 """The limit of a message in characters: it may quote the request, and gRPC limits metadata to 8 KiB."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """The status of a failed call.
-
-    Attributes:
-        code: The status code.
-        message: A sentence for the caller.
-        retry_after_seconds: How long to wait before a retry, if known.
-    """
-
-    code: Code
-    message: str
-    retry_after_seconds: float | None = None
-
-
 def failure_of(error: Exception) -> Failure:
     """Return the failure to report to the caller for an exception.
 
     An exception that is not in `STATUS_CODES` is a defect: its traceback goes to the log under an id, and the caller
     gets only the id.
     """
+    if isinstance(error, CallEndedError):
+        return error.failure
     for kind in type(error).__mro__:
         if kind in STATUS_CODES:
             retry_after = error.retry_after_seconds if isinstance(error, evaluator_errors.OverloadedError) else None

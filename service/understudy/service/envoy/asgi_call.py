@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from understudy.service.calls.status import Failure
+from understudy.service.calls.disconnect_monitor import DisconnectMonitor, WatchedCall
+from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure
 from understudy.service.envoy.grpc_wire import (
     RESPONSE_HEADERS,
-    CallerGoneError,
     Headers,
     MessageTooLargeError,
     failure_trailers,
     ok_trailers,
     prefix,
+    seconds_of,
 )
 
 Scope = Mapping[str, Any]
@@ -23,25 +24,75 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class Body(ABC):
-    """Chunks of bytes in order. Read by one task at a time.
+class CallerGoneError(CallEndedError):
+    """The caller has disconnected."""
+
+    def __init__(self) -> None:
+        super().__init__(CALLER_GONE)
+
+
+class AsgiCall(WatchedCall):
+    """A call over ASGI: the chunks of its body in order, which one task at a time reads, and its reply.
 
     A pending receive is never cancelled, since pyvoy would lose its message; the next reader gets it.
 
     Args:
+        scope: The ASGI scope.
+        headers: Its headers.
         receive: The ASGI receive function.
+        send: The ASGI send function.
+        monitor: Watches the call.
+        max_message_bytes: The largest message to send.
+
+    Attributes:
+        body_ended: Whether the body has been read to its end.
+        encoding: The header ``grpc-encoding``, if present.
+        reply: Sends the response.
     """
 
-    __slots__ = ("_awaited", "_receive", "body_ended")
+    __slots__ = ("_awaited", "_headers", "_receive", "_scope", "body_ended", "encoding", "reply")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        *,
+        monitor: DisconnectMonitor,
+        max_message_bytes: int,
+    ) -> None:
+        self._scope = scope
+        self._headers = headers
+        super().__init__(monitor)
         self._receive = receive
         self._awaited: asyncio.Future[Mapping[str, Any]] | None = None
         self.body_ended = False
+        self.encoding = headers.get(b"grpc-encoding")
+        self.reply = Reply(send, self.request_id, max_message_bytes, is_callers=self.has_callers_id)
 
-    @abstractmethod
-    def gone(self) -> None:
-        """React to a probe that found the sender gone."""
+    @property
+    def peer(self) -> str:
+        """See `Call`."""
+        host, port = self._scope.get("client") or ("", 0)
+        return f"{host}:{port}"
+
+    def header(self, name: str) -> str | None:
+        """See `Call`."""
+        value = self._headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    def open(self) -> None:
+        """See `Call`."""
+        timeout = self._headers.get(b"grpc-timeout")
+        if timeout is not None:
+            self.deadline = self.started + seconds_of(timeout)
+        super().open()
+
+    async def fail(self, failure: Failure) -> None:
+        """See `Call`."""
+        with suppress(CallerGoneError):
+            await self.reply.end(failure)
 
     async def first_chunk(self) -> bytes:
         """Return the first chunk, for a task that is never cancelled; raise CallerGoneError if the sender has gone."""
@@ -51,8 +102,17 @@ class Body(ABC):
         """Return the next chunk, or None at the end; raise CallerGoneError if the sender has gone."""
         return None if self.body_ended else self._chunk_of(await asyncio.shield(self._ask()))
 
+    async def chunk_or_cancelled(self) -> bytes | None:
+        """Return the next chunk, or None at the end; if the caller has gone, wait to be cancelled."""
+        try:
+            return await self.next_chunk()
+        except CallerGoneError:
+            self.end(CALLER_GONE)
+            await asyncio.Event().wait()
+            raise
+
     def ask(self) -> None:
-        """Probe whether the sender is still there, unless a receive is pending already."""
+        """See `WatchedCall`. Does nothing while a receive is pending, which probes as well."""
         if self._awaited is None:
             self._ask().add_done_callback(self._look_at)
 
@@ -73,7 +133,7 @@ class Body(ABC):
         if asked.cancelled():
             return
         if asked.result()["type"] == "http.disconnect":
-            self.gone()
+            self.end(CALLER_GONE)
         elif self.body_ended and self._awaited is asked:
             self._awaited = None  # after the end, ASGI returns empty messages
 

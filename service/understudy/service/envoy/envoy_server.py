@@ -9,19 +9,17 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-from prometheus_client import CollectorRegistry
-
-from understudy.service.calls.call_monitor import DisconnectMonitor
-from understudy.service.envoy.asgi_app import EndpointContext, GrpcAsgiApp
-from understudy.service.envoy.host import Host
-from understudy.service.handlers.request_handlers import RequestHandlers
-from understudy.service.metrics.rpc_metrics import RpcMetrics
+from understudy.service.calls.disconnect_monitor import DisconnectMonitor
+from understudy.service.calls.served_method import ServedMethods
+from understudy.service.envoy.asgi_app import GrpcAsgiApp
+from understudy.service.envoy.host import Host, current
+from understudy.service.envoy.launch import exec_envoy
+from understudy.service.front_end import Main
 from understudy.service.predictor import CoalescingOptions
-from understudy.service.readiness import Readiness
 from understudy.service.service_errors import FrontEndError
-from understudy.service.services import all_services
+from understudy.service.settings import ServeSettings
 
 _TIMEOUT_SECONDS: Final = 5.0
 _ASK_SECONDS: Final = 0.02
@@ -98,8 +96,20 @@ async def _until(condition: Callable[[], Awaitable[bool]], seconds: float) -> bo
     return True
 
 
+_T = TypeVar("_T")
 _LIVE_SECONDS: Final = 30.0
 _SEND_SECONDS: Final = 5.0
+
+
+def run(settings: ServeSettings, main: Main[_T]) -> _T:
+    """Run the service with this front end; see `understudy.service.front_end.RunFrontEnd`.
+
+    Outside of Envoy, this process becomes Envoy, which re-runs the program; control returns here inside it.
+    """
+    host = current()
+    if host is None:
+        exec_envoy(settings)
+    return host.run(main(lambda: EnvoyServer(host, max_message_bytes=settings.max_message_bytes), host.hear_signals))
 
 
 class EnvoyServer:
@@ -107,22 +117,17 @@ class EnvoyServer:
 
     Args:
         host: The Envoy in this process.
-        registry: Where to register the ``grpc_server_*`` metrics.
-        readiness: The state that health reports.
         max_message_bytes: The largest message to receive or send.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=24, examples=16)
     """Simultaneous calls arrive together, but their bodies are requested and arrive one by one."""
 
-    def __init__(
-        self, host: Host, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int
-    ) -> None:
+    def __init__(self, host: Host, *, max_message_bytes: int) -> None:
         self._host = host
         self._admin = Admin(host.launched.admin_socket)
-        self._readiness = readiness
-        self._metrics = RpcMetrics(registry)
-        self._endpoint_context = EndpointContext(monitor=DisconnectMonitor(), max_message_bytes=max_message_bytes)
+        self._monitor = DisconnectMonitor()
+        self._max_message_bytes = max_message_bytes
         self._app: GrpcAsgiApp | None = None
 
     def bind(self, host: str, port: int) -> int:
@@ -130,16 +135,14 @@ class EnvoyServer:
         del host, port
         return self._host.launched.port
 
-    async def start(self, handlers: RequestHandlers) -> None:
+    async def start(self, methods: ServedMethods) -> None:
         """Start to serve calls, first those that have been waiting.
 
         Raises:
             FrontEndError: Envoy does not listen.
         """
-        services = all_services(handlers, self._readiness)
-        self._metrics.add(method.rpc for service in services for method in service.methods)
         await self._admin.until_live(_LIVE_SECONDS)
-        self._app = GrpcAsgiApp(services, self._metrics, self._endpoint_context)
+        self._app = GrpcAsgiApp(methods, self._monitor, self._max_message_bytes)
         self._host.open(self._app)
 
     async def drain(self, seconds: float) -> None:
@@ -148,5 +151,5 @@ class EnvoyServer:
             return
         self._app.start_draining()
         await self._admin.stop_listening()
-        await self._endpoint_context.monitor.until_alone(seconds)
+        await self._monitor.until_alone(seconds)
         await self._admin.until_sent(_SEND_SECONDS)

@@ -11,20 +11,7 @@ from typing import Final, Literal
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call import REQUEST_ID_HEADER
-from understudy.service.calls.status import DETAILS_KEY, Code, Failure, UnsupportedError, status_details
-
-
-class CallEndedError(Exception):
-    """The call already has a status.
-
-    Args:
-        code: The status.
-        message: A sentence for the caller.
-    """
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.failure = Failure(code=code, message=message)
+from understudy.service.calls.status import DETAILS_KEY, CallEndedError, Code, Failure, UnsupportedError, status_details
 
 
 class MessageTooLargeError(CallEndedError):
@@ -37,11 +24,8 @@ class MessageTooLargeError(CallEndedError):
     """
 
     def __init__(self, way: Literal["Received", "Sent"], length: int, max_bytes: int) -> None:
-        super().__init__(Code.RESOURCE_EXHAUSTED, f"{way} message larger than max ({length} vs. {max_bytes})")
-
-
-class CallerGoneError(Exception):
-    """The caller has disconnected."""
+        message = f"{way} message larger than max ({length} vs. {max_bytes})"
+        super().__init__(Failure(code=Code.RESOURCE_EXHAUSTED, message=message))
 
 
 _PREFIX: Final = struct.Struct(">BI")
@@ -169,7 +153,7 @@ def _refuse(message: bytes) -> bytes:
 Headers = list[tuple[bytes, bytes]]
 
 CONTENT_TYPE: Final = b"application/grpc"
-REQUEST_ID_BYTES: Final = REQUEST_ID_HEADER.encode()
+_REQUEST_ID: Final = REQUEST_ID_HEADER.encode()
 RESPONSE_HEADERS: Final[Headers] = [(b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", ENCODINGS)]
 """The headers of every response."""
 
@@ -200,7 +184,7 @@ def seconds_of(timeout: bytes) -> float:
 
 def ok_trailers(request_id: str | None = None) -> Headers:
     """Return the trailers of a successful call."""
-    return [_OK] if request_id is None else [_OK, (REQUEST_ID_BYTES, request_id.encode())]
+    return [_OK] if request_id is None else [_OK, (_REQUEST_ID, request_id.encode())]
 
 
 def failure_trailers(failure: Failure, request_id: str) -> Headers:
@@ -208,7 +192,7 @@ def failure_trailers(failure: Failure, request_id: str) -> Headers:
     trailers = [
         (b"grpc-status", str(int(failure.code)).encode()),
         (b"grpc-message", percent_encoded(failure.message)),
-        (REQUEST_ID_BYTES, request_id.encode()),
+        (_REQUEST_ID, request_id.encode()),
     ]
     details = status_details(failure)
     if details is not None:

@@ -1,46 +1,49 @@
-"""Assembles the grpc.aio servers: their port, services and shutdown."""
+"""The grpcio front end: grpc.aio servers, their port, methods and shutdown."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from understudy.service.addresses import reserve
-from understudy.service.grpcio.grpc_endpoint import Handlers
-from understudy.service.handlers.request_handlers import RequestHandlers
-from understudy.service.metrics.rpc_metrics import RpcMetrics
+from understudy.service.calls.served_method import ServedMethods
+from understudy.service.front_end import Main, hear_signals
+from understudy.service.grpcio.grpc_endpoint import MethodHandlers
 from understudy.service.predictor import CoalescingOptions
-from understudy.service.readiness import Readiness
 from understudy.service.service_errors import grpc_port_in_use
-from understudy.service.services import all_services
+from understudy.service.settings import ServeSettings
 
 MIN_PING_SECONDS = 10
 """How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
 
+
+_T = TypeVar("_T")
 
 SERVERS = 8
 """How many servers share the port and the event loop. Each server takes one call per loop iteration from gRPC's core;
 with several, calls of several connections arrive in one iteration, and so do their responses."""
 
 
+def run(settings: ServeSettings, main: Main[_T]) -> _T:
+    """Run the service with this front end; see `understudy.service.front_end.RunFrontEnd`."""
+    import uvloop  # each event of gRPC's core takes a loop iteration, so a faster loop matters
+
+    return uvloop.run(main(lambda: GrpcServer(max_message_bytes=settings.max_message_bytes), hear_signals))
+
+
 class GrpcServer:
     """The grpcio front end. Belongs to the event loop on which it is created.
 
     Args:
-        registry: Where to register the ``grpc_server_*`` metrics.
-        readiness: The state that health reports.
         max_message_bytes: The largest message to receive or send.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=16, examples=128)
     """A call takes four events of gRPC's core, one or two loop iterations apart."""
 
-    def __init__(self, *, registry: CollectorRegistry, readiness: Readiness, max_message_bytes: int) -> None:
-        self._readiness = readiness
-        self._metrics = RpcMetrics(registry)
+    def __init__(self, *, max_message_bytes: int) -> None:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -65,11 +68,9 @@ class GrpcServer:
                 raise grpc_port_in_use(host, port) from error
         return port
 
-    async def start(self, handlers: RequestHandlers) -> None:
-        """Start to serve calls."""
-        services = all_services(handlers, self._readiness)
-        self._metrics.add(method.rpc for service in services for method in service.methods)
-        method_handlers = Handlers(services, self._metrics)
+    async def start(self, methods: ServedMethods) -> None:
+        """Start to serve calls of these methods."""
+        method_handlers = MethodHandlers(methods)
         for server in self._servers:
             server.add_generic_rpc_handlers((method_handlers,))
             await server.start()

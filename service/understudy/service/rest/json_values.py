@@ -1,4 +1,4 @@
-"""Reads JSON: large texts without blocking other threads, fields of objects, and arrays of elements."""
+"""JSON values: large texts read without blocking other threads, fields, arrays of elements, and messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import Message
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
@@ -219,3 +220,25 @@ def _kind(value: Any) -> str:
         dict: "an object",
     }
     return kinds.get(type(value), "null")
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """Return every field of a message under its own name, numbers as numbers.
+
+    `google.protobuf.json_format` would turn 64-bit numbers into text, unlike the protocol.
+    """
+    fields = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
+    return {field.name: _value(field, getattr(message, field.name)) for field in fields}
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        of_value = field.message_type.fields_by_name["value"]
+        return {str(key): _single(of_value, each) for key, each in value.items()}
+    return [_single(field, each) for each in value] if field.is_repeated else _single(field, value)
+
+
+def _single(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return as_json(value)
+    return value if field.enum_type is None else field.enum_type.values_by_number[value].name

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, Final
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.oip import inference_pb2
-from understudy.service.calls.call import REQUEST_ID, REQUEST_ID_HEADER, CallContext, accept_id
-from understudy.service.calls.status import UnsupportedError, failure_of
+from understudy.service.calls.call import REQUEST_ID_HEADER
+from understudy.service.calls.disconnect_monitor import DisconnectMonitor
+from understudy.service.calls.served_method import ServedMethods
+from understudy.service.calls.status import UnsupportedError
 from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.rest.http_messages import (
-    CLIENT_CLOSED_REQUEST,
-    BodyTooLargeError,
-    BodyTooSlowError,
-    as_json,
-    coding_of,
-    decoded,
-    failure_response,
-    read_body,
-)
 from understudy.service.rest.infer_json import parse_infer, parse_json, render
+from understudy.service.rest.json_values import as_json
+from understudy.service.rest.rest_call import RestCall
 
-HEADER_LENGTH = "inference-header-content-length"
-TOO_SLOW = 408
-TOO_LARGE = 413
-NOT_READY = 400
+HEADER_LENGTH: Final = "inference-header-content-length"
+NOT_READY: Final = 400
 """The protocol's status for a server or a model that is not ready."""
 
-MAX_BYTES_AT_ONCE = 32_768
-"""Bodies up to this size are parsed and rendered on the event loop; larger ones on another thread."""
-
-_T = TypeVar("_T")
-
-_Endpoint = Callable[[Request], Awaitable[Response]]
-_CALL = CallContext(deadline=None)
+_Answer = Callable[[RestCall], Awaitable[Response]]
+_SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 _REFUSED: Mapping[str, str] = {
     "/v2/repository/models/{model}/load": "RepositoryModelLoad",
@@ -57,181 +43,164 @@ _REFUSED: Mapping[str, str] = {
 
 
 class RestApp:
-    """Serves ``/v2``. Belongs to the event loop's thread.
+    """Serves ``/v2``. Each path is the JSON form of one gRPC method, and counts as its call.
+
+    Belongs to the event loop's thread.
 
     Args:
         handler: Handles the requests.
+        methods: The methods of the gRPC form.
         readiness: The state of the service.
         max_body_bytes: The largest body to accept.
-        executor: Parses and renders large bodies, with one thread.
+        executor: Decompresses bodies, and parses and renders large ones, with one thread.
     """
 
     def __init__(
-        self, handler: InferenceHandler, *, readiness: Readiness, max_body_bytes: int, executor: Executor
+        self,
+        handler: InferenceHandler,
+        methods: ServedMethods,
+        *,
+        readiness: Readiness,
+        max_body_bytes: int,
+        executor: Executor,
     ) -> None:
         self._handler = handler
+        self._methods = methods
         self._readiness = readiness
-        self._max_body_bytes = max_body_bytes
-        self._executor = executor
+        self._monitor = DisconnectMonitor()
+        self._new_call = functools.partial(
+            RestCall, monitor=self._monitor, max_body_bytes=max_body_bytes, executor=executor
+        )
 
     def routes(self) -> list[Route]:
         """Return the routes."""
         routes = [
-            _get("/v2", self.server_metadata),
-            _get("/v2/health/live", self.live),
-            _get("/v2/health/ready", self.ready),
-            _get("/v2/models/stats", self.statistics),
-            _post("/v2/repository/index", self.index),
-            *(Route(path, _guarded(_refusal(call)), methods=["GET", "POST"]) for path, call in _REFUSED.items()),
+            self._get("/v2", "ServerMetadata", self.server_metadata),
+            self._get("/v2/health/live", "ServerLive", self.live),
+            self._get("/v2/health/ready", "ServerReady", self.ready),
+            self._get("/v2/models/stats", "ModelStatistics", self.statistics),
+            self._post("/v2/repository/index", "RepositoryIndex", self.index),
+            *(self._route(path, name, _refusal(name), ["GET", "POST"]) for path, name in _REFUSED.items()),
         ]
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
-                _get(model, self.model_metadata),
-                _get(f"{model}/ready", self.model_ready),
-                _get(f"{model}/config", self.config),
-                _get(f"{model}/stats", self.statistics),
-                _post(f"{model}/infer", self.infer),
+                self._get(model, "ModelMetadata", self.model_metadata),
+                self._get(f"{model}/ready", "ModelReady", self.model_ready),
+                self._get(f"{model}/config", "ModelConfig", self.config),
+                self._get(f"{model}/stats", "ModelStatistics", self.statistics),
+                self._post(f"{model}/infer", "ModelInfer", self.infer),
             ]
         return routes
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, call: RestCall) -> Response:
         """Report that the process responds."""
-        del request
+        del call
         return Response()
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, call: RestCall) -> Response:
         """Report whether a version is serving."""
-        del request
-        answer = await self._handler.server_ready(inference_pb2.ServerReadyRequest(), _CALL)
+        answer = await self._handler.server_ready(inference_pb2.ServerReadyRequest(), call)
         return Response(status_code=200 if answer.ready else NOT_READY)
 
-    async def server_metadata(self, request: Request) -> Response:
+    async def server_metadata(self, call: RestCall) -> Response:
         """Describe the server."""
-        del request
-        answer = await self._handler.server_metadata(inference_pb2.ServerMetadataRequest(), _CALL)
+        answer = await self._handler.server_metadata(inference_pb2.ServerMetadataRequest(), call)
         return JSONResponse(as_json(answer))
 
-    async def model_ready(self, request: Request) -> Response:
+    async def model_ready(self, call: RestCall) -> Response:
         """Report whether a version is loaded."""
-        answer = await self._handler.model_ready(inference_pb2.ModelReadyRequest(**_model(request)), _CALL)
+        answer = await self._handler.model_ready(inference_pb2.ModelReadyRequest(**_model(call)), call)
         return Response(status_code=200 if answer.ready else NOT_READY)
 
-    async def model_metadata(self, request: Request) -> Response:
+    async def model_metadata(self, call: RestCall) -> Response:
         """Describe the inputs and outputs of a version."""
-        answer = await self._handler.model_metadata(inference_pb2.ModelMetadataRequest(**_model(request)), _CALL)
+        answer = await self._handler.model_metadata(inference_pb2.ModelMetadataRequest(**_model(call)), call)
         return JSONResponse(as_json(answer))
 
-    async def config(self, request: Request) -> Response:
+    async def config(self, call: RestCall) -> Response:
         """Return the configuration of a version."""
-        answer = await self._handler.model_config(inference_pb2.ModelConfigRequest(**_model(request)), _CALL)
+        answer = await self._handler.model_config(inference_pb2.ModelConfigRequest(**_model(call)), call)
         return JSONResponse(as_json(answer.config))
 
-    async def statistics(self, request: Request) -> Response:
+    async def statistics(self, call: RestCall) -> Response:
         """Return the statistics of inferences."""
-        answer = await self._handler.model_statistics(inference_pb2.ModelStatisticsRequest(**_model(request)), _CALL)
+        answer = await self._handler.model_statistics(inference_pb2.ModelStatisticsRequest(**_model(call)), call)
         return JSONResponse(as_json(answer))
 
-    async def index(self, request: Request) -> Response:
+    async def index(self, call: RestCall) -> Response:
         """List every version."""
-        asked = await self._json(request)
+        body = await call.body()
+        asked = await call.brief_or_on_a_thread(functools.partial(parse_json, body), size=len(body))
         message = inference_pb2.RepositoryIndexRequest(ready=asked.get("ready") is True)
-        answer = await self._handler.repository_index(message, _CALL)
+        answer = await self._handler.repository_index(message, call)
         return JSONResponse(as_json(answer)["models"])
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, call: RestCall) -> Response:
         """Predict one batch."""
         if self._readiness.state is ReadinessState.DRAINING:
             raise DrainingError(ReadinessState.DRAINING.value)
-        path = _model(request)
+        path = _model(call)
         self._handler.check_model(path["name"])
-        body = await self._body(request)
+        body = await call.body()
         parse = functools.partial(
             parse_infer,
             body,
-            _json_bytes(request),
+            _json_bytes(call),
             model_name=path["name"],
             model_version=path.get("version", ""),
             check_forms=self._handler.check_forms,
         )
-        parsed = await self._brief_or_on_a_thread(parse, size=len(body))
-        prediction = await self._handler.infer(parsed.inference, _CALL)
+        parsed = await call.brief_or_on_a_thread(parse, size=len(body))
+        prediction = await self._handler.infer(parsed.inference, call)
         size = sum(output.nbytes for output in prediction.outputs.values())
-        content, json_bytes = await self._brief_or_on_a_thread(functools.partial(render, parsed, prediction), size=size)
+        content, json_bytes = await call.brief_or_on_a_thread(functools.partial(render, parsed, prediction), size=size)
         if json_bytes is None:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_bytes)})
 
-    async def _json(self, request: Request) -> Mapping[str, Any]:
-        body = await self._body(request)
-        return await self._brief_or_on_a_thread(functools.partial(parse_json, body), size=len(body))
+    def _get(self, path: str, name: str, answer: _Answer) -> Route:
+        async def without_body(call: RestCall) -> Response:
+            call.has_no_body()
+            return await answer(call)
 
-    async def _body(self, request: Request) -> bytes:
-        body = await read_body(request, max_bytes=self._max_body_bytes)
-        coding = coding_of(request)
-        decode = functools.partial(decoded, body, coding, max_bytes=self._max_body_bytes)
-        return (
-            decode()
-            if coding == "identity"
-            else await asyncio.get_running_loop().run_in_executor(self._executor, decode)
-        )
+        return self._route(path, name, without_body, ["GET"])
 
-    async def _brief_or_on_a_thread(self, work: Callable[[], _T], *, size: int) -> _T:
-        """Run work on this many bytes: here, or on another thread if there are many."""
-        if size <= MAX_BYTES_AT_ONCE:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+    def _post(self, path: str, name: str, answer: _Answer) -> Route:
+        return self._route(path, name, answer, ["POST"])
 
+    def _route(self, path: str, name: str, answer: _Answer, http_methods: list[str]) -> Route:
+        """Return the route of one path, which is a form of the gRPC method of this name."""
+        served = self._methods[f"/{_SERVICE}/{name}"]
 
-def _get(path: str, endpoint: _Endpoint) -> Route:
-    return Route(path, _guarded(endpoint), methods=["GET"])
+        async def respond(request: Request) -> Response:
+            call = self._new_call(request, served)
+            response = await served.serve(call, answer)
+            if response is None:
+                response = call.failure_response()
+            else:
+                served.sent()
+            response.headers[REQUEST_ID_HEADER] = call.request_id
+            return response
 
-
-def _post(path: str, endpoint: _Endpoint) -> Route:
-    return Route(path, _guarded(endpoint), methods=["POST"])
+        return Route(path, respond, methods=http_methods)
 
 
-def _guarded(endpoint: _Endpoint) -> _Endpoint:
-    """Set an id for every request, and turn exceptions into responses."""
-
-    @functools.wraps(endpoint)
-    async def guarded(request: Request) -> Response:
-        identifier = accept_id(request.headers.get(REQUEST_ID_HEADER))
-        REQUEST_ID.set(identifier)
-        response = await _answer(endpoint, request)
-        response.headers[REQUEST_ID_HEADER] = identifier
-        return response
-
-    return guarded
-
-
-async def _answer(endpoint: _Endpoint, request: Request) -> Response:
-    try:
-        return await endpoint(request)
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    except BodyTooSlowError as error:
-        return JSONResponse({"error": str(error)}, status_code=TOO_SLOW, headers={"connection": "close"})
-    except BodyTooLargeError as error:
-        return JSONResponse({"error": str(error)}, status_code=TOO_LARGE)
-    except Exception as error:  # noqa: BLE001 - failure_of logs unexpected errors
-        return failure_response(failure_of(error))
-
-
-def _refusal(call: str) -> _Endpoint:
-    async def refuse(_request: Request) -> Response:
-        raise UnsupportedError(UNSUPPORTED[call])
+def _refusal(name: str) -> _Answer:
+    async def refuse(_call: RestCall) -> Response:
+        raise UnsupportedError(UNSUPPORTED[name])
 
     return refuse
 
 
-def _model(request: Request) -> dict[str, Any]:
+def _model(call: RestCall) -> dict[str, Any]:
     """Return the model and the version in the path, if present."""
     names = {"name": "model", "version": "version"}
-    return {field: request.path_params[name] for field, name in names.items() if name in request.path_params}
+    path = call.request.path_params
+    return {field: path[name] for field, name in names.items() if name in path}
 
 
-def _json_bytes(request: Request) -> int | None:
-    header = request.headers.get(HEADER_LENGTH)
+def _json_bytes(call: RestCall) -> int | None:
+    header = call.header(HEADER_LENGTH)
     if header is None:
         return None
     if not (header.isascii() and header.isdigit() and len(header) < len(str(2**63))):

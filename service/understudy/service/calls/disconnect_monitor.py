@@ -10,10 +10,12 @@ import asyncio
 import heapq
 import itertools
 import time
+from abc import abstractmethod
 from collections import deque
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from understudy.service.calls.status import Code
+from understudy.service.calls.call import Call
+from understudy.service.calls.status import DEADLINE_PASSED, SERVER_ENDED, CallEndedError, Code, Failure
 
 FIRST_CHECK_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 0.25
@@ -21,8 +23,8 @@ _PAUSE_TO_AGE: Final = 0.25
 """How long to wait before the next poll, as a fraction of the call's age."""
 
 
-class WatchedCall(Protocol):
-    """A running call."""
+class Watched(Protocol):
+    """What the monitor needs of a running call."""
 
     started: float
     """When it began, in seconds on the clock of `time.monotonic`."""
@@ -32,7 +34,7 @@ class WatchedCall(Protocol):
     def ask(self) -> None:
         """Probe whether the caller is still there; end the call if not."""
 
-    def end(self, code: Code) -> None:
+    def end(self, failure: Failure) -> None:
         """End the call with a status."""
 
 
@@ -45,22 +47,22 @@ class DisconnectMonitor:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._under_way: set[WatchedCall] = set()
-        self._young: deque[WatchedCall] = deque()
-        self._due: list[tuple[float, int, WatchedCall]] = []
+        self._under_way: set[Watched] = set()
+        self._young: deque[Watched] = deque()
+        self._due: list[tuple[float, int, Watched]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._alone = asyncio.Event()
         self._alone.set()
 
-    def enter(self, call: WatchedCall) -> None:
+    def enter(self, call: Watched) -> None:
         """Start to watch a call."""
         self._under_way.add(call)
         self._young.append(call)
         if self._timer is None:
             self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due)
 
-    def leave(self, call: WatchedCall) -> None:
+    def leave(self, call: Watched) -> None:
         """Stop watching a call, which is over."""
         self._under_way.discard(call)
         if not self._under_way:
@@ -71,7 +73,7 @@ class DisconnectMonitor:
         if await self._left_alone(seconds):
             return
         for call in list(self._under_way):
-            call.end(Code.UNAVAILABLE)
+            call.end(SERVER_ENDED)
         await self._left_alone(FIRST_CHECK_SECONDS)
 
     async def _left_alone(self, seconds: float) -> bool:
@@ -92,13 +94,74 @@ class DisconnectMonitor:
             self._check_call(heapq.heappop(self._due)[2], now)
         self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due) if self._young or self._due else None
 
-    def _check_call(self, call: WatchedCall, now: float) -> None:
+    def _check_call(self, call: Watched, now: float) -> None:
         if call not in self._under_way:
             return
         if call.deadline is not None and call.deadline <= now:
-            call.end(Code.DEADLINE_EXCEEDED)
+            call.end(DEADLINE_PASSED)
             return
         call.ask()
         pause = min(max((now - call.started) * _PAUSE_TO_AGE, FIRST_CHECK_SECONDS), LONGEST_PAUSE_SECONDS)
         due = now + pause if call.deadline is None else min(now + pause, call.deadline)
         heapq.heappush(self._due, (due, next(self._numbers), call))
+
+
+class WatchedCall(Call):
+    """A call whose transport enforces no deadline: it is ended by cancelling its task.
+
+    Args:
+        monitor: Watches the call while it is open.
+    """
+
+    __slots__ = ("_ending", "_monitor", "_task")
+
+    def __init__(self, monitor: DisconnectMonitor) -> None:
+        super().__init__()
+        self._monitor = monitor
+        self._task: asyncio.Task[Any] | None = None
+        self._ending: Failure | None = None
+
+    @abstractmethod
+    def ask(self) -> None:
+        """Probe whether the caller is still there; end the call if not."""
+
+    def open(self) -> None:
+        """See `Call`. A subclass sets the deadline first."""
+        self._monitor.enter(self)
+
+    def close(self) -> None:
+        """See `Call`."""
+        self._task = None
+        self._monitor.leave(self)
+
+    def end(self, failure: Failure) -> None:
+        """End the call with a status, by cancelling its task as soon as that is allowed."""
+        if self._ending is None:
+            self._ending = failure
+            if self._task is not None:
+                self._task.cancel()
+
+    def allow_cancelling(self) -> None:
+        """Allow the running task to be cancelled from now on to end the call.
+
+        Raises:
+            CallEndedError: The call has already been ended.
+        """
+        if self._ending is not None:
+            raise CallEndedError(self._ending)
+        self._task = asyncio.current_task(self._monitor.loop)
+
+    def forbid_cancelling(self) -> None:
+        """Let the running task finish from now on, whatever happens to the call."""
+        self._task = None
+
+    def why_cancelled(self) -> Failure:
+        """See `Call`."""
+        task = asyncio.current_task()
+        if self._ending is not None:
+            if task is not None:
+                task.uncancel()
+            return self._ending
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return Failure(code=Code.CANCELLED, message="the computation was cancelled")
