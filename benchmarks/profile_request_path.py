@@ -99,7 +99,7 @@ class Stand:
 
 async def _answered(method: Method, data: bytes) -> bytes:
     answer: Any = method.answer
-    response: Serializable = await answer(method.parse(data), CallContext.with_time_remaining(None))
+    response: Serializable = await answer(method.parse(data), CallContext(deadline=None))
     return response.SerializeToString()
 
 

@@ -51,6 +51,21 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """Libraries that a layer is kept free of."""
 
+ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
+    "metrics": frozenset({"calls"}),
+    "calls": frozenset({"metrics", "handlers"}),
+    "handlers": frozenset({"calls", "metrics", "predictor", "readiness"}),
+    "rest": frozenset({"calls", "handlers", "readiness"}),
+    "grpcio": frozenset({"addresses", "calls", "front_end", "metrics", "predictor", "service_errors", "settings"}),
+    "envoy": frozenset(
+        {"addresses", "calls", "front_end", "logging", "predictor", "readiness", "service_errors", "settings"}
+    ),
+}
+"""The packages of the service, and which of its packages and modules each may import."""
+
+PLUGINS_OF_THE_SERVICE = ("grpcio", "envoy")
+"""Packages that only an entry point names."""
+
 CLIENT_COMMANDS = ("predict", "evaluate", "compare", "status", "watch", "promote", "health")
 
 
@@ -134,6 +149,48 @@ def test_the_shared_modules_of_the_evaluator_import_none_of_its_packages() -> No
 
     assert {folder.parent.name for folder in EVALUATOR.glob("*/__init__.py")} == set(EVALUATOR_PACKAGES)
     assert not violations
+
+
+def rooms_of_the_service(file: Path) -> Iterator[str]:
+    """Yield the packages and modules of the service that a file imports."""
+    for module in imported_modules(file):
+        top, _, rest = module.partition("understudy.service.")
+        if not top and rest:
+            yield rest.partition(".")[0]
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_THE_SERVICE)
+def test_a_room_of_the_service_imports_from_the_rooms_it_may(room: str) -> None:
+    files = [file for file in sources("service") if file.is_relative_to(ROOT / "service/understudy/service" / room)]
+    violations = [
+        f"{file.relative_to(ROOT)} imports {other}"
+        for file in files
+        for other in rooms_of_the_service(file)
+        if other not in {room, *ROOMS_OF_THE_SERVICE[room]}
+    ]
+
+    assert files
+    assert not violations
+
+
+@pytest.mark.parametrize("room", PLUGINS_OF_THE_SERVICE)
+def test_nothing_imports_a_front_end(room: str) -> None:
+    package = ROOT / "service/understudy/service" / room
+    violations = [
+        str(file.relative_to(ROOT))
+        for layer in MAY_IMPORT
+        for file in sources(layer)
+        if not file.is_relative_to(package) and room in rooms_of_the_service(file)
+    ]
+
+    assert package.is_dir()
+    assert not violations
+
+
+def test_every_room_of_the_service_is_in_the_table() -> None:
+    folders = {file.parent.name for file in (ROOT / "service/understudy/service").glob("*/__init__.py")}
+
+    assert folders == set(ROOMS_OF_THE_SERVICE)
 
 
 def test_every_layer_is_in_the_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from testkit.in_process import WAIT_SECONDS
 from understudy.clients import AsyncClient, InternalError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.service.grpcio.grpc_server import GrpcServer
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
@@ -61,11 +63,12 @@ class RunningTask:
         self.stop = asyncio.Event()
         self.address_file = run.with_name("address")
         state_dir = run / "evaluator"
+        settings = ServeSettings(run_dir=run, grpc_port=0, http_port=0, address_file=self.address_file)
         service = Service(
-            ServeSettings(run_dir=run, grpc_port=0, http_port=0, address_file=self.address_file),
+            settings,
             EvaluatorSettings(state_dir=state_dir, devices=replicas, max_device_failures=LIMIT),
             announce=self._announce,
-            make_front_end=grpc_server,
+            make_front_end=partial(GrpcServer, max_message_bytes=settings.max_message_bytes),
         )
         self.ended: asyncio.Task[ServiceExit] = asyncio.create_task(service.run(self.stop))
 

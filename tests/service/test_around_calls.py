@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import grpc
@@ -166,6 +167,34 @@ async def test_a_call_whose_deadline_passes_is_cancelled_and_counted_as_that(har
     await left.wait()
     await harness.ended.get()
     assert harness.handled("Predict", Code.DEADLINE_EXCEEDED) == 1
+
+
+async def test_a_failed_call_is_written_to_the_access_log_with_its_peer_and_size(harness: ServerHarness) -> None:
+    harness.handlers.behave = raising(VersionNotFoundError("no version 3"))
+    with structlog.testing.capture_logs() as lines:
+        await failure_of(harness.stub.Predict(asking_for(3)))
+        await harness.ended.get()
+    (line,) = [line for line in lines if line["event"] == "call ended"]
+    assert (line["method"], line["code"], line["message"]) == (PATH, "NOT_FOUND", "no version 3")
+    assert line["received_bytes"] == asking_for(3).ByteSize()
+    assert "127.0.0.1:" in line["peer"]
+    assert line["seconds"] > 0
+
+
+async def test_a_call_that_ends_well_is_logged_at_debug_only(
+    harness: ServerHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    for level, count in ((logging.INFO, 0), (logging.DEBUG, 1)):
+        with caplog.at_level(level, "understudy"), structlog.testing.capture_logs() as lines:
+            await harness.stub.Predict(asking_for(3))
+            await harness.ended.get()
+        assert [line["log_level"] for line in lines if line["event"] == "call ended"] == ["debug"] * count
+
+
+async def test_a_call_that_is_not_admitted_is_not_parsed(harness: ServerHarness) -> None:
+    harness.handlers.refusal = OverloadedError("the queue is full")
+    error = await failure_of(raw(harness).unary_unary(PATH)(b"\xff\xff\xff"))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_series_are_there_before_the_first_call(harness: ServerHarness) -> None:

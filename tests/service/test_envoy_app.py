@@ -17,7 +17,6 @@ from understudy.service.calls.disconnect_monitor import DisconnectMonitor
 from understudy.service.calls.served_method import served_methods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc_metrics import RpcMetrics
 from understudy.service.readiness import Readiness
 from understudy.v1 import prediction_pb2
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
+import grpc
 import pytest
 import structlog
-
-import grpc
 
 from understudy.evaluator import evaluator_errors
 from understudy.service.calls.status import STATUS_CODES, Code, failure_of

@@ -23,14 +23,17 @@ from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
+from understudy.service.calls.served_method import served_methods
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.served_model import ServedModel
+from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.services import inference_service
 from understudy.wire import WireError
 
 MAX_BYTES = 1000
@@ -68,7 +71,8 @@ async def serving(
         stream_depth=2,
         executor=executor,
     )
-    rest_app = RestApp(handler, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
+    methods = served_methods([inference_service(handler)], new_registry())
+    rest_app = RestApp(handler, methods, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
     app = Starlette(routes=rest_app.routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
@@ -377,7 +381,7 @@ async def test_the_event_loop_turns_while_a_large_body_is_parsed(
 async def test_a_body_that_does_not_come_to_an_end_is_not_waited_for(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(f"understudy.service.rest.http_messages.{limit}", 0.1)
+    monkeypatch.setattr(f"understudy.service.rest.rest_call.{limit}", 0.1)
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{"

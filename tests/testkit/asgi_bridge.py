@@ -78,7 +78,9 @@ class _Exchange:
         remaining = self._context.time_remaining()
         if remaining is not None:
             headers.append((b"grpc-timeout", b"%dm" % (remaining * 1000)))
-        return {"type": "http", "method": "POST", "path": path, "headers": headers}
+        host, port = self._context.peer().removeprefix("ipv4:").rsplit(":", 1)
+        client = (host, int(port))
+        return {"type": "http", "method": "POST", "path": path, "headers": headers, "client": client}
 
     async def _pump(self) -> None:
         async for message in self._requests:

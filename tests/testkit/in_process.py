@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +123,17 @@ def running_service(
         service.join()
 
 
-def grpc_server() -> GrpcServer:
-    """Return the grpcio front end."""
-    return GrpcServer(max_message_bytes=256 * 1024 * 1024)
-
-
 def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> RunningService:
     lines: queue.Queue[str] = queue.Queue()
     started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
     failures: list[Exception] = []
 
+    make_front_end = partial(GrpcServer, max_message_bytes=settings.max_message_bytes)
+
     async def main() -> None:
         stop = asyncio.Event()
         started.put((asyncio.get_running_loop(), stop))
-        service = Service(settings, evaluator_settings, announce=lines.put, make_front_end=grpc_server)
+        service = Service(settings, evaluator_settings, announce=lines.put, make_front_end=make_front_end)
         await service.run(stop)
 
     def run() -> None:

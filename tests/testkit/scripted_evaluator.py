@@ -64,6 +64,8 @@ class ScriptedEvaluator:
         self.predictions: asyncio.Queue[asyncio.Future[Prediction]] = asyncio.Queue()
         self.refusals: list[Exception] = []
         self.form_refusals: list[Exception] = []
+        self.admission_refusals: list[Exception] = []
+        self.admission_deadline: float | None = None
         self.forms: dict[str, Any] = {}
         self.opening: Future[ScriptedStream] = Future()
         self.opening_began = asyncio.Event()
@@ -85,7 +87,9 @@ class ScriptedEvaluator:
         self.predictions.put_nowait(token)
 
     def check_admission(self, deadline: float | None) -> None:
-        pass
+        self.admission_deadline = deadline
+        if self.admission_refusals:
+            raise self.admission_refusals.pop(0)
 
     def check_forms(self, forms: Any, **asked: Any) -> None:
         self.forms = {"forms": forms, **asked}

@@ -21,7 +21,6 @@ from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.grpcio.grpc_endpoint import MethodHandlers
 from understudy.service.handlers.health_handler import HealthHandler
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc_metrics import RpcMetrics
 from understudy.service.readiness import Readiness
 from understudy.service.services import HEALTH, PREDICTION
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc

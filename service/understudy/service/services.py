@@ -10,7 +10,7 @@ from understudy.service.calls.methods import Service, foreign_service, refusals,
 from understudy.service.handlers import predict_requests
 from understudy.service.handlers.health_handler import HealthHandler
 from understudy.service.handlers.oip import infer_messages
-from understudy.service.handlers.oip import inference_handler as oip
+from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
 from understudy.service.handlers.request_handlers import RequestHandlers
 from understudy.service.readiness import Readiness
 from understudy.service.reflection import ALPHA, reflection_services
@@ -34,7 +34,7 @@ def all_services(handlers: RequestHandlers, readiness: Readiness) -> tuple[Servi
         handlers: The handlers of the methods.
         readiness: The state that health reports.
     """
-    working = (*_own(handlers), _inference(handlers), *_tf_serving(handlers))
+    working = (*_own(handlers), inference_service(handlers.inference), *_tf_serving(handlers))
     names = [each.name for each in working]
     health = HealthHandler(readiness, names)
     return (
@@ -76,8 +76,8 @@ def _own(handlers: RequestHandlers) -> tuple[Service, ...]:
     )
 
 
-def _inference(handlers: RequestHandlers) -> Service:
-    inference = handlers.inference
+def inference_service(inference: InferenceHandler) -> Service:
+    """Return the Open Inference Protocol's service, whose methods the REST form calls as well."""
     return service(
         INFERENCE,
         {
@@ -91,7 +91,7 @@ def _inference(handlers: RequestHandlers) -> Service:
             "ModelConfig": inference.model_config,
             "ModelStatistics": inference.model_statistics,
             "RepositoryIndex": inference.repository_index,
-            **refusals(oip.UNSUPPORTED),
+            **refusals(UNSUPPORTED),
         },
         {"ModelInfer": inference.check_admission},
         {"ModelInfer": infer_messages.template_cache(), "ModelStreamInfer": infer_messages.template_cache()},
@@ -109,11 +109,11 @@ def tf_serving_services() -> tuple[ServiceDescriptor, ServiceDescriptor]:
 
 
 def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
-    from understudy.service.handlers.tfserving.tfserving_handler import UNSUPPORTED
+    from understudy.service.handlers.tfserving import tfserving_handler
 
     tf_serving = handlers.tf_serving
     prediction, model = tf_serving_services()
-    refused = refusals(UNSUPPORTED)
+    refused = refusals(tfserving_handler.UNSUPPORTED)
     return (
         foreign_service(
             prediction,

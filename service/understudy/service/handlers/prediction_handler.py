@@ -42,7 +42,7 @@ class PredictionHandler:
         """Predict every request of a stream; responses are in order, and a failure ends its own request only."""
         protocol = StreamProtocol[predict_requests.PredictStreamRequest, None, Serializable](
             note=lambda _: None,
-            begin=lambda message: self._begin(predict_requests.streamed(message), call),
+            begin=lambda message: self._begin_next(predict_requests.streamed(message), call),
             answer=lambda _, prediction: self._stream_responses.of(prediction),
             fail=lambda _, failure: _error_response(failure),
         )
@@ -52,8 +52,11 @@ class PredictionHandler:
         """Refuse a prediction before it is parsed, if the refusal is certain; see `Predictor.check_admission`."""
         self._predictor.check_admission(call.deadline)
 
+    def _begin_next(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+        self.check_admission(call)  # each message of a stream is a request
+        return self._begin(request, call)
+
     def _begin(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
-        self.check_admission(call)
         self._model.check_optional_name(request.model_name)
         inputs, version = predict_requests.arguments(request)
         return self._predictor.begin(inputs, version=version, deadline=call.deadline)

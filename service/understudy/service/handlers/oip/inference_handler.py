@@ -166,7 +166,7 @@ class InferenceHandler:
         """Predict every request of a stream; responses are in order, and a failure ends its own request only."""
         protocol = StreamProtocol(
             note=infer_messages.response_spec,
-            begin=lambda request: self._begin(request, call),
+            begin=lambda request: self._begin_next(request, call),
             answer=infer_messages.stream_response_of,
             fail=infer_messages.stream_error_of,
         )
@@ -192,9 +192,12 @@ class InferenceHandler:
             deadline=inference.deadline(call.deadline),
         )
 
+    def _begin_next(self, request: infer_messages.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
+        self.check_admission(call)  # each message of a stream is a request
+        return self._begin(request, call)
+
     def _begin(self, request: infer_messages.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)
-        self.check_admission(call)
         if isinstance(request, infer_messages.TemplatedInfer) or not infer_messages.is_built(request):
             return self.infer(infer_messages.inference_of(request), call)
         forms = infer_messages.forms_of(request)

@@ -63,7 +63,6 @@ class TfServingHandler:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
-        self.check_admission(call)
         inputs = await self._inputs_of(request, version)
         prediction = await self._predictor.begin(inputs, version=version, deadline=call.deadline)
         outputs = wanted_outputs(prediction, tuple(request.output_filter))
