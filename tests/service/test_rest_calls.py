@@ -16,8 +16,8 @@ import httpx
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
-from service.scripted_evaluator import ScriptedEvaluator, prediction
 
+from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http
