@@ -13,11 +13,10 @@ import pytest
 
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.batching.request_queue import BorrowedHandle
-from understudy.evaluator.batching.result_sink import Outcome, ResultSink
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.types import Arrays, Prediction
+from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink
 from understudy.service.predictor import CoalescingOptions, EventLoopSink, Predictor
 
 TIMEOUT = 10.0

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from understudy.checkpoints.source import CheckpointSource
-from understudy.evaluator.batching.result_sink import FutureSink, ResultSink
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import (
     DatasetNotFoundError,
@@ -31,10 +30,12 @@ from understudy.evaluator.types import (
     Arrays,
     CheckpointInfo,
     EvaluationRecord,
+    FutureSink,
     GpuReading,
     MetricSpec,
     ModelDescription,
     Prediction,
+    ResultSink,
     ServingChange,
     Version,
     VersionStatus,
@@ -200,7 +201,7 @@ class Evaluator:
         self._started_components().engine.check_admission(deadline)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
-        """Raise as `predict_for` does for the names, dtypes and shapes of the inputs, and for the version.
+        """Raise as `predict_for` does for the names, dtypes and shapes of the inputs, the version, and overload.
 
         A check before the arrays are built.
         """
@@ -209,7 +210,7 @@ class Evaluator:
         components = self._started_components()
         step = None if version == "serving" else self._resolve(version)
         examples = check_forms(forms, components.manager.servable(step).slot.signature.inputs)
-        components.engine.check_size(examples)
+        components.engine.check_admission(None, examples=examples)
 
     def dispatch(self) -> None:
         """Run the queued requests if the devices are idle."""

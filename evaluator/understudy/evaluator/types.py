@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy.typing as npt
 
@@ -16,6 +17,8 @@ from understudy.devices.nvml import GpuReading as GpuReading  # noqa: PLC0414 - 
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
+
+_Token_contra = TypeVar("_Token_contra", contravariant=True)
 
 
 class ArrayForm(NamedTuple):
@@ -182,3 +185,42 @@ class ServingChange:
     serving_step: int
     previous_step: int | None
     pinned_step: int | None
+
+
+Outcome = Prediction | Exception
+
+
+class ResultSink(Protocol[_Token_contra]):
+    """Delivers the outcomes of predictions. Called on the device's thread, so it must be quick.
+
+    A token is opaque to the engine: it identifies the caller to the sink.
+    """
+
+    def begin(self, token: _Token_contra) -> bool:
+        """Return whether the caller still waits; called once, when the work begins."""
+
+    def is_cancelled(self, token: _Token_contra) -> bool:
+        """Return whether the caller cancelled before the work began."""
+
+    def deliver(self, outcomes: Sequence[tuple[_Token_contra, Outcome]]) -> None:
+        """Deliver the outcomes of one batch, each to its caller."""
+
+
+class FutureSink:
+    """Resolves `concurrent.futures.Future`s. Thread-safe."""
+
+    def begin(self, token: Future[Prediction]) -> bool:
+        """See `ResultSink`."""
+        return token.set_running_or_notify_cancel()
+
+    def is_cancelled(self, token: Future[Prediction]) -> bool:
+        """See `ResultSink`."""
+        return token.cancelled()
+
+    def deliver(self, outcomes: Sequence[tuple[Future[Prediction], Outcome]]) -> None:
+        """See `ResultSink`."""
+        for token, outcome in outcomes:
+            if isinstance(outcome, Exception):
+                token.set_exception(outcome)
+            else:
+                token.set_result(outcome)

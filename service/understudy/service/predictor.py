@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from understudy.evaluator.batching.result_sink import Outcome
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.types import ArrayForm, Arrays, Prediction, Version
+from understudy.evaluator.types import ArrayForm, Arrays, Outcome, Prediction, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class Predictor:
 
 
 class EventLoopSink:
-    """Resolves futures of one event loop, as an `understudy.evaluator.batching.result_sink.ResultSink`.
+    """Resolves futures of one event loop, as an `understudy.evaluator.types.ResultSink`.
 
     Create it on the loop's thread.
 

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.evaluator.batching.batch_scheduler import MAX_PREDICTS_BEFORE_EVALUATE
+from understudy.evaluator.batching.batch_runner import Cost
 from understudy.evaluator.batching.engine import Engine, EngineSettings
-from understudy.evaluator.batching.inline import Cost
-from understudy.evaluator.batching.latency_estimator import LatencyEstimator
-from understudy.evaluator.batching.result_sink import FutureSink
+from understudy.evaluator.batching.request_queue import MAX_PREDICTS_BEFORE_EVALUATE, LatencyEstimator
 from understudy.evaluator.evaluator_errors import (
     DeadlineExceededError,
     DrainingError,
@@ -26,7 +24,7 @@ from understudy.evaluator.evaluator_errors import (
     OverloadedError,
 )
 from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.types import Array, Arrays, Prediction
+from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction
 
 TIMEOUT = 10.0
 

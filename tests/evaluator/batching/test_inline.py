@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.assembly import engine_settings
+from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, Cost, InlineJudge
 from understudy.evaluator.batching.engine import Engine, EngineSettings
-from understudy.evaluator.batching.inline import LONGEST_SECONDS, Cost, InlineJudge
-from understudy.evaluator.batching.result_sink import FutureSink
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import Prediction
+from understudy.evaluator.types import FutureSink, Prediction
 
 TIMEOUT = 30.0
 GROUP = ("serving", ("tokens", "int32", (8,)))

@@ -11,22 +11,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from understudy.evaluator.batching.admission import Admission
-from understudy.evaluator.batching.batch_runner import BatchRunner
-from understudy.evaluator.batching.batch_scheduler import MAX_PREDICTS_BEFORE_EVALUATE, BatchScheduler
-from understudy.evaluator.batching.device_health import DeviceHealth
-from understudy.evaluator.batching.device_thread import DeviceThread, Job, do
-from understudy.evaluator.batching.inline import InlineJudge
-from understudy.evaluator.batching.latency_estimator import LatencyEstimator
-from understudy.evaluator.batching.request_queue import Borrow, EvaluateRequest, PredictRequest, is_dead
-from understudy.evaluator.batching.result_sink import FutureSink, ResultSink
-from understudy.evaluator.evaluator_errors import DrainingError
+from understudy.evaluator.batching.batch_runner import BatchRunner, InlineJudge
+from understudy.evaluator.batching.device_thread import DeviceHealth, DeviceThread, Job, do
+from understudy.evaluator.batching.request_queue import (
+    MAX_PREDICTS_BEFORE_EVALUATE,
+    Admission,
+    BatchScheduler,
+    Borrow,
+    EvaluateRequest,
+    LatencyEstimator,
+    PredictRequest,
+    Refusal,
+    is_dead,
+)
+from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.library_errors import blame_machine
 from understudy.evaluator.observer import DeviceListener, Observer
-from understudy.evaluator.types import Arrays, Prediction
+from understudy.evaluator.types import Arrays, FutureSink, Prediction, ResultSink
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
-
 _T = TypeVar("_T")
 _Token = TypeVar("_Token")
 
@@ -82,7 +85,7 @@ class Engine:
         self._settings = settings
         self._observer = observer
         self._latency = LatencyEstimator(settings.max_batch_size)
-        self._admission = Admission(settings.max_queue_examples, self._latency, observer)
+        self._admission = Admission(settings.max_queue_examples, self._latency)
         self._swept_at = -math.inf
         self._judge = InlineJudge()
         health = DeviceHealth(settings.max_device_failures, on_device_state)
@@ -134,12 +137,9 @@ class Engine:
             DeadlineExceededError: The deadline has passed.
             DrainingError: The engine is being closed.
         """
-        examples = len(next(iter(inputs.values())))
-        self._admission.check_size(examples)
-        self._admission.check_deadline(deadline)
         request = PredictRequest(
             inputs=inputs,
-            examples=examples,
+            examples=len(next(iter(inputs.values()))),
             group=(key, *[(name, array.dtype, array.shape[1:]) for name, array in sorted(inputs.items())]),
             borrow=borrow,
             deadline=deadline,
@@ -150,25 +150,24 @@ class Engine:
         dead: Sequence[PredictRequest] = ()
         try:
             with self._changed:
-                self._admission.check_open()
-                dead = self._drop_dead_requests(examples, deadline)
-                self._enqueue_predict(request, dispatch=dispatch)
+                refusal = self._predict_refusal(request.examples, deadline)
+                if refusal is not None and self._may_clear(refusal):
+                    dead = self._sweep()
+                    refusal = self._predict_refusal(request.examples, deadline)
+                self._check(refusal)
+                self._scheduler.predicts.append(request)
+                if dispatch:
+                    self._changed.notify()
+                self._observer.queue_changed(self._scheduler.predicts.examples)
         finally:
             for unwanted in dead:
                 self._runner.begin(unwanted)
 
-    def check_admission(self, deadline: float | None) -> None:
-        """Raise as `submit` does for overload, the deadline or shutdown, for a request of the smallest size.
-
-        An admission check before the request is parsed.
-        """
-        self._admission.check_open()
-        if not self._may_sweep():
-            self._check_admission(1, deadline)
-
-    def check_size(self, examples: int) -> None:
-        """Raise InvalidInputError for a request of more examples than the queue can ever hold."""
-        self._admission.check_size(examples)
+    def check_admission(self, deadline: float | None, *, examples: int = 1) -> None:
+        """Raise as `submit` does for overload, the deadline, the size or shutdown, before the request exists."""
+        refusal = self._predict_refusal(examples, deadline)
+        if refusal is not None and not self._may_clear(refusal):
+            self._check(refusal)
 
     def dispatch(self) -> None:
         """Run the submitted requests if the device is idle: on this thread if they are brief."""
@@ -209,7 +208,7 @@ class Engine:
             self._enqueue(request)
         else:
             with self._changed:
-                self._admission.check_open()
+                self._check(self._admission.evaluate(examples, None, waiting=0))
                 self._preparer.submit(self._prepare_and_enqueue, prepare, request)
         return request.future
 
@@ -244,43 +243,32 @@ class Engine:
         self._thread.join(timeout_seconds)
 
     def _enqueue(self, request: EvaluateRequest) -> None:
-        self._admission.check_deadline(request.deadline)
         with self._changed:
-            self._admission.check_open()
-            waiting = self._examples_in_the_way(request)
-            if not waiting:
-                self._append_evaluate(request)
-        if waiting:
-            self._admission.refuse(waiting)
-
-    def _examples_in_the_way(self, request: EvaluateRequest) -> int:
-        """Return the number of queued examples of evaluations if the request does not fit, else 0."""
-        waiting = sum(other.examples for other in self._scheduler.evaluates)
-        return waiting if waiting + request.examples > self._settings.max_queue_examples else 0
+            self._check(self._evaluate_refusal(request))
+            self._append_evaluate(request)
 
     def _append_evaluate(self, request: EvaluateRequest) -> None:
         self._scheduler.evaluates.append(request)
         self._changed.notify()
 
-    def _enqueue_predict(self, request: PredictRequest, *, dispatch: bool) -> None:
-        self._check_admission(request.examples, request.deadline)
-        self._scheduler.predicts.append(request)
-        if dispatch:
-            self._changed.notify()
-        self._observer.queue_changed(self._scheduler.predicts.examples)
+    def _predict_refusal(self, examples: int, deadline: float | None) -> Refusal | None:
+        return self._admission.predict(examples, deadline, waiting=self._scheduler.predicts.examples)
 
-    def _check_admission(self, examples: int, deadline: float | None) -> None:
-        waiting = self._scheduler.predicts.examples
-        self._admission.check_deadline(deadline, examples_ahead=waiting)
-        if waiting + examples > self._settings.max_queue_examples:
-            self._admission.refuse(waiting)
+    def _evaluate_refusal(self, request: EvaluateRequest) -> Refusal | None:
+        waiting = sum(other.examples for other in self._scheduler.evaluates)
+        return self._admission.evaluate(request.examples, request.deadline, waiting=waiting)
 
-    def _drop_dead_requests(self, examples: int, deadline: float | None) -> Sequence[PredictRequest]:
-        """If the queue has no room for a request, remove and return the cancelled and expired requests."""
-        waiting = self._scheduler.predicts.examples
-        fits = waiting + examples <= self._settings.max_queue_examples
-        if (fits and self._admission.is_meetable(deadline, examples_ahead=waiting)) or not self._may_sweep():
-            return ()
+    def _check(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._observer.rejected(refusal.reason)
+            raise refusal.error
+
+    def _may_clear(self, refusal: Refusal) -> bool:
+        """Whether there may be room without the cancelled and expired requests."""
+        return isinstance(refusal.error, OverloadedError) and self._may_sweep()
+
+    def _sweep(self) -> Sequence[PredictRequest]:
+        """Remove and return the cancelled and expired requests."""
         self._swept_at = time.monotonic()
         return self._scheduler.predicts.remove(is_dead)
 
@@ -301,11 +289,12 @@ class Engine:
         """Wait until a request fits into the queue, and queue it unless it is cancelled meanwhile."""
         with self._changed:
             while not request.is_cancelled():
-                self._admission.check_open()
-                self._admission.check_deadline(request.deadline)
-                if not self._examples_in_the_way(request):
+                refusal = self._evaluate_refusal(request)
+                if refusal is None:
                     self._append_evaluate(request)
                     return
+                if not isinstance(refusal.error, OverloadedError):
+                    self._check(refusal)
                 self._room.wait(None if request.deadline is None else request.deadline - time.monotonic())
 
     def _notify_room(self, _: object = None) -> None:

@@ -1,4 +1,4 @@
-"""The queue of requests for the device."""
+"""The queued requests: their admission, their order, and the choice of the next batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from understudy.evaluator.batching.result_sink import ResultSink
-from understudy.evaluator.evaluator_errors import DeadlineExceededError
-from understudy.evaluator.types import Array, Arrays
+from understudy.evaluator.evaluator_errors import (
+    DeadlineExceededError,
+    DrainingError,
+    EvaluatorError,
+    InvalidInputError,
+    OverloadedError,
+)
+from understudy.evaluator.types import Array, Arrays, ResultSink
+
+MAX_PREDICTS_BEFORE_EVALUATE = 8
+"""After this many Predict batches in a row, a waiting Evaluate batch runs."""
+
+_REMEMBERED_BATCHES = 16
 
 
 class RunnableSlot(Protocol):
@@ -186,3 +196,169 @@ class PredictQueue:
             else:
                 self.append(request)
         return removed
+
+
+class BatchScheduler:
+    """Predict takes precedence over Evaluate, but not too often in a row. Not thread-safe.
+
+    Args:
+        max_batch_size: The maximum number of examples of one Predict batch.
+
+    Attributes:
+        predicts: The queued Predict requests.
+        evaluates: The queued batches of evaluations, in the order of arrival.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._max_batch_size = max_batch_size
+        self.predicts = PredictQueue()
+        self.evaluates: deque[EvaluateRequest] = deque()
+        self._predicts_in_a_row = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything is queued."""
+        return bool(self.predicts or self.evaluates)
+
+    def is_evaluate_next(self) -> bool:
+        """Whether an evaluation is next."""
+        starved = self._predicts_in_a_row >= MAX_PREDICTS_BEFORE_EVALUATE
+        return bool(self.evaluates) and (starved or not self.predicts)
+
+    def next_predict_batch(self) -> list[PredictRequest]:
+        """Dequeue the next Predict batch in its turn."""
+        self._predicts_in_a_row += 1
+        return self.extra_predict_batch()
+
+    def extra_predict_batch(self) -> list[PredictRequest]:
+        """Dequeue a Predict batch out of turn, or nothing if none is queued."""
+        return self.predicts.take_batch(self._max_batch_size)
+
+    def next_predicts(self) -> list[PredictRequest]:
+        """Return the batch that `extra_predict_batch` would dequeue."""
+        return self.predicts.next_batch(self._max_batch_size)
+
+    def next_evaluate(self) -> EvaluateRequest:
+        """Dequeue the next batch of an evaluation."""
+        self._predicts_in_a_row = 0
+        return self.evaluates.popleft()
+
+    def drain(self) -> list[Request]:
+        """Dequeue everything."""
+        everything: list[Request] = [*self.predicts.remove(lambda _: True), *self.evaluates]
+        self.evaluates.clear()
+        return everything
+
+
+class LatencyEstimator:
+    """Estimates how long queued examples take. Written by one thread at a time, read by any.
+
+    Args:
+        max_batch_size: The maximum number of examples of one batch.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._max_batch_size = max_batch_size
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_BATCHES)
+        self._recent_large: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
+        self._batch_seconds = 0.0
+        self._full_batch_seconds = 0.0
+
+    def observe(self, examples: int, seconds: float) -> None:
+        """Add the duration of a batch, including all work of its thread."""
+        if examples > self._max_batch_size:
+            return
+        self._recent.append((examples, seconds))
+        self._batch_seconds = sum(seconds for _, seconds in self._recent) / len(self._recent)
+        if 2 * examples >= self._max_batch_size:
+            self._recent_large.append(seconds)
+            self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
+
+    def estimate(self, examples: int) -> float:
+        """Return how long this many examples are likely to take; 0 without measurements.
+
+        Full batches count as long as recent large batches took, and the rest as long as an average batch.
+        """
+        full, rest = divmod(examples, self._max_batch_size)
+        return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
+
+
+class Refusal(NamedTuple):
+    """Why a request is refused: the reason for `Observer.rejected`, and the error for the caller."""
+
+    reason: str
+    error: EvaluatorError
+
+
+class Admission:
+    """Decides whether a request may be queued. Thread-safe.
+
+    Args:
+        max_queue_examples: The maximum number of queued examples, of each operation.
+        latency: Estimates the latency of batches.
+    """
+
+    def __init__(self, max_queue_examples: int, latency: LatencyEstimator) -> None:
+        self._max_queue_examples = max_queue_examples
+        self._latency = latency
+        self._closing = False
+
+    def close(self) -> None:
+        """Refuse all requests from now on."""
+        self._closing = True
+
+    def predict(self, examples: int, deadline: float | None, *, waiting: int) -> Refusal | None:
+        """Return why a Predict request is refused, or None.
+
+        Args:
+            examples: Its number of examples.
+            deadline: On the `time.monotonic` clock, in seconds; None if there is none.
+            waiting: The number of examples that are queued and will be computed before it.
+
+        Returns:
+            InvalidInputError for more examples than the queue can ever hold, DrainingError after `close`,
+            DeadlineExceededError if the deadline has passed, and OverloadedError if the queue is full or the deadline
+            is likely to pass first.
+        """
+        if examples > self._max_queue_examples:
+            accepted = f"at most {self._max_queue_examples} are accepted: split it"
+            return Refusal("invalid", InvalidInputError(f"got {examples} examples in one request; {accepted}"))
+        return self._check(examples, deadline, waiting=waiting, examples_ahead=waiting)
+
+    def evaluate(self, examples: int, deadline: float | None, *, waiting: int) -> Refusal | None:
+        """Return why a batch of an evaluation is refused, or None; as `predict`, but of any size and without estimate.
+
+        Args:
+            examples: Its number of examples.
+            deadline: On the `time.monotonic` clock, in seconds; None if there is none.
+            waiting: The number of queued examples of evaluations.
+        """
+        return self._check(examples, deadline, waiting=waiting, examples_ahead=0)
+
+    def _check(self, examples: int, deadline: float | None, *, waiting: int, examples_ahead: int) -> Refusal | None:
+        if self._closing:
+            error = DrainingError("the evaluator is shutting down and takes no new work; ask another one")
+            return Refusal("draining", error)
+        if deadline is not None and (refusal := self._unmeetable(deadline, examples_ahead)) is not None:
+            return refusal
+        if waiting and waiting + examples > self._max_queue_examples:
+            return Refusal("queue_full", self._full(waiting))
+        return None
+
+    def _unmeetable(self, deadline: float, examples_ahead: int) -> Refusal | None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return Refusal("deadline", DeadlineExceededError("the deadline has passed before the work could be queued"))
+        needed = self._latency.estimate(examples_ahead) if examples_ahead else 0.0
+        if needed <= left:
+            return None
+        error = OverloadedError(
+            f"{examples_ahead} examples are waiting: the estimated wait {needed:.3f} s exceeds the remaining "
+            f"deadline of {left:.3f} s; try again shortly, or with a longer deadline",
+            retry_after_seconds=needed,
+        )
+        return Refusal("unmeetable", error)
+
+    def _full(self, waiting: int) -> OverloadedError:
+        retry_after = self._latency.estimate(waiting)
+        message = f"{waiting} examples are waiting and at most {self._max_queue_examples} may; try again shortly"
+        return OverloadedError(message, retry_after_seconds=retry_after) if retry_after else OverloadedError(message)
