@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.speed import machine, report, results
+from benchmarks.speed import machine, report
 from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.servers import peer_versions
@@ -53,7 +53,7 @@ def main() -> int:
     defaults = QUICK if arguments.quick else full
     chosen = arguments.topics or (PEER_TOPICS if arguments.peers else TOPICS)
     trial = arguments.quick or arguments.only
-    folder = arguments.results or (results.TRIALS if trial else results.FOLDER)
+    folder = arguments.results or (report.TRIALS if trial else report.FOLDER)
     failed = False
     for topic in [] if arguments.render else chosen:
         began = time.monotonic()
@@ -66,7 +66,7 @@ def main() -> int:
             continue
         failed = failed or bool(result.get("failures"))
         result["took_seconds"] = round(time.monotonic() - began)
-        results.save(folder, results.name_of(topic, with_peers=arguments.peers), result)
+        report.save(folder, report.name_of(topic, with_peers=arguments.peers), result)
         print(f"== {topic} took {result['took_seconds']} s", flush=True)
     report.write(folder)
     print(f"see {folder}/README.md and goals.md", flush=True)

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.speed.benchmark_errors import BenchmarkError
-from benchmarks.speed.entrants import Cell, Participant
+from benchmarks.speed.entrants import Cell, Participant, participants
 from benchmarks.speed.figures import Figures
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import BATCHES, MODELS
-from benchmarks.speed.participants import participants
 from benchmarks.speed.processes import ProcessTree, at_rest_cpu
 from benchmarks.speed.running import prepare
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from benchmarks.speed import h2load, streams
 from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.figures import Figures
+from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.processes import ProcessTree
-from benchmarks.speed.running import Bodies, RunningServer
+from benchmarks.speed.running import Bodies, RunningServer, running
+from benchmarks.speed.servers import LONG_QUEUE_ROWS
 from benchmarks.speed.workers import Worker
 
 STREAMS = 8
 STREAM_SUFFIX = ", 8 streams"
 """The suffix of a server's name when it is measured over PredictStream."""
+
+STREAMED = "understudy grpcio"
+"""The server that is also measured over PredictStream."""
 
 FUNCTION = "in process: function"
 EVALUATOR = "in process: evaluator"
@@ -211,3 +217,28 @@ def evaluator(worker: Worker) -> Asked:
         fits=lambda cell: cell.connections == 64,
         question=lambda cell: {"callers": cell.connections},
     )
+
+
+@contextmanager
+def participants(measuring: Measuring, bodies: Bodies) -> Iterator[list[Participant]]:
+    """Yield all entrants, ready to be measured; they end with the context.
+
+    Beside other servers the in-process evaluator is left out: it shows where this project's own time goes.
+    """
+    with ExitStack() as stack:
+        started = stack.enter_context(running(measuring.servers(), bodies, measuring.work / "closed_loop"))
+        served = [Served(running=one, bodies=bodies) for one in started]
+        taking_part: list[Participant] = [*served]
+        taking_part += [Streamed.checked(one) for one in served if one.name == STREAMED]
+        if measuring.wants(FUNCTION):
+            taking_part.append(function(_in_process("function", bodies, measuring, stack)))
+        if measuring.wants(EVALUATOR) and not measuring.with_peers:
+            taking_part.append(evaluator(_in_process("evaluator", bodies, measuring, stack)))
+        yield taking_part
+
+
+def _in_process(kind: str, bodies: Bodies, measuring: Measuring, stack: ExitStack) -> Worker:
+    place = measuring.work / f"{kind}_{bodies.model.name}"
+    arguments = (kind, bodies.model.name, str(bodies.file), str(place), f"max_queue_examples={LONG_QUEUE_ROWS}")
+    log = place.with_suffix(".log")
+    return stack.enter_context(Worker("in_process", *arguments, log=log, name=f"in process: {kind}"))

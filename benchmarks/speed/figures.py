@@ -1,4 +1,4 @@
-"""The figures of one measurement, and the summary of several."""
+"""The figures of one measurement, the summary of several, and how they are written."""
 
 from __future__ import annotations
 
@@ -75,3 +75,25 @@ def spread_of_ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
     """Return the ratio of two medians, with the minimum and maximum of the ratios within one round."""
     ratios = [one / other for one, other in zip(above, below, strict=False)]
     return Spread(median=statistics.median(above) / statistics.median(below), low=min(ratios), high=max(ratios))
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; the first column is text, the others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def number(value: float | None) -> str:
+    """Return a number with three significant digits; a dash for None."""
+    if value is None:
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def spread(value: Spread) -> str:
+    """Return a median with the range over the rounds."""
+    if value.low == value.high:
+        return number(value.median)
+    return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"

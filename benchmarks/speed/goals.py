@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.speed import ratios, table
-from benchmarks.speed.figures import Spread
+from benchmarks.speed import ratios
+from benchmarks.speed.figures import Spread, markdown, spread
 from benchmarks.speed.ratios import DEFAULT, FAST, PYTHON_SERVERS, TRITON, Ratio
 
 Results = Mapping[str, dict[str, Any]]
-"""By name, as `benchmarks.speed.results.load` gives them."""
+"""By name, as `benchmarks.speed.report.load` gives them."""
 
 CLOSED, BESIDE_PEERS = "closed_loop", "peers_closed_loop"
 
@@ -45,14 +45,14 @@ def render(results: Results) -> str:
         lines.append([goal.text, f"{sign} {goal.wanted}", *_outcome(goal, reached), f"`{_command(goal.result)}`"])
     head = "# Goals\n\nEach is a ratio within one run: of the medians, and in brackets the least and the most of one "
     note = "round.\nWritten by `python -m benchmarks.speed --render` from the results beside it.\n\n"
-    return head + note + table.markdown(("what", "goal", "reached", "", "repeated by"), lines)
+    return head + note + markdown(("what", "goal", "reached", "", "repeated by"), lines)
 
 
 def _outcome(goal: Goal, reached: Spread | None) -> tuple[str, str]:
     if reached is None:
         return "not measured", ""
     met = reached.median <= goal.wanted if goal.at_most else reached.median >= goal.wanted
-    return table.spread(reached), "yes" if met else "no"
+    return spread(reached), "yes" if met else "no"
 
 
 def _command(result: str) -> str:
