@@ -1,11 +1,10 @@
-"""Profiles a prediction: the CPU time of each part, and of the whole path behind the transport.
+"""Measures the CPU time of a prediction behind the transport. Run it under a profiler to see the parts.
 
     python -m benchmarks.profile_request_path [--rows 1 32] [--seconds 1] [--output FILE.json]
 
 Everything runs in this process, on the MLP of the server comparison, without a wire. The cost of a front end is the
-difference to the CPU seconds per request of ``python -m benchmarks.speed closed_loop``. Each part is called repeatedly,
-and the fastest of several rounds counts, so parts run with warm caches. The whole path is a closed loop of coroutines
-and includes the contention between threads.
+difference to the CPU seconds per request of ``python -m benchmarks.speed closed_loop``. The load is a closed loop of
+coroutines and includes the contention between threads.
 """
 
 from __future__ import annotations
@@ -22,22 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.speed import wire
 from benchmarks.speed.models import INPUT, MODELS
 from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.evaluator import Evaluator, EvaluatorSettings
-from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.call import CallContext
 from understudy.service.calls.methods import Method
-from understudy.service.handlers import messages, predict_requests
+from understudy.service.handlers import predict_requests
 from understudy.service.handlers.oip import infer_messages
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
+from understudy.service.handlers.response_templates import Serializable
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.metrics.evaluator_metrics import ServiceObserver
 from understudy.service.metrics.registry import new_registry
@@ -46,7 +42,7 @@ from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.v1 import prediction_pb2
-from understudy.wire import decode_all, encode
+from understudy.wire import encode
 
 MODEL = MODELS["mlp"]
 READY_SECONDS = 60.0
@@ -125,56 +121,10 @@ def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
         yield lambda: Stand(evaluator, settings, statistics)
 
 
-def parts(on: Stand, rows: int) -> dict[str, float]:
-    """Return the microseconds of CPU time of each part of a request, by name."""
-    values = MODEL.rows(rows)
-    infer_bytes, predict_bytes = requests(rows)
-    infer = inference_pb2.ModelInferRequest.FromString(infer_bytes)
-    predict = prediction_pb2.PredictRequest.FromString(predict_bytes)
-    taken_apart = infer_messages.inference_of(infer)
-    form = infer_messages.response_spec(infer)
-    prediction = on.evaluator.predict({INPUT: values}).result(READY_SECONDS)
-    template_cache = infer_messages.template_cache()
-    for _ in range(2):
-        template_cache.learn(infer_bytes, infer)
-    replies = ResponseTemplateCache(lambda prediction: infer_messages.response_of(form, prediction))
-    slot: Any = on.evaluator._components.manager.servable().slot  # noqa: SLF001 - what is profiled is inside
-    forward = slot._pass._function  # noqa: SLF001
-    return {
-        "ModelInfer: match, instead of the next two": cost(lambda: template_cache.match(infer_bytes, 0)),
-        "ModelInfer: parse": cost(lambda: inference_pb2.ModelInferRequest.FromString(infer_bytes)),
-        "ModelInfer: take apart": cost(
-            lambda: (infer_messages.response_spec(infer), infer_messages.inference_of(infer))
-        ),
-        "ModelInfer: reply": cost(lambda: infer_messages.response_of(form, prediction).SerializeToString()),
-        "ModelInfer: reply from an earlier one's bytes": cost(lambda: replies.of(prediction).SerializeToString()),
-        "Predict: parse": cost(lambda: prediction_pb2.PredictRequest.FromString(predict_bytes)),
-        "Predict: take apart": cost(lambda: (decode_all(predict.inputs), messages.version(predict.version))),
-        "Predict: reply": cost(lambda: messages.predict_response(prediction).SerializeToString()),
-        "check against the signature": cost(lambda: slot.check_inputs(taken_apart.inputs)),
-        "merge 16 requests": cost(lambda: np.concatenate([values] * 16)),
-        "forward: one operation": cost(lambda: forward(values)),
-        "forward: ConcreteFunction.__call__": cost(lambda: forward.function(values)),
-        "forward: outputs to NumPy, as well": cost(lambda: slot.forward({INPUT: values})),
-        "split the outputs": cost(lambda: Prediction(outputs={"y": prediction.outputs["y"][0:1]}, step=1)),
-    }
-
-
 def requests(rows: int) -> tuple[bytes, bytes]:
     """Return the same examples as a request of either protocol."""
     predict = prediction_pb2.PredictRequest(inputs={INPUT: encode(MODEL.rows(rows))})
     return wire.request(MODEL, rows), predict.SerializeToString()
-
-
-def cost(work: Callable[[], object]) -> float:
-    """Return the microseconds of CPU time of a function, in all threads."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        for _ in range(CALLS):
-            work()
-        best = min(best, (time.process_time() - began) / CALLS)
-    return best * MICROSECONDS
 
 
 async def whole(answer: Answer, data: bytes, *, callers: int, seconds: float) -> dict[str, float]:
@@ -201,7 +151,7 @@ async def profile(make: Callable[[], Stand], rows: int, seconds: float) -> dict[
     """Return the parts and the whole for one batch size."""
     on = make()
     infer_bytes, predict_bytes = requests(rows)
-    found: dict[str, Any] = {"parts": await asyncio.to_thread(parts, on, rows)}
+    found: dict[str, Any] = {}
     for name, answer, data in (("ModelInfer", on.model_infer, infer_bytes), ("Predict", on.predict, predict_bytes)):
         found[name] = {callers: await whole(answer, data, callers=callers, seconds=seconds) for callers in CALLERS}
     return found
@@ -209,9 +159,6 @@ async def profile(make: Callable[[], Stand], rows: int, seconds: float) -> dict[
 
 def show(rows: int, found: dict[str, Any]) -> None:
     """Print the results, as Markdown."""
-    print(f"\n| batch of {rows} | CPU, µs |\n|---|---|")
-    for name, microseconds in found["parts"].items():
-        print(f"| {name} | {microseconds:.1f} |")
     print(f"\n| batch of {rows}, the handlers | requests/s | CPU, µs | of which event loop |\n|---|---|---|---|")
     for name in ("ModelInfer", "Predict"):
         for callers, one in found[name].items():
