@@ -27,7 +27,7 @@ help: ## List the targets
 .PHONY: setup
 setup: $(VENV)/.installed ## Install everything into .venv (other targets do this on demand)
 
-$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/*/*.proto)
+$(VENV)/.installed: pyproject.toml clients/pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/*/*.proto)
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python 3.11, 3.12 or 3.13 was found on PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version); this takes a minute or two the first time."
@@ -109,6 +109,10 @@ check: $(VENV)/.installed ## Check format, lint, types, the protocol and the Doc
 .PHONY: protocol-baseline
 protocol-baseline: $(VENV)/.installed ## Make today's protocol the one that `make check` compares with (CONTRIBUTING.md)
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
+
+.PHONY: dist
+dist: $(VENV)/.installed ## Build the sdists and wheels of a release into dist/
+	tools/build_dist.sh
 
 .PHONY: format
 format: $(VENV)/.installed ## Format the code and apply automatic fixes

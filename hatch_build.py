@@ -1,42 +1,42 @@
-"""Generates the gRPC stubs when a wheel or an editable install is built."""
+"""Builds `understudy`. In a clone it contains the packages of `understudy-client`; an sdist requires that instead.
+
+See docs/decisions/distributions.md.
+"""
 
 from __future__ import annotations
 
-import os
-import sysconfig
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
-class ProtocHook(BuildHookInterface[Any]):
-    """Runs protoc over ``proto/understudy/`` and writes modules and type stubs beside the ``.proto`` files.
+class DependenciesHook(MetadataHookInterface):
+    """Sets the dependencies of a build from a clone: the command's, and the client's own.
 
-    The modules of the files in ``proto/third_party/`` come with googleapis-common-protos.
+    Hatchling does not call it in an unpacked sdist, whose PKG-INFO holds the dependencies.
     """
 
     PLUGIN_NAME = "custom"
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Generate every stub; raise if protoc refuses a file."""
-        from grpc_tools import protoc
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the dependencies to the metadata."""
+        client = tomllib.loads((Path(self.root) / "clients" / "pyproject.toml").read_text(encoding="utf-8"))
+        metadata["dependencies"] = [*client["project"]["dependencies"], *self.config["dependencies"]]
 
-        scripts = sysconfig.get_path("scripts")
-        os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
-        root = Path(self.root).resolve() / "proto"
-        sources = sorted(str(path) for path in (root / "understudy").rglob("*.proto"))
-        well_known = Path(protoc.__file__).parent / "_proto"
-        arguments = [
-            "protoc",
-            f"--proto_path={root}",
-            f"--proto_path={root / 'third_party'}",
-            f"--proto_path={well_known}",
-            f"--python_out={root}",
-            f"--grpc_python_out={root}",
-            f"--mypy_out=quiet:{root}",
-            f"--mypy_grpc_out=quiet:{root}",
-            *sources,
-        ]
-        if protoc.main(arguments) != 0:
-            raise RuntimeError(f"protoc could not compile {', '.join(sources)}; its messages are above")
+
+class BuildHook(BuildHookInterface[Any]):
+    """Generates the gRPC stubs for a wheel or an editable install; has an sdist require the client."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Prepare one build; raise CalledProcessError if protoc refuses a file."""
+        if self.target_name == "sdist":
+            build_data["dependencies"].append(f"understudy-client=={self.metadata.version}")
+            return
+        subprocess.run([sys.executable, Path(self.root) / "proto" / "generate_stubs.py"], check=True)

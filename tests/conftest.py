@@ -49,7 +49,7 @@ TAKE_LONGEST = (
     "trainer/test_early_stop.py",
     "evaluator/test_stock_writers.py",
     "protocols/test_tf_serving.py",
-    "test_client_install.py",
+    "test_distributions.py",
     "integration/test_cluster_roles.py",
     "integration/test_hosts.py",
     "trainer/test_command.py",

@@ -41,11 +41,7 @@ tests=("$@")
 )
 
 python=$PWD/.venv/bin/python
-uv=$PWD/.venv/bin/uv
-# uv uses the index that pip is configured with.
-index=$("$python" -m pip config get global.index-url 2>/dev/null || true)
-[ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
-export UV_PYTHON_DOWNLOADS=never
+source tools/uv_index.sh
 
 folder=.tools/dependencies/$which
 mkdir -p .tools/dependencies

@@ -1,6 +1,6 @@
 """Prints the model that a server serves, and its prediction for two examples of zeros.
 
-pip install understudy
+pip install understudy-client
 python predict.py 127.0.0.1:8500
 """
 
