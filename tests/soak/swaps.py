@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soak.trial import Trial
+from testkit.living import living
 
 if TYPE_CHECKING:
     from understudy.evaluator.evaluator import Evaluator
@@ -73,11 +74,14 @@ def _held(figures: dict[str, Any]) -> bool:
 
 def swap(form: str, count: int, folder: Path) -> dict[str, Any]:
     """Swap this often in this process; return the memory samples."""
+    import keras
+
     made = _make(form, count, folder / "made")
     alive, resident = [], []
-    for _ in _swaps(made, folder):
-        alive.append(_models_alive())
-        resident.append(_resident_megabytes())
+    with living(keras.Model) as models:
+        for _ in _swaps(made, folder):
+            alive.append(len(models))
+            resident.append(_resident_megabytes())
     samples = min(SAMPLES, count // 4)
     settled = statistics.median(resident[min(SETTLED, count // 4) :][:samples])
     final = statistics.median(resident[-samples:])
@@ -160,13 +164,6 @@ def _wait_until_serving(evaluator: Evaluator, step: int) -> None:
             states = [f"{status.step} {status.state.name} {status.error}".strip() for status in evaluator.status()]
             raise TimeoutError(f"step {step} was not served within {WAIT_SECONDS:g} s; the versions are {states}")
         time.sleep(0.01)
-
-
-def _models_alive() -> int:
-    """Count the loaded models, including unreachable ones."""
-    import keras
-
-    return sum(isinstance(thing, keras.Model) for thing in gc.get_objects())
 
 
 def _resident_megabytes() -> float:

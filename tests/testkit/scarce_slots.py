@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakSet
 
 from testkit.checkpoints import Chief, write_dataset
 from testkit.in_process import RunningService, running_service, until
+from testkit.living import living
 from understudy.clients import Client
 from understudy.evaluator.serving.servable import Servable
 
@@ -16,6 +17,16 @@ STEPS = (10, 20, 30, 40, 50)
 SERVING = 50
 BEST = 40
 DATASET_FILE = "test.npz"
+
+
+class _State:
+    """The servables of the service that runs now."""
+
+    def __init__(self) -> None:
+        self.servables: WeakSet[Servable] = WeakSet()
+
+
+_state = _State()
 
 
 @contextmanager
@@ -26,7 +37,10 @@ def service_short_of_slots(run: Path, replicas: tuple[str, ...], front_end: str)
         chief.publish(step)
     write_dataset(run / DATASET_FILE, best_step=BEST)
     settings = {"run_dir": run, "eval_data": {"test": run / DATASET_FILE}}
-    with running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator", front_end=front_end) as service:
+    with (
+        living(Servable) as _state.servables,
+        running_service(settings, {}, replicas=replicas, state_dir=run / "evaluator", front_end=front_end) as service,
+    ):
         service.wait_ready()
         for evaluation in service.client().watch_evaluations():
             if evaluation.sequence == len(STEPS):
@@ -58,5 +72,4 @@ def until_given_back(service: RunningService) -> None:
 
 def handles_out() -> int:
     """Return the unreleased handles of all servables in this process."""
-    servables = [thing for thing in gc.get_objects() if type(thing) is Servable]
-    return sum(servable.handles for servable in servables)
+    return sum(servable.handles for servable in _state.servables)
