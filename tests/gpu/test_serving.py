@@ -105,7 +105,10 @@ def test_other_weights_answer_after_a_swap_and_nothing_is_traced_anew(load: Load
 
 
 def test_the_devices_can_be_tried_out(load: Load) -> None:
-    load(masked(keras.layers.LSTM)).try_out()
+    slot = load(masked(keras.layers.LSTM))
+    traces = slot.traces
+    slot.try_out()
+    assert slot.traces == traces
 
 
 @pytest.mark.gpu

@@ -102,4 +102,5 @@ def test_a_task_dies_with_its_supervisor(tmp_path: Path) -> None:
         await_listener(ports[0])
         (child,) = psutil.Process(supervisor.process.pid).children()
         supervisor.kill()
-        child.wait(10.0)
+        gone, _ = psutil.wait_procs([child], timeout=10.0)
+        assert gone == [child]

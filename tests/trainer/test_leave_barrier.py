@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ def test_a_worker_that_heard_nothing_ends_well_once_the_chief_has_finished(run_d
     journal = TrainingJournal(run_dir)
     journal.__enter__()
     finish = threading.Timer(0.2, journal.__exit__, (None, None, None))
+    began = time.monotonic()
     finish.start()
     wait_to_leave(torn, run_dir, is_chief=False, timeout_seconds=LONG)
+    assert 0.2 <= time.monotonic() - began < LONG
     finish.join()
 
 
@@ -61,4 +64,6 @@ def test_a_worker_does_not_wait_for_a_chief_that_has_failed(run_dir: RunDir) -> 
 
 
 def test_a_worker_does_not_wait_for_ever_for_a_chief_that_writes_nothing(run_dir: RunDir) -> None:
+    began = time.monotonic()
     wait_to_leave(lambda: None, run_dir, is_chief=False, timeout_seconds=0.2)
+    assert 0.2 <= time.monotonic() - began < LONG

@@ -115,6 +115,7 @@ def test_an_error_names_the_field_at_fault(environ: dict[str, str], message: str
 )
 def test_any_json_is_either_understood_or_refused(value: Any) -> None:
     try:
-        parse({"TF_CONFIG": json.dumps(value)})
+        found = parse({"TF_CONFIG": json.dumps(value)})
     except TFConfigError:
         return
+    assert (found is not None) == bool(value.get("cluster"))

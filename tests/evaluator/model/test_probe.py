@@ -98,9 +98,11 @@ def test_a_kind_that_fails_is_logged_and_the_others_do(make_slot: MakeSlot, capl
 
 
 def test_a_model_that_runs_on_zeros_alone_is_loaded(make_slot: MakeSlot) -> None:
-    tokens = keras.Input((3,), dtype="int32")
+    tokens = keras.Input((3,), dtype="int32", name="tokens")
     slot = make_slot(keras.Model(tokens, layers.Embedding(1, 4)(keras.ops.abs(tokens))))
     slot.warm_up()
+    (output,) = slot.forward({"tokens": np.zeros((2, 3), np.int32)}).values()
+    assert output.shape == (2, 3, 4)
 
 
 def test_a_model_that_runs_on_no_kind_is_refused(make_slot: MakeSlot) -> None:
