@@ -14,9 +14,9 @@ from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluation.comparer import Comparer
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
+from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
+from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
 from understudy.evaluator.model.loaders import BuildModel
@@ -36,20 +36,16 @@ from understudy.evaluator.serving.promotion import (
     build_gate,
     parse_monitor,
 )
-from understudy.evaluator.serving.servable_executor import ServableExecutor
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import EvaluationRecord
 
 LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"
 
 _OWN_STATE_FOLDER = "give this one a state folder of its own with --state-dir (or UNDERSTUDY_STATE_DIR)"
 _MILLISECONDS = 1000.0
-_STREAM_THREADS = 2
-_SCORING_THREADS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +61,7 @@ class Components:
     manager: ServableManager
     controller: ServingController
     watcher: CheckpointWatcher
-    scorer: DatasetScorer
-    stream_executor: ServableExecutor[EvaluationStream]
-    scoring_executor: ServableExecutor[EvaluationRecord]
-    comparer: Comparer
-    streams: OpenStreams
+    on_demand: OnDemandEvaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,46 +113,27 @@ def start_components(
     store = CheckpointStore(source, settings.state_dir / LEASES_DIR)
     version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer)
     streams = OpenStreams()
-
-    def recall(step: int, waiting_seconds: float, to_serve: bool) -> None:  # noqa: FBT001 - the manager's callback
-        serving = manager.serving
-        serving_step = None if serving is None else serving.step
-        streams.recall(step, waiting_seconds=waiting_seconds, to_serve=to_serve, serving_step=serving_step)
-
-    manager = ServableManager(
-        store=store,
+    manager = _build_manager(
+        settings,
         slots=ReplicaSlotFactory(
             strategy, max_batch_size=settings.max_batch_size, on_trace=observer.function_traced, build_model=build_model
         ),
-        limit=settings.slots,
+        store=store,
         version_monitor=version_monitor,
+        streams=streams,
         on_promoted=on_promoted,
-        on_starved=recall,
-    )
-    stream_executor: ServableExecutor[EvaluationStream] = ServableExecutor(
-        manager, threads=_STREAM_THREADS, name="understudy-open", discard=EvaluationStream.close
-    )
-    scoring_executor: ServableExecutor[EvaluationRecord] = ServableExecutor(
-        manager, threads=_SCORING_THREADS, name="understudy-score"
     )
     engine = Engine(
         engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
     )
-    comparer = Comparer(store=store, manager=manager, engine=engine, on_open=streams.add)
-    for close in (
-        comparer.close,
-        stream_executor.close,
-        scoring_executor.close,
-        lambda: manager.close(remaining_seconds()),
-        streams.close,
-        lambda: engine.close(remaining_seconds()),
-        stream_executor.stop,
-        scoring_executor.stop,
-        comparer.stop,
-    ):
-        stack.callback(close)
-
     scorer = DatasetScorer(engine=engine, recorder=records.recorder, batch_size=settings.evaluation_batch_size)
+    on_demand = OnDemandEvaluations(
+        store=store, manager=manager, engine=engine, scorer=scorer, recorder=records.recorder, streams=streams
+    )
+    _close_in_order(
+        stack, on_demand=on_demand, engine=engine, streams=streams, manager=manager, remaining_seconds=remaining_seconds
+    )
+
     wake = _WatcherWaker()
     gate = build_gate(monitor, min_value=settings.min_value, min_improvement=settings.min_improvement)
     controller = ServingController(
@@ -171,6 +144,7 @@ def start_components(
         gatekeeper=None if gate is None else _gatekeeper(gate, records, datasets),
         manager=manager,
         pin_file=PinFile(settings.state_dir),
+        latest_step=lambda: version_monitor.latest_step,
         on_settled=wake,
     )
     backlog = Backlog(settings.evaluation_policy)
@@ -210,12 +184,58 @@ def start_components(
         manager=manager,
         controller=controller,
         watcher=watcher,
-        scorer=scorer,
-        stream_executor=stream_executor,
-        scoring_executor=scoring_executor,
-        comparer=comparer,
-        streams=streams,
+        on_demand=on_demand,
     )
+
+
+def _build_manager(
+    settings: EvaluatorSettings,
+    *,
+    slots: ReplicaSlotFactory,
+    store: CheckpointStore,
+    version_monitor: VersionStateMonitor,
+    streams: OpenStreams,
+    on_promoted: Callable[[int], None],
+) -> ServableManager:
+    def recall(step: int, waiting_seconds: float, to_serve: bool) -> None:  # noqa: FBT001 - the manager's callback
+        serving = manager.serving
+        serving_step = None if serving is None else serving.step
+        streams.recall(step, waiting_seconds=waiting_seconds, to_serve=to_serve, serving_step=serving_step)
+
+    manager = ServableManager(
+        store=store,
+        slots=slots,
+        limit=settings.slots,
+        version_monitor=version_monitor,
+        on_promoted=on_promoted,
+        on_starved=recall,
+    )
+    return manager
+
+
+def _close_in_order(
+    stack: ExitStack,
+    *,
+    on_demand: OnDemandEvaluations,
+    engine: Engine,
+    streams: OpenStreams,
+    manager: ServableManager,
+    remaining_seconds: Callable[[], float],
+) -> None:
+    """Have the stack end all work, each part before the parts that it waits for.
+
+    The watcher and the worker are closed before, so that nothing new is loaded or scored. The records are closed after,
+    because the last evaluations are recorded meanwhile.
+    """
+    steps: Sequence[Callable[[], None]] = (
+        on_demand.stop,  # evaluations end at their next batch
+        lambda: engine.close(remaining_seconds()),  # the queued batches run, and their handles are released
+        streams.close,  # the streams release their handles
+        lambda: manager.close(remaining_seconds()),  # refuses waiting evaluations, and waits for all handles
+        on_demand.close,  # its threads wait for nothing any more
+    )
+    for step in reversed(steps):  # the stack calls the last one first
+        stack.callback(step)
 
 
 def _gatekeeper(gate: Gate, records: Records, datasets: Sequence[EvaluationDataset]) -> Gatekeeper:

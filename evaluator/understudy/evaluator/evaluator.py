@@ -18,11 +18,10 @@ from understudy.evaluator.evaluator_errors import (
     DrainingError,
     InvalidInputError,
     NotReadyError,
-    VersionNotFoundError,
 )
 from understudy.evaluator.observer import DeviceListener, DeviceState, Observer
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable, borrow_checked
+from understudy.evaluator.serving.servable import ModelSlot, Servable, borrow_checked
 from understudy.evaluator.serving.serving_controller import ReadySignal
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
@@ -35,6 +34,7 @@ from understudy.evaluator.types import (
     MetricSpec,
     ModelDescription,
     Prediction,
+    Progress,
     ResultSink,
     ServingChange,
     Version,
@@ -54,12 +54,6 @@ CLOSE_SECONDS = 30.0
 _FUTURES = FutureSink()
 
 _Token = TypeVar("_Token")
-
-Progress = Callable[[int, int | None], None]
-"""Called with the examples scored so far and those of the dataset (None if unknown).
-
-Must be quick and must not raise.
-"""
 
 
 class Evaluator:
@@ -229,16 +223,8 @@ class Evaluator:
             VersionNotFoundError: There is no such checkpoint.
             DrainingError: The evaluator is being closed.
         """
-        components = self._started_components()
-
-        def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
-            from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
-
-            stream = EvaluationStream(handle, handle.slot.scorer(metrics), components.engine)
-            components.streams.add(stream)
-            return stream
-
-        return components.stream_executor.submit(self._resolve(version), work, deadline=deadline)
+        on_demand = self._started_components().on_demand
+        return on_demand.open_stream(self._resolve(version), metrics, deadline=deadline)
 
     def score_dataset(
         self,
@@ -257,23 +243,8 @@ class Evaluator:
             VersionNotFoundError: There is no such checkpoint.
             DatasetNotFoundError: There is no such dataset.
         """
-        components = self._started_components()
-        data = self._dataset(dataset)
-        step = self._resolve(version)
-        known = components.store.find(step)
-        score = components.records.recorder.score(step, known.digest, data) if known else None
-        if score is not None:
-            done: Future[EvaluationRecord] = Future()
-            done.set_result(score)
-            return done
-
-        def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
-            with handle:
-                return components.scorer.score(
-                    handle.servable, data, is_wanted=is_wanted, deadline=deadline, progress=progress
-                )
-
-        return components.scoring_executor.submit(step, work, deadline=deadline)
+        on_demand, data = self._started_components().on_demand, self._dataset(dataset)
+        return on_demand.score(self._resolve(version), data, deadline=deadline, progress=progress)
 
     def compare(
         self,
@@ -304,14 +275,11 @@ class Evaluator:
             DatasetNotFoundError: There is no such dataset.
             DrainingError: The evaluator is being closed.
         """
-        from understudy.evaluator.evaluation.comparison import BootstrapOptions
-
-        components = self._started_components()
-        return components.comparer.submit(
+        return self._started_components().on_demand.compare(
             [self._resolve(version) for version in versions],
             self._batches_of(batches) if isinstance(batches, str) else batches,
             metrics=metrics,
-            bootstrap=bootstrap or BootstrapOptions(),
+            bootstrap=bootstrap,
             deadline=deadline,
         )
 
@@ -487,14 +455,7 @@ class Evaluator:
 
     def _resolve(self, version: Version) -> int:
         """Return the step that a version currently stands for."""
-        if isinstance(version, int):
-            return version
-        step = {"serving": self.serving_step, "latest": self.latest_step, "best": self.best_step}[version]
-        if step is None and version == "best":
-            raise VersionNotFoundError("no version is best yet; wait for the first result of the monitored metric")
-        if step is None:
-            raise NotReadyError("no checkpoint is serving yet; wait for the first to be published and loaded")
-        return step
+        return version if isinstance(version, int) else self._components.controller.resolve(version)
 
     def _check_inputs(self, slot: ModelSlot, inputs: Arrays) -> None:
         """Check the inputs against the signature, which later checkpoints in the slot share."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,6 +58,13 @@ class Prediction(NamedTuple):
 
     outputs: Arrays
     step: int
+
+
+Progress = Callable[[int, int | None], None]
+"""Called with the examples scored so far and those of the dataset (None if unknown).
+
+Must be quick and must not raise.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

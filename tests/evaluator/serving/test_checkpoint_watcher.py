@@ -67,6 +67,7 @@ class WatcherHarness:
             gatekeeper=self.gatekeeper(gate, datasets),
             manager=lifecycle.manager,
             pin_file=PinFile(state),
+            latest_step=lambda: lifecycle.version_monitor.latest_step,
             on_settled=lambda: None,
         )
         self.watcher = CheckpointWatcher(

@@ -40,6 +40,7 @@ def direct(lifecycle: TextLifecycle, folder: Path) -> ServingController:
         gatekeeper=None,
         manager=lifecycle.manager,
         pin_file=PinFile(folder),
+        latest_step=lambda: lifecycle.version_monitor.latest_step,
         on_settled=lambda: None,
     )
 

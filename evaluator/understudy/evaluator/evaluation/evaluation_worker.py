@@ -27,15 +27,9 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, EvaluationResult
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[int, int | None], None]
-"""Called with the examples scored so far and those of the dataset (None if unknown).
-
-Must be quick and must not raise.
-"""
 
 _BATCH_TIMEOUT_SECONDS = 600.0
 _PERMANENT = (InvalidInputError, NotEvaluableError)

@@ -23,7 +23,7 @@ from understudy.evaluator.serving.promotion import Gatekeeper, Ranking, choose
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.settings import VersionPolicy
-from understudy.evaluator.types import ServingChange
+from understudy.evaluator.types import ServingChange, VersionLabel
 
 PIN_FILE = "pin.json"
 
@@ -39,6 +39,7 @@ class ServingController:
         gatekeeper: Decides which checkpoints may be served; None if there is no gate.
         manager: Promotes checkpoints.
         pin_file: Keeps the pin across restarts.
+        latest_step: Returns the newest step that was ever loaded, or None.
         on_settled: Called after each attempted change; must be quick and must not raise.
 
     Raises:
@@ -55,6 +56,7 @@ class ServingController:
         gatekeeper: Gatekeeper | None,
         manager: ServableManager,
         pin_file: PinFile,
+        latest_step: Callable[[], int | None],
         on_settled: Callable[[], None],
     ) -> None:
         self._policy = policy
@@ -64,6 +66,7 @@ class ServingController:
         self._gatekeeper = gatekeeper
         self._manager = manager
         self._pin_file = pin_file
+        self._latest_step = latest_step
         self._on_settled = on_settled
         self._lock = threading.Lock()
         self._pinned = pin_file.read()
@@ -74,6 +77,21 @@ class ServingController:
         """The step pinned at run time, or None."""
         with self._lock:
             return self._pinned
+
+    def resolve(self, label: VersionLabel) -> int:
+        """Return the step that a label currently stands for.
+
+        Raises:
+            NotReadyError: Nothing is serving yet.
+            VersionNotFoundError: No version is best yet.
+        """
+        steps = {"serving": self._serving_step, "latest": self._latest_step, "best": self._ranking.best}
+        step = steps[label]()
+        if step is None and label == "best":
+            raise VersionNotFoundError("no version is best yet; wait for the first result of the monitored metric")
+        if step is None:
+            raise NotReadyError("no checkpoint is serving yet; wait for the first to be published and loaded")
+        return step
 
     def target(self) -> int | None:
         """Return the step that should be serving, or None to keep the current one."""

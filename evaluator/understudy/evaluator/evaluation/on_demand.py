@@ -1,0 +1,190 @@
+"""Evaluations on request: of streams, of datasets, and of versions compared, loaded on demand if necessary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from understudy.evaluator.batching.engine import Engine
+from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.comparer import Comparer
+from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
+from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer
+from understudy.evaluator.evaluator_errors import DrainingError
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.servable import Handle
+from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.types import EvaluationRecord, MetricSpec, Progress
+
+_T = TypeVar("_T")
+
+_STREAM_THREADS = 2
+_SCORING_THREADS = 2
+
+Work = Callable[[Handle, Callable[[], bool]], _T]
+"""Called with the handle, which it must release or keep, and a function that returns whether the result is wanted."""
+
+
+class ServableExecutor(Generic[_T]):
+    """Waits for checkpoints to be loaded, then runs work on its own threads. Thread-safe.
+
+    Args:
+        manager: Loads checkpoints.
+        threads: The number of threads.
+        name: The name of the threads.
+        discard: Called with a result that is no longer wanted.
+    """
+
+    def __init__(
+        self, manager: ServableManager, *, threads: int, name: str, discard: Callable[[_T], None] | None = None
+    ) -> None:
+        self._manager = manager
+        self._discard = discard
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._closing = False
+
+    def submit(self, step: int, work: Work[_T], *, deadline: float | None) -> Future[_T]:
+        """Run work once a step is loaded. Cancelling the future leaves the queue, or tells the work to stop.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint.
+            DrainingError: The evaluator is being closed.
+        """
+        acquiring = self._manager.acquire(step, deadline=deadline)
+        outcome: Future[_T] = Future()
+        outcome.add_done_callback(lambda done: done.cancelled() and acquiring.cancel())
+        acquiring.add_done_callback(lambda acquired: self._begin(acquired, outcome, work))
+        return outcome
+
+    def stop(self) -> None:
+        """Tell all work that its result is no longer wanted."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Wait for all work to end. Call this after `stop`, when the manager's queue is empty."""
+        self._executor.shutdown(wait=True)
+
+    def _begin(self, acquired: Future[Handle], outcome: Future[_T], work: Work[_T]) -> None:
+        if acquired.cancelled():
+            return
+        error = acquired.exception()
+        if error is not None:
+            _fail(outcome, error)
+            return
+        handle = acquired.result()
+        try:
+            self._executor.submit(self._work, handle, outcome, work)
+        except RuntimeError:
+            handle.release()
+            _fail(outcome, DrainingError("the evaluator is shutting down"))
+
+    def _work(self, handle: Handle, outcome: Future[_T], work: Work[_T]) -> None:
+        try:
+            result = work(handle, lambda: not (self._closing or outcome.cancelled()))
+        except Exception as error:  # noqa: BLE001 - the future carries it
+            handle.release()
+            _fail(outcome, error)
+            return
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_result(result)
+        elif self._discard is not None:
+            self._discard(result)
+
+
+def _fail(outcome: Future[_T], error: BaseException) -> None:
+    if outcome.set_running_or_notify_cancel():
+        outcome.set_exception(error)
+
+
+class OnDemandEvaluations:
+    """The evaluations that callers request. Thread-safe.
+
+    Args:
+        store: The known checkpoints.
+        manager: Loads them and provides handles.
+        engine: Runs the batches.
+        scorer: Scores datasets and records the results.
+        recorder: Provides the recorded results.
+        streams: Receives every open stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: CheckpointStore,
+        manager: ServableManager,
+        engine: Engine,
+        scorer: DatasetScorer,
+        recorder: Recorder,
+        streams: OpenStreams,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._scorer = scorer
+        self._recorder = recorder
+        self._streams = streams
+        self._opening: ServableExecutor[EvaluationStream] = ServableExecutor(
+            manager, threads=_STREAM_THREADS, name="understudy-open", discard=EvaluationStream.close
+        )
+        self._scoring: ServableExecutor[EvaluationRecord] = ServableExecutor(
+            manager, threads=_SCORING_THREADS, name="understudy-score"
+        )
+        self._comparer = Comparer(store=store, manager=manager, engine=engine, on_open=streams.add)
+
+    def open_stream(
+        self, step: int, metrics: Sequence[MetricSpec], *, deadline: float | None
+    ) -> Future[EvaluationStream]:
+        """See `understudy.evaluator.evaluator.Evaluator.open_stream`."""
+
+        def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
+            stream = EvaluationStream(handle, handle.slot.scorer(metrics), self._engine)
+            self._streams.add(stream)
+            return stream
+
+        return self._opening.submit(step, work, deadline=deadline)
+
+    def score(
+        self, step: int, dataset: EvaluationDataset, *, deadline: float | None, progress: Progress | None
+    ) -> Future[EvaluationRecord]:
+        """See `understudy.evaluator.evaluator.Evaluator.score_dataset`."""
+        known = self._store.find(step)
+        record = None if known is None else self._recorder.score(step, known.digest, dataset)
+        if record is not None:
+            done: Future[EvaluationRecord] = Future()
+            done.set_result(record)
+            return done
+
+        def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
+            with handle:
+                return self._scorer.score(
+                    handle.servable, dataset, is_wanted=is_wanted, deadline=deadline, progress=progress
+                )
+
+        return self._scoring.submit(step, work, deadline=deadline)
+
+    def compare(
+        self,
+        steps: Sequence[int],
+        batches: ReplayableBatches,
+        *,
+        metrics: Sequence[MetricSpec],
+        bootstrap: BootstrapOptions | None,
+        deadline: float | None,
+    ) -> Future[Comparison]:
+        """See `understudy.evaluator.evaluator.Evaluator.compare`."""
+        return self._comparer.submit(
+            steps, batches, metrics=metrics, bootstrap=bootstrap or BootstrapOptions(), deadline=deadline
+        )
+
+    def stop(self) -> None:
+        """Tell all evaluations that their results are no longer wanted."""
+        for part in (self._opening, self._scoring, self._comparer):
+            part.stop()
+
+    def close(self) -> None:
+        """End the threads. Call this after `stop`, when the engine and the manager are closed."""
+        for part in (self._opening, self._scoring, self._comparer):
+            part.close()
