@@ -26,21 +26,16 @@ from benchmarks.speed.models import INPUT, MODELS
 from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.evaluator import Evaluator, EvaluatorSettings
-from understudy.oip import inference_pb2
 from understudy.service.calls.call import CallContext
-from understudy.service.calls.methods import Method
-from understudy.service.handlers import predict_requests
-from understudy.service.handlers.oip import infer_messages
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.response_templates import Serializable
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.metrics.evaluator_metrics import ServiceObserver
 from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.rpc_metrics import RpcMethod
 from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
+from understudy.service.templates.codecs import template_codecs
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode
 
@@ -71,32 +66,17 @@ class Stand:
             executor=ThreadPoolExecutor(1),
         )
         self.prediction = PredictionHandler(model, predictor, stream_depth=STREAM_DEPTH)
-        self._model_infer = Method(
-            rpc=RpcMethod(service="inference.GRPCInferenceService", name="ModelInfer", rpc_type="unary"),
-            request_type=inference_pb2.ModelInferRequest,
-            answer=self.inference.model_infer,
-            template_cache=infer_messages.template_cache(),
-        )
-        self._predict = Method(
-            rpc=RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary"),
-            request_type=prediction_pb2.PredictRequest,
-            answer=self.prediction.predict,
-            template_cache=predict_requests.template_cache(),
-        )
+        self._codecs = template_codecs()
 
     async def model_infer(self, data: bytes) -> bytes:
         """Answer one request of the Open Inference Protocol."""
-        return await _answered(self._model_infer, data)
+        codec = self._codecs.infer
+        return codec.encode(await self.inference.model_infer(codec.decode(data), CallContext(deadline=None)))
 
     async def predict(self, data: bytes) -> bytes:
         """Answer one request of understudy.v1."""
-        return await _answered(self._predict, data)
-
-
-async def _answered(method: Method, data: bytes) -> bytes:
-    answer: Any = method.answer
-    response: Serializable = await answer(method.parse(data), CallContext(deadline=None))
-    return response.SerializeToString()
+        codec = self._codecs.predict
+        return codec.encode(await self.prediction.predict(codec.decode(data), CallContext(deadline=None)))
 
 
 @contextmanager

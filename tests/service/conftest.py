@@ -9,12 +9,19 @@ import pytest
 
 from testkit.prometheus_tools import tool
 from testkit.server_harness import FRONT_ENDS, ServerHarness, running_harness
+from testkit.through_codecs import CODECS
+from understudy.service.services import Codecs
 
 
 @pytest.fixture(params=FRONT_ENDS)
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[ServerHarness]:
     async with running_harness(request.param) as harness:
         yield harness
+
+
+@pytest.fixture(params=CODECS)
+def codecs(request: pytest.FixtureRequest) -> Codecs:
+    return CODECS[request.param]()
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def grown_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("grown_everywhere")
 async def test_every_service_is_there_when_the_descriptors_of_others_have_grown() -> None:
-    there = services.all_services(MagicMock(), Readiness())
+    there = services.all_services(MagicMock(), Readiness(), services.plain_codecs())
     assert {each.name for each in there} >= {
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",

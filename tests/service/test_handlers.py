@@ -11,6 +11,7 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 
 from testkit.scripted_evaluator import ScriptedEvaluator, ScriptedStream, prediction
+from testkit.through_codecs import MessagesToPredict
 from understudy.evaluator.evaluator_errors import (
     DrainingError,
     InvalidInputError,
@@ -24,11 +25,11 @@ from understudy.service.calls.status import Code
 from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.response_templates import Serializable
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.spool import Spools
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Notifier, Readiness
+from understudy.service.services import Codecs
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import encode
 
@@ -50,8 +51,9 @@ def model(evaluator: ScriptedEvaluator) -> ServedModel:
 
 
 @pytest.fixture
-async def handlers(evaluator: ScriptedEvaluator) -> PredictionHandler:
-    return PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
+async def handlers(evaluator: ScriptedEvaluator, codecs: Codecs) -> MessagesToPredict:
+    handler = PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
+    return MessagesToPredict(handler, codecs)
 
 
 @pytest.fixture
@@ -115,10 +117,6 @@ def item() -> prediction_pb2.PredictStreamRequest:
     return prediction_pb2.PredictStreamRequest(request=prediction_pb2.PredictRequest(inputs={"x": encode([[1.0]])}))
 
 
-def streamed(reply: Serializable) -> prediction_pb2.PredictStreamResponse:
-    return prediction_pb2.PredictStreamResponse.FromString(reply.SerializeToString())
-
-
 def batch(rows: int = 1) -> evaluation_pb2.EvaluateRequest:
     ones = encode(np.ones((rows, 1), np.float32))
     return evaluation_pb2.EvaluateRequest(
@@ -134,7 +132,7 @@ def options() -> evaluation_pb2.EvaluateRequest:
 
 
 async def test_a_prediction_whose_caller_goes_away_is_taken_back(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     call = asyncio.create_task(handlers.predict(item().request, CALL))
     future = await evaluator.predictions.get()
@@ -145,29 +143,29 @@ async def test_a_prediction_whose_caller_goes_away_is_taken_back(
 
 
 async def test_the_callers_deadline_reaches_the_evaluator(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     call = asyncio.create_task(handlers.predict(item().request, CallContext(deadline=123.0)))
     (await evaluator.predictions.get()).set_result(prediction(1))
-    assert prediction_pb2.PredictResponse.FromString((await call).SerializeToString()).step == 1
+    assert (await call).step == 1
     assert evaluator.asked["deadline"] == 123.0
     assert evaluator.asked["version"] == "serving"
 
 
 async def test_answers_of_a_stream_come_in_the_order_of_its_requests(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     answers = handlers.predict_stream(Told(item(), item(), item(), end=True), CALL)
     first = asyncio.create_task(anext(answers))
     futures = [await evaluator.predictions.get() for _ in range(3)]
     for step in (2, 1, 0):
         futures[step].set_result(prediction(step))
-    steps = [streamed(await first).response.step, *[streamed(answer).response.step async for answer in answers]]
+    steps = [(await first).response.step, *[answer.response.step async for answer in answers]]
     assert steps == [0, 1, 2]
 
 
 async def test_a_stream_has_no_more_requests_under_way_than_it_may(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     requests = Told(*[item()] * 10, end=True)
     answers = handlers.predict_stream(requests, CALL)
@@ -185,21 +183,21 @@ async def test_a_stream_has_no_more_requests_under_way_than_it_may(
 
 
 async def test_one_bad_request_does_not_end_its_stream(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     evaluator.refusals = [InvalidInputError("x: wrong")]
     answers = handlers.predict_stream(Told(item(), item(), item(), end=True), CALL)
-    refused = streamed(await anext(answers))
+    refused = await anext(answers)
     (await evaluator.predictions.get()).set_exception(VersionNotFoundError("no version 3"))
     (await evaluator.predictions.get()).set_result(prediction(5))
-    failed, answered = [streamed(answer) async for answer in answers]
+    failed, answered = [answer async for answer in answers]
     assert (refused.error.code, refused.error.message) == (Code.INVALID_ARGUMENT, "x: wrong")
     assert (failed.error.code, failed.error.message) == (Code.NOT_FOUND, "no version 3")
     assert answered.response.step == 5
 
 
 async def test_what_a_broken_stream_has_under_way_is_taken_back(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     answers = handlers.predict_stream(Told(item(), item()), CALL)
     first = asyncio.create_task(anext(answers))
@@ -210,28 +208,28 @@ async def test_what_a_broken_stream_has_under_way_is_taken_back(
 
 
 async def test_a_stream_tells_of_one_request_what_a_unary_call_would_have_told(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     evaluator.refusals = [OverloadedError("the queue is full", retry_after_seconds=0.25)]
     answers = handlers.predict_stream(Told(item(), end=True), CALL)
-    (error,) = [streamed(answer).error async for answer in answers]
+    (error,) = [answer.error async for answer in answers]
     assert (error.code, error.message) == (Code.RESOURCE_EXHAUSTED, "the queue is full")
     retry_info = RetryInfo()
     assert error.details[0].Unpack(retry_info)
     assert retry_info.retry_delay.ToTimedelta().total_seconds() == 0.25
 
 
-async def test_step_0_is_a_step(evaluator: ScriptedEvaluator, handlers: PredictionHandler) -> None:
+async def test_step_0_is_a_step(evaluator: ScriptedEvaluator, handlers: MessagesToPredict) -> None:
     request = item().request
     request.version.step = 0
     call = asyncio.create_task(handlers.predict(request, CALL))
     (await evaluator.predictions.get()).set_result(prediction(0))
-    assert prediction_pb2.PredictResponse.FromString((await call).SerializeToString()).step == 0
+    assert (await call).step == 0
     assert evaluator.asked["version"] == 0
 
 
 async def test_a_stream_that_breaks_while_it_is_read_ends_with_the_reason(
-    evaluator: ScriptedEvaluator, handlers: PredictionHandler
+    evaluator: ScriptedEvaluator, handlers: MessagesToPredict
 ) -> None:
     async def broken() -> AsyncIterator[prediction_pb2.PredictStreamRequest]:
         yield item()
@@ -240,7 +238,7 @@ async def test_a_stream_that_breaks_while_it_is_read_ends_with_the_reason(
     answers = handlers.predict_stream(broken(), CALL)
     first = asyncio.create_task(anext(answers))
     (await evaluator.predictions.get()).set_result(prediction(1))
-    assert streamed(await first).response.step == 1
+    assert (await first).response.step == 1
     with pytest.raises(InvalidInputError, match="no message"):
         await anext(answers)
 

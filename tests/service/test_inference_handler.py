@@ -14,18 +14,21 @@ import numpy as np
 import pytest
 
 from testkit.scripted_evaluator import ScriptedEvaluator, prediction
+from testkit.through_codecs import MessagesToInfer
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.call import CallContext
 from understudy.service.calls.status import UnknownModelError, UnsupportedError
-from understudy.service.handlers.oip import infer_messages
+from understudy.service.handlers.oip.infer_codec import InferMessage
+from understudy.service.handlers.oip.inference import Inference
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
+from understudy.service.services import Codecs
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)
@@ -45,8 +48,8 @@ async def evaluator() -> ScriptedEvaluator:
 
 
 @pytest.fixture
-async def handler(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor) -> InferenceHandler:
-    return InferenceHandler(
+async def handler(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor, codecs: Codecs) -> MessagesToInfer:
+    handler = InferenceHandler(
         ServedModel(name="model", evaluator=evaluator.as_evaluator),
         Predictor(evaluator.as_evaluator),
         settings=EvaluatorSettings(state_dir=Path()),
@@ -55,6 +58,7 @@ async def handler(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor) ->
         stream_depth=2,
         executor=executor,
     )
+    return MessagesToInfer(handler, codecs)
 
 
 def raw_request(*contents: bytes, **more: Any) -> inference_pb2.ModelInferRequest:
@@ -76,16 +80,16 @@ def with_parameter(request: Any, owner: Any, name: str, **value: Any) -> Any:
 
 
 async def answered(
-    handler: InferenceHandler, evaluator: ScriptedEvaluator, request: Any, outputs: dict[str, Any]
+    handler: MessagesToInfer, evaluator: ScriptedEvaluator, request: Any, outputs: dict[str, Any]
 ) -> inference_pb2.ModelInferResponse:
     asking = asyncio.create_task(handler.model_infer(request, FOREVER))
     future = await evaluator.predictions.get()
     future.set_result(Prediction(outputs=outputs, step=5))
-    return inference_pb2.ModelInferResponse.FromString((await asking).SerializeToString())
+    return await asking
 
 
 async def test_raw_contents_are_answered_with_raw_contents(
-    handler: InferenceHandler, evaluator: ScriptedEvaluator
+    handler: MessagesToInfer, evaluator: ScriptedEvaluator
 ) -> None:
     response = await answered(handler, evaluator, raw_request(), {"y": np.ones((1, 2), np.float32)})
     np.testing.assert_array_equal(evaluator.asked["inputs"]["x"], [[1.0, 2.0]])
@@ -94,7 +98,7 @@ async def test_raw_contents_are_answered_with_raw_contents(
 
 
 async def test_typed_contents_are_answered_with_typed_contents(
-    handler: InferenceHandler, evaluator: ScriptedEvaluator
+    handler: MessagesToInfer, evaluator: ScriptedEvaluator
 ) -> None:
     response = await answered(handler, evaluator, typed_request(), {"y": np.ones((1, 2), np.int8)})
     assert not response.raw_output_contents
@@ -102,7 +106,7 @@ async def test_typed_contents_are_answered_with_typed_contents(
 
 
 async def test_typed_contents_are_answered_raw_where_an_output_has_no_typed_ones(
-    handler: InferenceHandler, evaluator: ScriptedEvaluator
+    handler: MessagesToInfer, evaluator: ScriptedEvaluator
 ) -> None:
     outputs = {"half": np.ones((1, 1), np.float16), "y": np.ones((1, 1), np.int8)}
     response = await answered(handler, evaluator, typed_request(), outputs)
@@ -110,7 +114,7 @@ async def test_typed_contents_are_answered_raw_where_an_output_has_no_typed_ones
 
 
 async def test_a_timeout_in_microseconds_is_a_deadline_and_the_earlier_one_counts(
-    handler: InferenceHandler, evaluator: ScriptedEvaluator
+    handler: MessagesToInfer, evaluator: ScriptedEvaluator
 ) -> None:
     request = raw_request()
     with_parameter(request, request, "timeout", int64_param=5 * MICROSECONDS)
@@ -160,20 +164,20 @@ async def test_a_timeout_in_microseconds_is_a_deadline_and_the_earlier_one_count
     ],
 )
 async def test_what_is_wrong_is_said_before_anything_is_computed(
-    handler: InferenceHandler, request_: Any, error: type[Exception], sentence: str
+    handler: MessagesToInfer, request_: Any, error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
         await handler.model_infer(request_, FOREVER)
 
 
-async def test_both_kinds_of_contents_are_refused(handler: InferenceHandler) -> None:
+async def test_both_kinds_of_contents_are_refused(handler: MessagesToInfer) -> None:
     request = typed_request()
     request.raw_input_contents.append(FULL)
     with pytest.raises(WireError, match="input 'x': got both raw and typed contents"):
         await handler.model_infer(request, FOREVER)
 
 
-async def test_an_input_that_comes_twice_is_refused(handler: InferenceHandler) -> None:
+async def test_an_input_that_comes_twice_is_refused(handler: MessagesToInfer) -> None:
     request = raw_request(FULL, FULL)
     request.inputs.add().CopyFrom(request.inputs[0])
     with pytest.raises(InvalidInputError, match="input 'x' is present twice"):
@@ -181,7 +185,7 @@ async def test_an_input_that_comes_twice_is_refused(handler: InferenceHandler) -
 
 
 async def test_a_stream_stops_reading_while_too_many_requests_are_unanswered(
-    handler: InferenceHandler, evaluator: ScriptedEvaluator
+    handler: MessagesToInfer, evaluator: ScriptedEvaluator
 ) -> None:
     read = []
 
@@ -214,7 +218,7 @@ def words_request(count: int, *, raw: bool) -> inference_pb2.ModelInferRequest:
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("count", [2, 50_000])
 async def test_what_does_not_fit_is_refused_before_a_single_element_is_built(
-    evaluator: ScriptedEvaluator, handler: InferenceHandler, monkeypatch: pytest.MonkeyPatch, count: int, *, raw: bool
+    evaluator: ScriptedEvaluator, handler: MessagesToInfer, monkeypatch: pytest.MonkeyPatch, count: int, *, raw: bool
 ) -> None:
     monkeypatch.setattr("understudy.service.handlers.oip.tensors.strings", lambda _: pytest.fail("it was built"))
     evaluator.form_refusals.append(InvalidInputError("got the inputs 'x'; expected 'y'"))
@@ -225,16 +229,16 @@ async def test_what_does_not_fit_is_refused_before_a_single_element_is_built(
 
 @pytest.mark.parametrize("raw", [False, True])
 async def test_large_requests_are_built_on_another_thread(
-    evaluator: ScriptedEvaluator, handler: InferenceHandler, monkeypatch: pytest.MonkeyPatch, *, raw: bool
+    evaluator: ScriptedEvaluator, handler: MessagesToInfer, monkeypatch: pytest.MonkeyPatch, *, raw: bool
 ) -> None:
     threads: list[str] = []
-    original = infer_messages.inference_of
+    original = InferMessage.inference
 
-    def inference_of(request: Any) -> Any:
+    def inference(request: InferMessage) -> Inference:
         threads.append(threading.current_thread().name)
         return original(request)
 
-    monkeypatch.setattr(infer_messages, "inference_of", inference_of)
+    monkeypatch.setattr(InferMessage, "inference", inference)
     for count in (2, 50_000):
         answering = asyncio.create_task(handler.model_infer(words_request(count, raw=raw), FOREVER))
         (await evaluator.predictions.get()).set_result(prediction(1))

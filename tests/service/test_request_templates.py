@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.oip import inference_pb2
-from understudy.service.handlers import predict_requests
-from understudy.service.handlers.oip import infer_messages
-from understudy.service.handlers.request_templates import RequestTemplateCache
-from understudy.service.handlers.wire_span import span_of
+from understudy.service.calls.methods import Codec
+from understudy.service.handlers.oip.infer_codec import InferCodec, InferMessage, InferRequest
+from understudy.service.handlers.predict_codec import PredictCodec, PredictMessage
+from understudy.service.templates.codecs import TemplatedInfer, TemplatedPredict, template_codecs
+from understudy.service.templates.request_templates import RequestTemplateCache, span_of
 from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode
 
@@ -46,29 +47,22 @@ def families(draw: st.DrawFn) -> list[bytes]:
     return family
 
 
-def taken_apart(request: infer_messages.InferRequest) -> Any:
+def taken_apart(request: InferRequest) -> Any:
     try:
-        *others, inputs = (
-            infer_messages.response_spec(request),
-            request.model_name,
-            infer_messages.inference_of(request),
-        )
+        spec, inference = tuple(request.spec), request.inference()
     except (WireError, InvalidInputError) as error:
         return str(error)
-    arrays = {name: (array.dtype, array.shape, array.tobytes()) for name, array in inputs.inputs.items()}
-    return others, inputs._replace(inputs=arrays)  # type: ignore[arg-type]  # to be compared
+    arrays = {name: (array.dtype, array.shape, array.tobytes()) for name, array in inference.inputs.items()}
+    return spec, request.model_name, request.model_version, {**inference._asdict(), "inputs": arrays}
 
 
-@given(st.lists(families(), min_size=1, max_size=3))
-def test_what_is_matched_is_what_parsing_gives(several: list[list[bytes]]) -> None:
-    template_cache = infer_messages.template_cache()
+@pytest.mark.parametrize("method", ["infer", "infer_stream"])
+@given(several=st.lists(families(), min_size=1, max_size=3))
+def test_what_is_matched_is_what_parsing_gives(method: str, several: list[list[bytes]]) -> None:
+    codec = getattr(template_codecs(), method)
     for family in several:
         for data in family:
-            message = ModelInferRequest.FromString(data)
-            matched = template_cache.match(b"....." + data, 5)
-            if matched is not None:
-                assert taken_apart(matched) == taken_apart(message)
-            template_cache.learn(data, message)
+            assert taken_apart(codec.decode(b"....." + data, 5)) == taken_apart(InferCodec().decode(data))
 
 
 def predict_request(value: float, *, model_name: str = "", **version: Any) -> bytes:
@@ -79,52 +73,52 @@ def predict_request(value: float, *, model_name: str = "", **version: Any) -> by
     return request.SerializeToString()
 
 
+def after(codec: Codec[Any, Any], *several: bytes) -> Any:
+    """Return the last of several requests."""
+    return [codec.decode(data) for data in several][-1]
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_stream"])
 @pytest.mark.parametrize("version", [{}, {"step": 7}, {"label": tensor_pb2.VERSION_LABEL_BEST}])
-def test_the_third_of_a_kind_is_matched_and_not_copied(version: dict[str, Any]) -> None:
-    template_cache = predict_requests.template_cache()
-    for value in (1.0, 2.0):
-        data = predict_request(value, **version)
-        assert template_cache.match(data, 0) is None
-        template_cache.learn(data, prediction_pb2.PredictRequest.FromString(data))
-    data = predict_request(3.0, **version)
-    matched = template_cache.match(data, 0)
-    assert matched is not None
-    inputs, asked = predict_requests.arguments(prediction_pb2.PredictRequest.FromString(data))
-    assert matched.version == asked
-    assert np.array_equal(matched.inputs["x"], inputs["x"])
-    assert np.shares_memory(matched.inputs["x"], np.frombuffer(data, np.uint8))
-    assert not matched.inputs["x"].flags.writeable
+def test_the_third_of_a_kind_is_matched_and_not_copied(version: dict[str, Any], method: str) -> None:
+    codec = getattr(template_codecs(), method)
+    requests = [predict_request(value, **version) for value in (1.0, 2.0, 3.0)]
+    parsed = PredictCodec().decode(requests[2])
+    if method == "predict_stream":
+        requests = [field(prediction_pb2.PredictStreamRequest.REQUEST_FIELD_NUMBER, data) for data in requests]
+    assert [type(codec.decode(data)) for data in requests[:2]] == [PredictMessage, PredictMessage]
+    matched = codec.decode(requests[2])
+    assert isinstance(matched, TemplatedPredict)
+    inputs, asked = matched.arguments()
+    assert asked == parsed.arguments()[1]
+    assert np.array_equal(inputs["x"], parsed.arguments()[0]["x"])
+    assert np.shares_memory(inputs["x"], np.frombuffer(requests[2], np.uint8))
+    assert not inputs["x"].flags.writeable
 
 
 def test_another_version_in_as_many_bytes_is_not_taken_for_the_same() -> None:
-    template_cache = predict_requests.template_cache()
-    for _ in range(4):
-        data = predict_request(1.0, step=7)
-        template_cache.learn(data, prediction_pb2.PredictRequest.FromString(data))
-    assert template_cache.match(predict_request(1.0, step=7), 0) is not None
-    assert template_cache.match(predict_request(1.0, step=8), 0) is None
-    assert template_cache.match(predict_request(1.0, step=7)[:-1], 0) is None
+    codec = template_codecs().predict
+    after(codec, *[predict_request(1.0, step=7)] * 4)
+    assert isinstance(codec.decode(predict_request(1.0, step=7)), TemplatedPredict)
+    assert isinstance(codec.decode(predict_request(1.0, step=8)), PredictMessage)
+    with pytest.raises(DecodeError):
+        codec.decode(predict_request(1.0, step=7)[:-1])
 
 
 def test_a_matched_request_names_the_model_that_its_bytes_name() -> None:
-    template_cache = predict_requests.template_cache()
+    codec = template_codecs().predict
     for name in ("this", "that"):
-        for _ in range(4):
-            data = predict_request(1.0, model_name=name)
-            template_cache.learn(data, prediction_pb2.PredictRequest.FromString(data))
-        matched = template_cache.match(predict_request(2.0, model_name=name), 0)
-        assert matched is not None
+        matched = after(codec, *[predict_request(1.0, model_name=name)] * 5)
+        assert isinstance(matched, TemplatedPredict)
         assert matched.model_name == name
-    assert template_cache.match(predict_request(2.0, model_name="this"), 0) is None
+    assert isinstance(codec.decode(predict_request(2.0, model_name="this")), PredictMessage)
 
 
 def test_what_is_around_the_examples_is_not_kept_if_it_is_large() -> None:
-    template_cache = infer_messages.template_cache()
-    frame = ModelInferRequest(model_name="m" * 5000, raw_input_contents=[b"\0\0\x80?"])
-    frame.inputs.add(name="x", datatype="FP32", shape=[1, 1])
-    for _ in range(4):
-        template_cache.learn(frame.SerializeToString(), frame)
-    assert template_cache.match(frame.SerializeToString(), 0) is None
+    for name, kind in (("m", TemplatedInfer), ("m" * 5000, InferMessage)):
+        frame = ModelInferRequest(model_name=name, raw_input_contents=[b"\0\0\x80?"])
+        frame.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+        assert type(after(template_codecs().infer, *[frame.SerializeToString()] * 5)) is kind
 
 
 def test_messages_that_are_never_matched_are_seldom_parsed_for_it() -> None:
@@ -163,18 +157,14 @@ def shifting(content: bytes) -> bytes:
 CONTENT = b"\x7a\x10\x7e\xfe\0\0\0\0"
 
 
-def test_a_message_whose_content_is_structure_elsewhere_is_not_learned() -> None:
-    template_cache = predict_requests.template_cache()
+def test_content_is_not_looked_for_where_it_is_structure() -> None:
+    codec = template_codecs().predict
     data = shifting(CONTENT)
-    message = prediction_pb2.PredictRequest.FromString(data)
-    assert message.inputs["x"].content == CONTENT
-    for _ in range(8):
-        template_cache.learn(data, message)
-    before, _, after = data.rpartition(CONTENT)
-    broken = before + b"\xff" * 8 + after
+    assert prediction_pb2.PredictRequest.FromString(data).inputs["x"].content == CONTENT
+    after(codec, *[data] * 9)
+    before, _, rest = data.rpartition(CONTENT)
     with pytest.raises(DecodeError):
-        prediction_pb2.PredictRequest.FromString(broken)
-    assert template_cache.match(broken, 0) is None
+        codec.decode(before + b"\xff" * 8 + rest)
 
 
 def test_a_field_is_found_where_it_is_the_only_one_of_its_number() -> None:

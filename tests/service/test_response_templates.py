@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,17 @@ from hypothesis.extra import numpy as nps
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.handlers import messages
-from understudy.service.handlers.oip import infer_messages
-from understudy.service.handlers.response_templates import ResponseTemplateCache, Serialized
+from understudy.service.handlers.oip.infer_codec import InferCodec, InferResponse, ResponseSpec
+from understudy.service.handlers.predict_codec import PredictCodec
+from understudy.service.services import plain_codecs
+from understudy.service.templates.codecs import template_codecs
+from understudy.service.templates.response_templates import ResponseTemplateCache
+from understudy.v1 import prediction_pb2
 
-FORMS = {
-    "OIP": lambda prediction: infer_messages.response_of(
-        infer_messages.ResponseSpec("m", "7", (), typed=False, says_final=True), prediction
-    ),
-    "native": messages.predict_response,
+SPEC = ResponseSpec("m", "7", (), typed=False, says_final=True)
+ENCODERS: dict[str, tuple[Callable[[Prediction], bytes], Any]] = {
+    "OIP": (lambda prediction: InferCodec().encode(InferResponse(SPEC, prediction)), inference_pb2.ModelInferResponse),
+    "native": (PredictCodec().encode, prediction_pb2.PredictResponse),
 }
 SHAPES = st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple)
 ELEMENTS = st.sampled_from([0, 1, 5, 7])
@@ -33,30 +36,47 @@ def arrays(draw: st.DrawFn) -> Any:
 
 
 @given(
-    name=st.sampled_from(sorted(FORMS)),
+    name=st.sampled_from(sorted(ENCODERS)),
     outputs=st.lists(st.dictionaries(st.sampled_from("ab"), arrays(), min_size=1, max_size=2), min_size=1),
     steps=st.lists(st.sampled_from([0, 1, 7, 300]), min_size=1),
 )
 def test_a_reply_is_what_its_message_is(name: str, outputs: list[dict[str, Any]], steps: list[int]) -> None:
-    message_of = FORMS[name]
-    responses = ResponseTemplateCache(message_of)
+    encode, message_type = ENCODERS[name]
+    responses = ResponseTemplateCache(encode)
     for step in steps:
         for arrays_ in outputs:
             prediction = Prediction(outputs=arrays_, step=step)
-            message = message_of(prediction)
-            told = type(message).FromString(responses.of(prediction).SerializeToString())
-            assert told == message
+            told = message_type.FromString(responses.bytes_of(prediction))
+            assert told == message_type.FromString(encode(prediction))
 
 
 def test_replies_that_differ_in_their_examples_only_are_put_together() -> None:
-    responses = ResponseTemplateCache(messages.predict_response)
-    for value in (1.0, 2.0):
-        reply = responses.of(Prediction(outputs={"y": np.full((2, 3), value, np.float32)}, step=9))
-        assert isinstance(reply, Serialized)
+    encoded: list[Prediction] = []
+
+    def encode(prediction: Prediction) -> bytes:
+        encoded.append(prediction)
+        return PredictCodec().encode(prediction)
+
+    responses = ResponseTemplateCache(encode)
+    for value in (1.0, 2.0, 3.0):
+        responses.bytes_of(Prediction(outputs={"y": np.full((2, 3), value, np.float32)}, step=9))
+    assert len(encoded) == 2  # the first, and its complement
 
 
 def test_text_is_told_by_messages() -> None:
-    form = infer_messages.ResponseSpec("m", "", (), typed=False, says_final=False)
-    responses = ResponseTemplateCache(lambda prediction: infer_messages.response_of(form, prediction))
-    reply = responses.of(Prediction(outputs={"y": np.array([b"a"], dtype=object)}, step=9))
-    assert isinstance(reply, inference_pb2.ModelInferResponse)
+    text = Prediction(outputs={"y": np.array([b"a"], dtype=object)}, step=9)
+    encode, message_type = ENCODERS["OIP"]
+    assert message_type.FromString(ResponseTemplateCache(encode).bytes_of(text)).raw_output_contents == [b"\1\0\0\0a"]
+
+
+def test_a_matched_request_is_answered_as_a_parsed_one() -> None:
+    request = inference_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"\0\0\x80?"])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    plain, fast = plain_codecs().infer, template_codecs().infer
+    prediction = Prediction(outputs={"y": np.ones((1, 2), np.float32)}, step=3)
+    for _ in range(5):
+        answers = [
+            codec.encode(InferResponse(codec.decode(request.SerializeToString()).spec, prediction))
+            for codec in (plain, fast)
+        ]
+        assert answers[0] == answers[1]

@@ -33,7 +33,7 @@ from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.services import inference_service
+from understudy.service.services import inference_service, plain_codecs
 from understudy.wire import WireError
 
 MAX_BYTES = 1000
@@ -71,7 +71,7 @@ async def serving(
         stream_depth=2,
         executor=executor,
     )
-    methods = served_methods([inference_service(handler)], new_registry())
+    methods = served_methods([inference_service(handler, plain_codecs())], new_registry())
     rest_app = RestApp(handler, methods, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
     app = Starlette(routes=rest_app.routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

@@ -31,7 +31,7 @@ from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS
-from understudy.service.services import inference_service
+from understudy.service.services import inference_service, plain_codecs
 
 SECONDS = 10
 INFER = "/v2/models/model/infer"
@@ -82,7 +82,7 @@ async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
         stream_depth=2,
         executor=executor,
     )
-    methods = served_methods([inference_service(handler)], registry)
+    methods = served_methods([inference_service(handler, plain_codecs())], registry)
     rest_app = RestApp(handler, methods, readiness=readiness, max_body_bytes=1000, executor=executor)
     app = http.build_app(registry=registry, readiness=readiness, executor=executor, routes=rest_app.routes())
     listener = http.bind("127.0.0.1", 0)

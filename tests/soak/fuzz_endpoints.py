@@ -20,7 +20,7 @@ from soak.fuzz_messages import WORDS, fuzzed
 from soak.hostile import hostile_body, hostile_requests
 from understudy.oip import inference_pb2
 from understudy.service.handlers.oip import inference_handler as oip
-from understudy.service.handlers.oip.infer_messages import datatype_of
+from understudy.service.handlers.oip.infer_codec import datatype_of
 from understudy.service.handlers.oip.tensors import encode_raw
 from understudy.service.handlers.tfserving import tensors
 from understudy.service.handlers.tfserving import tfserving_handler as tf_plane

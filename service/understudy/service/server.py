@@ -41,6 +41,7 @@ from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.services import all_services
 from understudy.service.settings import ServeSettings
+from understudy.service.templates.codecs import template_codecs
 
 if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
@@ -140,7 +141,7 @@ class Service:
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
             handlers = self._handlers(opened, rpc.coalescing)
-            methods = served_methods(all_services(handlers, self._readiness), self._registry)
+            methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry)
             await self._start_http(stack, listener, handlers, methods)
             await rpc.start(methods)
             stack.push_async_callback(self._drain, rpc)

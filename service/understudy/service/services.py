@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
+from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.calls.methods import Service, foreign_service, refusals, service
-from understudy.service.handlers import predict_requests
+from understudy.service.calls.methods import Codec, Service, foreign_service, refusals, service
+from understudy.service.calls.status import Failure
 from understudy.service.handlers.health_handler import HealthHandler
-from understudy.service.handlers.oip import infer_messages
+from understudy.service.handlers.oip.infer_codec import (
+    InferCodec,
+    InferFailure,
+    InferRequest,
+    InferResponse,
+    InferStreamCodec,
+)
 from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
+from understudy.service.handlers.predict_codec import PredictCodec, PredictRequest, PredictStreamCodec
 from understudy.service.handlers.request_handlers import RequestHandlers
 from understudy.service.readiness import Readiness
 from understudy.service.reflection import ALPHA, reflection_services
@@ -27,14 +37,35 @@ LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALP
 """Every service but TensorFlow Serving's, whose messages import TensorFlow."""
 
 
-def all_services(handlers: RequestHandlers, readiness: Readiness) -> tuple[Service, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Codecs:
+    """The codecs of the methods that predict."""
+
+    predict: Codec[PredictRequest, Prediction]
+    predict_stream: Codec[PredictRequest, Prediction | Failure]
+    infer: Codec[InferRequest, InferResponse]
+    infer_stream: Codec[InferRequest, InferResponse | InferFailure]
+
+
+def plain_codecs() -> Codecs:
+    """Return codecs that parse and build every message."""
+    return Codecs(
+        predict=PredictCodec(),
+        predict_stream=PredictStreamCodec(),
+        infer=InferCodec(),
+        infer_stream=InferStreamCodec(),
+    )
+
+
+def all_services(handlers: RequestHandlers, readiness: Readiness, codecs: Codecs) -> tuple[Service, ...]:
     """Return every service.
 
     Args:
         handlers: The handlers of the methods.
+        codecs: The codecs of the methods that predict.
         readiness: The state that health reports.
     """
-    working = (*_own(handlers), inference_service(handlers.inference), *_tf_serving(handlers))
+    working = (*_own(handlers, codecs), inference_service(handlers.inference, codecs), *_tf_serving(handlers))
     names = [each.name for each in working]
     health = HealthHandler(readiness, names)
     return (
@@ -44,14 +75,14 @@ def all_services(handlers: RequestHandlers, readiness: Readiness) -> tuple[Servi
     )
 
 
-def _own(handlers: RequestHandlers) -> tuple[Service, ...]:
+def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
     prediction, evaluation, model = handlers.prediction, handlers.evaluation, handlers.model
     return (
         service(
             PREDICTION,
             {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
             {"Predict": prediction.check_admission},
-            {"Predict": predict_requests.template_cache(), "PredictStream": predict_requests.stream_template_cache()},
+            {"Predict": codecs.predict, "PredictStream": codecs.predict_stream},
         ),
         service(
             EVALUATION,
@@ -76,7 +107,7 @@ def _own(handlers: RequestHandlers) -> tuple[Service, ...]:
     )
 
 
-def inference_service(inference: InferenceHandler) -> Service:
+def inference_service(inference: InferenceHandler, codecs: Codecs) -> Service:
     """Return the Open Inference Protocol's service, whose methods the REST form calls as well."""
     return service(
         INFERENCE,
@@ -94,7 +125,7 @@ def inference_service(inference: InferenceHandler) -> Service:
             **refusals(UNSUPPORTED),
         },
         {"ModelInfer": inference.check_admission},
-        {"ModelInfer": infer_messages.template_cache(), "ModelStreamInfer": infer_messages.template_cache()},
+        {"ModelInfer": codecs.infer, "ModelStreamInfer": codecs.infer_stream},
     )
 
 

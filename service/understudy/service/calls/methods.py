@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call import CallContext
 from understudy.service.calls.status import UnsupportedError
-from understudy.service.handlers.request_templates import RequestTemplateCache
 from understudy.service.metrics.rpc_metrics import RpcMethod, methods_of
+
+_Request_co = TypeVar("_Request_co", covariant=True)
+_Response_contra = TypeVar("_Response_contra", contravariant=True)
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]
 """Takes a request, or an iterator of requests, and returns the response."""
@@ -23,7 +24,40 @@ Stream = Callable[[Any, CallContext], AsyncGenerator[Any, None]]
 """Takes a request, or an iterator of requests, and yields responses."""
 Requests = AsyncIterator[Any]
 Admission = Callable[[CallContext], None]
-"""Raises if a call would be refused whatever its request is; transports call it before the request arrives."""
+"""Raises if a call would be refused whatever its request is; called before the request is parsed."""
+
+
+class Codec(Protocol[_Request_co, _Response_contra]):
+    """Converts between the bytes of a method's messages and what its handler takes and returns."""
+
+    def decode(self, data: bytes, begin: int = 0) -> _Request_co:
+        """Return the request in ``data[begin:]``.
+
+        Raises:
+            DecodeError: The bytes cannot be parsed.
+        """
+
+    def encode(self, response: _Response_contra) -> bytes:
+        """Return the bytes of a response."""
+
+
+class MessageCodec:
+    """The codec of a method whose handler takes and returns the messages themselves.
+
+    Args:
+        request_type: The class of the request messages.
+    """
+
+    def __init__(self, request_type: Any) -> None:
+        self._request_type = request_type
+
+    def decode(self, data: bytes, begin: int = 0) -> Any:
+        """See `Codec`."""
+        return self._request_type.FromString(data[begin:])
+
+    def encode(self, response: Message) -> bytes:
+        """See `Codec`."""
+        return response.SerializeToString()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,40 +66,15 @@ class Method:
 
     Attributes:
         rpc: Its names and kind.
-        request_type: The class of its request messages.
+        codec: Converts its messages.
         answer: Its handler: an `Answer`, or a `Stream` if ``rpc.streams_responses``.
         admit: The admission check of its calls, if any.
-        template_cache: Parses requests that match a template, if set; the handler gets its result.
     """
 
     rpc: RpcMethod
-    request_type: Any
+    codec: Codec[Any, Any]
     answer: Answer | Stream
     admit: Admission | None = None
-    template_cache: RequestTemplateCache[Any, Any] | None = None
-
-    def parse(self, data: bytes, begin: int = 0) -> Any:
-        """Return the request in ``data[begin:]``: a message, or the result of the template cache.
-
-        Raises:
-            InvalidInputError: The bytes cannot be parsed.
-        """
-        template_cache = self.template_cache
-        if template_cache is not None and (request := template_cache.match(data, begin)) is not None:
-            return request
-        data = data[begin:]
-        message = self._parse(data)
-        if template_cache is not None:
-            template_cache.learn(data, message)
-        return message
-
-    def _parse(self, data: bytes) -> Any:
-        try:
-            return self.request_type.FromString(data)
-        except DecodeError as error:
-            raise InvalidInputError(
-                f"cannot parse {len(data)} bytes as a request of {self.rpc.path}; encode it as its .proto says"
-            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ def service(
     descriptor: ServiceDescriptor,
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
-    template_caches: Mapping[str, RequestTemplateCache[Any, Any]] = MappingProxyType({}),
+    codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
 ) -> Service:
     """Return a service.
 
@@ -93,7 +102,7 @@ def service(
         descriptor: The service.
         answers: The handler of each method, by name.
         admissions: The admission checks of some methods, by name.
-        template_caches: The template caches of some methods, by name.
+        codecs: The codecs of methods whose handlers do not take and return messages, by name.
 
     Raises:
         ValueError: A handler is missing or superfluous.
@@ -103,14 +112,14 @@ def service(
             f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are handlers for "
             f"{sorted(answers)}"
         )
-    return foreign_service(descriptor, answers, admissions, template_caches)
+    return foreign_service(descriptor, answers, admissions, codecs)
 
 
 def foreign_service(
     descriptor: ServiceDescriptor,
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
-    template_caches: Mapping[str, RequestTemplateCache[Any, Any]] = MappingProxyType({}),
+    codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
 ) -> Service:
     """Return a service of another project, whose methods depend on the installed version of its package.
 
@@ -121,16 +130,15 @@ def foreign_service(
         descriptor: The service.
         answers: The handlers of its methods, by name.
         admissions: The admission checks of some methods, by name.
-        template_caches: The template caches of some methods, by name.
+        codecs: The codecs of methods whose handlers do not take and return messages, by name.
     """
     descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
     methods = tuple(
         Method(
             rpc=rpc,
-            request_type=GetMessageClass(descriptors[rpc.name].input_type),
+            codec=codecs.get(rpc.name) or MessageCodec(GetMessageClass(descriptors[rpc.name].input_type)),
             answer=answers[rpc.name],
             admit=admissions.get(rpc.name),
-            template_cache=template_caches.get(rpc.name),
         )
         for rpc in methods_of(descriptor)
         if rpc.name in answers

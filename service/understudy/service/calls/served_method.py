@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import structlog
+from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call import REQUEST_ID, Call
 from understudy.service.calls.methods import Method, Service
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
@@ -33,6 +35,7 @@ class ServedMethod:
 
     Attributes:
         method: The method.
+        encode: Returns the bytes of a response.
         sent: Counts a sent message.
     """
 
@@ -42,7 +45,8 @@ class ServedMethod:
         self._metrics = metrics
         self._path = method.rpc.path
         self._admit = method.admit
-        self._parse = method.parse
+        self._decode = method.codec.decode
+        self.encode = method.codec.encode
 
     async def serve(self, call: _Call, answer: Callable[[_Call], Awaitable[_Response]]) -> _Response | None:
         """Serve a call.
@@ -84,10 +88,19 @@ class ServedMethod:
         self._metrics.received()
         call.received_bytes += size
 
-    def parse(self, call: Call, data: bytes, begin: int = 0) -> Any:
-        """Return the request in ``data[begin:]``, which has arrived; raise as `Method.parse`."""
+    def decode(self, call: Call, data: bytes, begin: int = 0) -> Any:
+        """Return the request in ``data[begin:]``, which has arrived.
+
+        Raises:
+            InvalidInputError: The bytes cannot be parsed.
+        """
         self.received(call, len(data) - begin)
-        return self._parse(data, begin)
+        try:
+            return self._decode(data, begin)
+        except DecodeError as error:
+            raise InvalidInputError(
+                f"cannot parse {len(data) - begin} bytes as a request of {self._path}; encode it as its .proto says"
+            ) from error
 
     def _why_cancelled(self, call: Call) -> Failure:
         try:

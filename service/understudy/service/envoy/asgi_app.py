@@ -29,6 +29,7 @@ class Endpoint(ABC):
     def __init__(self, served: ServedMethod, monitor: DisconnectMonitor, max_message_bytes: int) -> None:
         self._served = served
         self._handle: Any = served.method.answer
+        self._encode = served.encode
         self._path = served.method.rpc.path
         self._monitor = monitor
         self._max_bytes = max_message_bytes
@@ -52,7 +53,7 @@ class Endpoint(ABC):
         if not (call.body_ended and is_whole(chunk, max_bytes=self._max_bytes)):
             data, begin = await self._collected(call, chunk), 0
         call.allow_cancelling()
-        return self._served.parse(call, data, begin)
+        return self._served.decode(call, data, begin)
 
     async def _collected(self, call: AsgiCall, chunk: bytes | None) -> bytes:
         """Return the single message of a body; fail as soon as a second one begins."""
@@ -73,18 +74,18 @@ class Endpoint(ABC):
     async def _each_request(self, call: AsgiCall) -> AsyncIterator[Any]:
         """Yield every message; read the next chunk only when it is needed."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
-        parse = self._served.parse
+        decode = self._served.decode
         while (chunk := await call.chunk_or_cancelled()) is not None:
             unframer.feed(chunk)
             while (data := unframer.next()) is not None:
-                yield parse(call, data)
+                yield decode(call, data)
         unframer.check_end()
 
     async def _send_each(self, request: Any, call: AsgiCall) -> None:
         reply = call.reply
         async with aclosing(self._handle(request, call)) as responses:
             async for response in responses:
-                await reply.message(response.SerializeToString())
+                await reply.message(self._encode(response))
                 self._served.sent()
         await reply.end()
 
@@ -95,7 +96,7 @@ class UnaryEndpoint(Endpoint):
     async def _answer(self, call: AsgiCall) -> None:
         response = await self._handle(await self._one_request(call), call)
         call.forbid_cancelling()  # do not interrupt the sending
-        await call.reply.only(response.SerializeToString())
+        await call.reply.only(self._encode(response))
         self._served.sent()
 
 
@@ -105,7 +106,7 @@ class ClientStreamEndpoint(Endpoint):
     async def _answer(self, call: AsgiCall) -> None:
         call.allow_cancelling()
         response = await self._handle(self._each_request(call), call)
-        await call.reply.only(response.SerializeToString())
+        await call.reply.only(self._encode(response))
         self._served.sent()
 
 

@@ -98,6 +98,7 @@ class Endpoint(ABC):
     def __init__(self, served: ServedMethod) -> None:
         self._served = served
         self._handle: Any = served.method.answer
+        self._encode = served.encode
 
     async def call(self, request: Any, context: Context) -> bytes | None:
         """Serve a call; grpc calls this function.
@@ -116,15 +117,15 @@ class Endpoint(ABC):
         """Call the handler; return its response, or write its responses."""
 
     async def _each_request(self, call: GrpcCall) -> AsyncIterator[Any]:
-        read, parse = call.context.read, self._served.parse
+        read, decode = call.context.read, self._served.decode
         while (data := await read()) is not _EOF:
-            yield parse(call, cast("bytes", data))
+            yield decode(call, cast("bytes", data))
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
-        write, sent = call.context.write, self._served.sent
+        write, encode, sent = call.context.write, self._encode, self._served.sent
         async with aclosing(self._handle(requests, call)) as responses:
             async for response in responses:
-                await write(response.SerializeToString())
+                await write(encode(response))
                 sent()
 
 
@@ -132,8 +133,8 @@ class UnaryEndpoint(Endpoint):
     """One request, one response."""
 
     async def _answer(self, call: GrpcCall) -> bytes:
-        response = await self._handle(self._served.parse(call, call.request), call)
-        data: bytes = response.SerializeToString()
+        response = await self._handle(self._served.decode(call, call.request), call)
+        data = self._encode(response)
         self._served.sent()
         return data
 
@@ -143,7 +144,7 @@ class ClientStreamEndpoint(Endpoint):
 
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(self._each_request(call), call)
-        data: bytes = response.SerializeToString()
+        data = self._encode(response)
         self._served.sent()
         return data
 
@@ -152,7 +153,7 @@ class ServerStreamEndpoint(Endpoint):
     """One request, any number of responses."""
 
     async def _answer(self, call: GrpcCall) -> None:
-        await self._send_each(self._served.parse(call, call.request), call)
+        await self._send_each(self._served.decode(call, call.request), call)
 
 
 class BidiStreamEndpoint(Endpoint):

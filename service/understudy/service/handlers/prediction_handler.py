@@ -7,13 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from understudy.evaluator.types import Prediction
 from understudy.service.calls.call import CallContext
-from understudy.service.calls.status import Failure, status_message
-from understudy.service.handlers import messages, predict_requests
+from understudy.service.calls.status import Failure
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
-from understudy.service.handlers.response_templates import ResponseTemplateCache, Serializable
+from understudy.service.handlers.predict_codec import PredictRequest
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.predictor import Predictor
-from understudy.v1 import prediction_pb2
 
 
 class PredictionHandler:
@@ -29,22 +27,20 @@ class PredictionHandler:
         self._model = model
         self._predictor = predictor
         self._stream_depth = stream_depth
-        self._responses = ResponseTemplateCache(messages.predict_response)
-        self._stream_responses = ResponseTemplateCache(_stream_response)
 
-    async def predict(self, request: predict_requests.PredictRequest, call: CallContext) -> Serializable:
+    async def predict(self, request: PredictRequest, call: CallContext) -> Prediction:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
-        return self._responses.of(await self._begin(request, call))
+        return await self._begin(request, call)
 
     def predict_stream(
-        self, requests: AsyncIterator[predict_requests.PredictStreamRequest], call: CallContext
-    ) -> AsyncGenerator[Serializable, None]:
+        self, requests: AsyncIterator[PredictRequest], call: CallContext
+    ) -> AsyncGenerator[Prediction | Failure, None]:
         """Predict every request of a stream; responses are in order, and a failure ends its own request only."""
-        protocol = StreamProtocol[predict_requests.PredictStreamRequest, None, Serializable](
+        protocol = StreamProtocol[PredictRequest, None, Prediction | Failure](
             note=lambda _: None,
-            begin=lambda message: self._begin_next(predict_requests.streamed(message), call),
-            answer=lambda _, prediction: self._stream_responses.of(prediction),
-            fail=lambda _, failure: _error_response(failure),
+            begin=lambda request: self._begin_next(request, call),
+            answer=lambda _, prediction: prediction,
+            fail=lambda _, failure: failure,
         )
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
@@ -52,19 +48,11 @@ class PredictionHandler:
         """Refuse a prediction before it is parsed, if the refusal is certain; see `Predictor.check_admission`."""
         self._predictor.check_admission(call.deadline)
 
-    def _begin_next(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin_next(self, request: PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_admission(call)  # each message of a stream is a request
         return self._begin(request, call)
 
-    def _begin(self, request: predict_requests.PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin(self, request: PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self._model.check_optional_name(request.model_name)
-        inputs, version = predict_requests.arguments(request)
+        inputs, version = request.arguments()
         return self._predictor.begin(inputs, version=version, deadline=call.deadline)
-
-
-def _stream_response(prediction: Prediction) -> prediction_pb2.PredictStreamResponse:
-    return prediction_pb2.PredictStreamResponse(response=messages.predict_response(prediction))
-
-
-def _error_response(failure: Failure) -> prediction_pb2.PredictStreamResponse:
-    return prediction_pb2.PredictStreamResponse(error=status_message(failure))

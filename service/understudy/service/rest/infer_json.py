@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
-from understudy.service.handlers.oip.infer_messages import datatype_of
+from understudy.service.handlers.oip.infer_codec import datatype_of
 from understudy.service.handlers.oip.inference import (
     Inference,
     Parameters,

@@ -12,11 +12,11 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import ArrayForm, Prediction, VersionState
 from understudy.oip import inference_pb2
 from understudy.service.calls.call import CallContext
-from understudy.service.handlers.oip import descriptions, infer_messages
+from understudy.service.handlers.oip import descriptions
+from understudy.service.handlers.oip.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
 from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, Inference, elements_in
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
-from understudy.service.handlers.response_templates import Serializable
-from understudy.service.handlers.served_model import ServedModel, version_of
+from understudy.service.handlers.served_model import ServedModel, version_of, wanted_outputs
 from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness, ReadinessState
@@ -156,19 +156,19 @@ class InferenceHandler:
             ]
         )
 
-    async def model_infer(self, request: infer_messages.InferRequest, call: CallContext) -> Serializable:
+    async def model_infer(self, request: InferRequest, call: CallContext) -> InferResponse:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
-        return infer_messages.response_to(request, await self._begin(request, call))
+        return _response(request.spec, await self._begin(request, call))
 
     def model_stream_infer(
-        self, requests: AsyncIterator[infer_messages.InferRequest], call: CallContext
-    ) -> AsyncGenerator[inference_pb2.ModelStreamInferResponse, None]:
+        self, requests: AsyncIterator[InferRequest], call: CallContext
+    ) -> AsyncGenerator[InferResponse | InferFailure, None]:
         """Predict every request of a stream; responses are in order, and a failure ends its own request only."""
-        protocol = StreamProtocol(
-            note=infer_messages.response_spec,
+        protocol = StreamProtocol[InferRequest, ResponseSpec, InferResponse | InferFailure](
+            note=lambda request: request.spec,
             begin=lambda request: self._begin_next(request, call),
-            answer=infer_messages.stream_response_of,
-            fail=infer_messages.stream_error_of,
+            answer=_response,
+            fail=InferFailure,
         )
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
@@ -192,23 +192,30 @@ class InferenceHandler:
             deadline=inference.deadline(call.deadline),
         )
 
-    def _begin_next(self, request: infer_messages.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin_next(self, request: InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_admission(call)  # each message of a stream is a request
         return self._begin(request, call)
 
-    def _begin(self, request: infer_messages.InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
+    def _begin(self, request: InferRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_model(request.model_name)
-        if isinstance(request, infer_messages.TemplatedInfer) or not infer_messages.is_built(request):
-            return self.infer(infer_messages.inference_of(request), call)
-        forms = infer_messages.forms_of(request)
+        forms = request.forms_to_build()
+        if forms is None:
+            return self.infer(request.inference(), call)
         self.check_forms(forms, request.model_version)
         if elements_in(forms) <= MAX_ELEMENTS_AT_ONCE:
-            return self.infer(infer_messages.inference_of(request), call)
+            return self.infer(request.inference(), call)
         return asyncio.ensure_future(self._begin_on_a_thread(request, call))
 
-    async def _begin_on_a_thread(self, request: inference_pb2.ModelInferRequest, call: CallContext) -> Prediction:
+    async def _begin_on_a_thread(self, request: InferRequest, call: CallContext) -> Prediction:
         loop = asyncio.get_running_loop()
-        return await self.infer(await loop.run_in_executor(self._executor, infer_messages.inference_of, request), call)
+        return await self.infer(await loop.run_in_executor(self._executor, request.inference), call)
 
     def _newest_first(self) -> list[int]:
         return self._model.loaded_steps()[::-1]
+
+
+def _response(spec: ResponseSpec, prediction: Prediction) -> InferResponse:
+    """Return the response with the requested outputs; raise InvalidInputError if one does not exist."""
+    if spec.outputs:
+        prediction = prediction._replace(outputs=wanted_outputs(prediction, spec.outputs))
+    return InferResponse(spec, prediction)
