@@ -220,6 +220,15 @@ def test_weights_that_do_not_fit_are_reported_with_their_layer(tmp_path: Path) -
     assert [layer for layer, _ in failures.values()] == [wide.layers[0]]
 
 
+def test_a_plain_variable_is_on_the_current_device_also_in_a_strategys_scope() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        assert hasattr(tf.Variable(1.0), "values")
+        variable = compat.plain_variable(tf.constant([1.0, 2.0]))
+
+    assert not hasattr(variable, "values")
+    assert variable.read_value().numpy().tolist() == [1.0, 2.0]
+
+
 REGISTRATION = """
 from tensorflow.python.eager import context
 from understudy.compat import bound_cluster_registration

@@ -163,6 +163,17 @@ def call_flat(function: Any) -> Callable[..., Any]:
     return _private(inference, "call_flat", "to call functions without checks in Python")  # type: ignore[no-any-return]
 
 
+def plain_variable(value: Any) -> Any:
+    """Return a variable on the current device, also within a strategy's scope.
+
+    Reason: within the scope, `tf.Variable` creates a variable on every replica.
+    """
+    kind = _private(
+        _module("tensorflow.python.ops.resource_variable_ops"), "ResourceVariable", "to copy weights in pieces"
+    )
+    return kind(value, trainable=False)
+
+
 def bound_cluster_registration(jobs: Mapping[str, Sequence[str]], seconds: float) -> None:
     """Bound the wait of TensorFlow's coordination service for a missing task, an hour by default.
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from testkit import sample_models
 from understudy.checkpoints.kinds import ModelKind
+from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model import direct_call
 from understudy.evaluator.model.direct_call import DirectCall, reclaim_memory
 from understudy.evaluator.model.loaders import loader_for
@@ -38,6 +40,31 @@ def test_the_model_that_a_saved_model_takes_the_place_of_is_freed(
     reclaim_memory()
 
     assert [model() is None for model in models] == [True] * 3
+
+
+def test_the_model_that_a_saved_model_takes_the_place_of_is_freed_before_it_is_built(
+    strategy: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_models.image_classifier().export(str(tmp_path / "model"), verbose=False)
+    slot = Slot(strategy(1), tmp_path / "model", max_batch_size=8, loader=loader_for(ModelKind.SAVED_MODEL, None))
+    slot.warm_up()
+    before = weakref.ref(slot._model)
+    was_freed = []
+    build = slot._loader.build
+
+    def damaged(model_file: Path) -> Any:
+        was_freed.append(before() is None)
+        raise LoadError(f"{model_file.name} is damaged")
+
+    monkeypatch.setattr(slot._loader, "build", damaged)
+    for _ in range(2):
+        with pytest.raises(LoadError):
+            slot.load(tmp_path / "model")
+    monkeypatch.setattr(slot._loader, "build", build)
+    assert slot.load(tmp_path / "model")
+    slot.warm_up()
+
+    assert was_freed == [True, True]
 
 
 def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_many() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +22,14 @@ from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
 from understudy.evaluator.model.graph_analysis import check_values
 from understudy.evaluator.model.inputs import InputCheck
-from understudy.evaluator.model.loaders import BuiltModel, KerasLoader, ModelLoader
+from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.metric_catalog import comparisons
 from understudy.evaluator.model.model_call import FrozenState, Tensors
 from understudy.evaluator.model.probe import Probe
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
+from understudy.evaluator.model.weight_transfer import through_first_device
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 _MAX_SCORERS = 8
@@ -78,12 +80,12 @@ class Slot:
         self._scorers: OrderedDict[str, Scorer] = OrderedDict()
         self._warm: ForwardPass | ReplicaForward | None = None
         self._building = threading.Lock()
-        with strategy.scope():
-            built = self._loader.build(model_file)
-        self._adopt(built, model_file)
+        self._build(model_file)
 
-    def _adopt(self, built: BuiltModel, model_file: Path) -> None:
-        """Trace a model and determine its properties."""
+    def _build(self, model_file: Path) -> None:
+        """Build a model, trace it and determine its properties."""
+        with self._assigning():
+            built = self._loader.build(model_file)
         self._model = built.model
         self._compile_config = built.compile_config
         with _load_errors(model_file.name):
@@ -148,10 +150,11 @@ class Slot:
             raise ArchitectureMismatchError(
                 f"the model in {model_file.name} is not the one this slot was built for; load it into a slot of its own"
             )
-        with self._strategy.scope():
-            model = self._loader.assign(self._model, model_file)
-        if model is not self._model:
-            self._adopt(BuiltModel(model=model, compile_config=self._compile_config), model_file)
+        with self._assigning():
+            is_assigned = self._loader.assign(self._model, model_file)
+        if not is_assigned:
+            self._drop_model()
+            self._build(model_file)
             return True
         if self._frozen.changed():
             self._pass = self._trace()
@@ -237,6 +240,21 @@ class Slot:
             if len(self._scorers) > _MAX_SCORERS:
                 self._scorers.popitem(last=False)
             return self._scorers[key]
+
+    @contextlib.contextmanager
+    def _assigning(self) -> Iterator[None]:
+        """Enter the strategy's scope, in which a loader creates and assigns variables."""
+        transfer = through_first_device(self._strategy) if self._per_replica else contextlib.nullcontext()
+        with self._strategy.scope(), transfer:
+            yield
+
+    def _drop_model(self) -> None:
+        """Free the memory of the model, because another is built."""
+        self._model = self._warm = None
+        self._scorers.clear()
+        for part in ("_pass", "_probe", "_compilation", "_frozen"):
+            vars(self).pop(part, None)  # they are missing if the last load failed
+        gc.collect()
 
     def _traced(self) -> None:
         self.traces += 1

@@ -38,13 +38,13 @@ class Hdf5Loader:
             raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
         return BuiltModel(model=model, compile_config=_compile_config(model_file))
 
-    def assign(self, model: Any, model_file: Path) -> Any:
+    def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
         try:
             model.load_weights(model_file)
         except Exception as error:
             raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
-        return model
+        return True
 
 
 def _compile_config(model_file: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class KerasLoader:
         """See `ModelLoader`."""
         return BuiltModel(model=files.build_model(model_file), compile_config=files.read_compile_config(model_file))
 
-    def assign(self, model: Any, model_file: Path) -> Any:
+    def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
         files.assign_weights(model, model_file)
-        return model
+        return True

@@ -36,13 +36,14 @@ class ModelLoader(Protocol):
             LoadError: The file is damaged, or its model cannot be built.
         """
 
-    def assign(self, model: Any, model_file: Path) -> Any:
+    def assign(self, model: Any, model_file: Path) -> bool:
         """Assign a checkpoint's weights to a model that was built from one of the same architecture.
 
         Call this in the strategy's scope.
 
         Returns:
-            The model to use from now on: the same one, or a replacement.
+            Whether they were assigned; False if checkpoints of this kind bring their own functions, so that each must
+            be built.
 
         Raises:
             LoadError: The file is damaged. Some variables may have been assigned.

@@ -53,10 +53,10 @@ class SavedModelLoader:
         except Exception as error:
             raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
 
-    def assign(self, model: Any, model_file: Path) -> Any:
-        """See `ModelLoader`. Returns a new model."""
-        del model
-        return self.build(model_file).model
+    def assign(self, model: Any, model_file: Path) -> bool:
+        """See `ModelLoader`."""
+        del model, model_file
+        return False
 
 
 class _SignatureLayer(keras.layers.Layer):

@@ -48,7 +48,7 @@ class VariablesLoader:
         self.assign(built.model, model_file)
         return built
 
-    def assign(self, model: Any, model_file: Path) -> Any:
+    def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
         try:
             self._assign(model, model_file)
@@ -57,7 +57,7 @@ class VariablesLoader:
                 f"the variables of {model_file.name} are not those of the experiment's model: {first_line(error)}; "
                 "start the evaluator with the experiment that builds theirs, and it tries them again"
             ) from error
-        return model
+        return True
 
 
 def assign_weights(model: Any, model_file: Path) -> None:
