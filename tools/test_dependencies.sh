@@ -21,6 +21,7 @@ tests=("$@")
   tests/wire
   tests/checkpoints/test_formats.py
   tests/checkpoints/test_keras_signature.py
+  tests/compat
   tests/cli/test_client_commands.py
   tests/cli/test_serve.py
   tests/clients/test_client.py

@@ -1,13 +1,216 @@
-"""Opens the datasets that an operator names on the command line, by the kind of file."""
+"""Datasets in files that an operator names on the command line: ``.npz``, TFRecord, and `tf.data.Dataset.save`.
+
+A TFRecord file holds one `tf.train.Example` for each example. A feature has the name of the model's input or output
+(``x`` for a single input, ``y`` for a single output), or is ``sample_weight``. It holds one of:
+
+- numbers (``int64_list``, ``float_list``): the values of the example's tensor, the last axis varying fastest. An input
+  has the shape in the model's signature, and so has a target with as many values as the output. A target of one value
+  is a scalar, such as a class index; any other is a vector.
+- ``bytes_list``, for a string tensor of the model: the strings, shaped in the same way.
+- ``bytes_list``, for any other tensor: one tensor of any dtype and shape, serialised with `tf.io.serialize_tensor`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from understudy.evaluator.datasets.dataset import EvaluationDataset, load_npz
-from understudy.evaluator.datasets.saved_dataset import is_saved_dataset, load_saved
-from understudy.evaluator.datasets.tfrecord_dataset import RecordDataset, find_records
-from understudy.evaluator.evaluator_errors import ConfigurationError
+import numpy as np
+
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.datasets.dataset import (
+    INPUT_ALIASES,
+    TARGET_ALIASES,
+    EvaluationDataset,
+    arrange,
+    checked_name,
+    load_npz,
+    spec_for,
+)
+from understudy.evaluator.datasets.experiment_datasets import ExperimentDataset
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.types import Array, Batch
+
+_MARKS = ("dataset_spec.pb", "snapshot.metadata")
+_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+_GZIP = ".gz"
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Return whether a folder has the layout of `tf.data.Dataset.save`."""
+    return any((path / mark).is_file() for mark in _MARKS)
+
+
+def load_saved(name: str, folder: Path) -> SavedDataset:
+    """Open a folder of single examples ``(x, y)`` or ``(x, y, sample_weight)``; see `ExperimentDataset`.
+
+    Raises:
+        ConfigurationError: It is damaged, or is not a valid dataset.
+    """
+    import tensorflow as tf
+
+    try:
+        examples = tf.data.Dataset.load(str(folder))
+        for _ in examples:
+            pass
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"dataset {name!r}: {folder} cannot be read as tf.data.Dataset.save writes it ({first_line(error)}); save "
+            "it again"
+        ) from error
+    return SavedDataset(name, examples, folder)
+
+
+class SavedDataset(ExperimentDataset):
+    """A dataset that is read from a folder for each evaluation. Its digest covers all files.
+
+    Args:
+        name: Its name.
+        examples: The loaded dataset.
+        folder: The folder.
+
+    Raises:
+        ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
+            none.
+    """
+
+    def __init__(self, name: str, examples: object, folder: Path) -> None:
+        super().__init__(name, examples)
+        self._folder = folder
+        self.digest = _digest_of(folder)
+
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
+        """See `EvaluationDataset`."""
+        import tensorflow as tf
+
+        try:
+            yield from super().batches(signature, batch_size)
+        except tf.errors.OpError as error:
+            raise ConfigurationError(
+                f"dataset {self.name!r}: {self._folder} was changed or damaged since it was opened: {first_line(error)}"
+            ) from error
+
+
+def _digest_of(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(folder).as_posix()}:{content}\n".encode())
+    return digest.hexdigest()
+
+
+def find_records(path: Path) -> list[Path]:
+    """Return the TFRecord files at a path: the file itself, or those in the folder, sorted by name."""
+    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in candidates if file.name.removesuffix(_GZIP).endswith(_SUFFIXES)]
+
+
+class RecordDataset:
+    """A dataset in TFRecord files, which are read for each evaluation. See `EvaluationDataset`.
+
+    Args:
+        name: Its name.
+        files: The files in order, compressed if they end in ``.gz``.
+
+    Raises:
+        ConfigurationError: The name is not a valid folder name, a file is damaged, or there is no example.
+    """
+
+    def __init__(self, name: str, files: Sequence[Path]) -> None:
+        self.name = checked_name(name)
+        self._files = tuple(files)
+        digest, examples = hashlib.sha256(), 0
+        for record in self._records():
+            digest.update(hashlib.sha256(record).digest())
+            examples += 1
+        if not examples:
+            raise ConfigurationError(f"dataset {name!r} is empty; give at least one example")
+        self.examples: int | None = examples
+        self.digest = digest.hexdigest()
+
+    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
+        """See `EvaluationDataset`."""
+        records = self._records()
+        while chunk := list(itertools.islice(records, batch_size)):
+            examples = [self._decode(record, signature) for record in chunk]
+            yield arrange(self.name, {key: self._column(key, examples) for key in examples[0]}, signature)
+
+    def _records(self) -> Iterator[bytes]:
+        import tensorflow as tf
+
+        for file in self._files:
+            compression = "GZIP" if file.suffix == _GZIP else ""
+            try:
+                yield from tf.data.TFRecordDataset(str(file), compression_type=compression).as_numpy_iterator()
+            except tf.errors.OpError as error:
+                raise ConfigurationError(
+                    f"dataset {self.name!r}: {file} is not a whole TFRecord file ({first_line(error)}); write it again"
+                ) from error
+
+    def _decode(self, record: bytes, signature: Signature) -> dict[str, Array]:
+        import tensorflow as tf
+        from google.protobuf.message import DecodeError
+
+        try:
+            features = tf.train.Example.FromString(record).features.feature
+            return {key: _value_of(feature, key, signature) for key, feature in features.items()}
+        except (DecodeError, ValueError, TypeError) as error:
+            raise InvalidInputError(
+                f"dataset {self.name!r}: a record cannot be read: {first_line(error)}; see "
+                "understudy.evaluator.datasets.dataset_files for what features hold"
+            ) from error
+
+    def _column(self, key: str, examples: Sequence[dict[str, Array]]) -> Array:
+        """Stack the values of one feature, ``[examples, ...]``."""
+        try:
+            return np.stack([example[key] for example in examples])
+        except KeyError as error:
+            raise InvalidInputError(f"dataset {self.name!r}: feature {key!r} is not in every record") from error
+        except ValueError as error:
+            shapes = sorted({example[key].shape for example in examples})
+            raise InvalidInputError(
+                f"dataset {self.name!r}: feature {key!r} has the shapes {shapes} in one batch; expected one shape"
+            ) from error
+
+
+def _value_of(feature: Any, key: str, signature: Signature) -> Array:
+    """Return one example's value of a feature."""
+    import tensorflow as tf
+
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        raise ValueError(f"feature {key!r} is empty")
+    values = getattr(feature, kind).value
+    if kind == "bytes_list" and not _takes_strings(key, signature):
+        if len(values) != 1:
+            raise ValueError(f"feature {key!r} has {len(values)} byte strings, expected one serialised tensor")
+        tensor: Array = tf.make_ndarray(tf.make_tensor_proto(0).FromString(values[0]))
+        return tensor
+    dtype = {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind]
+    return np.array(values, dtype).reshape(_example_shape(len(values), key, signature))
+
+
+def _takes_strings(key: str, signature: Signature) -> bool:
+    spec = spec_for(key, signature.inputs, INPUT_ALIASES) or spec_for(key, signature.outputs, TARGET_ALIASES)
+    return spec is not None and spec.dtype == "string"
+
+
+def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...]:
+    """Return the shape of an example's tensor of ``count`` values; -1 stands for one inferred length."""
+    spec = spec_for(key, signature.inputs, INPUT_ALIASES)
+    if spec is not None:
+        return tuple(-1 if length is None else length for length in spec.shape[1:])
+    spec = spec_for(key, signature.outputs, TARGET_ALIASES)
+    lengths = () if spec is None else tuple(length for length in spec.shape[1:] if length is not None)
+    if spec is not None and len(lengths) == len(spec.shape) - 1 and math.prod(lengths) == count:
+        return lengths
+    return () if count == 1 else (count,)
 
 
 def open_dataset(name: str, path: Path) -> EvaluationDataset:
