@@ -13,7 +13,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from testkit.server_harness import FRONT_ENDS, PREDICTION_SERVICE, running_harness
-from understudy.service import reflection, services
+from understudy.service import services
+from understudy.service import services as reflection
 from understudy.service.calls.methods import Service, foreign_service, service
 from understudy.service.readiness import Readiness
 

@@ -22,11 +22,11 @@ from understudy.evaluator.evaluator_errors import (
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.calls.call import CallContext
 from understudy.service.calls.status import Code
-from understudy.service.handlers.batch_stream import BatchStream, StreamLimits
+from understudy.service.handlers.compare_stream import Spools
+from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.handlers.spool import Spools
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Notifier, Readiness
 from understudy.service.services import Codecs

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.handlers import paging
+from understudy.service.handlers import evaluation_handler as paging
 
 
 @given(sequence=st.integers(0, 2**63 - 1), filters=st.binary())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluator_errors import OverloadedError, StorageError
-from understudy.service.handlers.spool import Spools
+from understudy.service.handlers.compare_stream import Spools
 from understudy.v1 import evaluation_pb2
 from understudy.wire import encode_all
 

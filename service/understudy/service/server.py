@@ -24,22 +24,21 @@ from understudy.service import http, logging
 from understudy.service.addresses import write_address_file
 from understudy.service.calls.served_method import ServedMethods, served_methods
 from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end
-from understudy.service.handlers.batch_stream import StreamLimits
+from understudy.service.handlers.compare_stream import Spools
+from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
-from understudy.service.handlers.metrics_handler import MetricsHandler
 from understudy.service.handlers.model_handler import ModelHandler
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.request_handlers import RequestHandlers
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.handlers.spool import Spools
+from understudy.service.handlers.server_handlers import MetricsHandler
 from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, ServiceObserver
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import CoalescingOptions, Predictor
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.services import all_services
+from understudy.service.services import RequestHandlers, all_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
 

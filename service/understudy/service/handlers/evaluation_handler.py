@@ -1,8 +1,12 @@
-"""The RPCs of EvaluationService."""
+"""The RPCs of EvaluationService, and the page tokens of its lists: opaque to the caller, validated on return."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import struct
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from functools import partial
@@ -10,16 +14,67 @@ from functools import partial
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.call import CallContext
-from understudy.service.handlers import messages, paging
-from understudy.service.handlers.batch_stream import StreamLimits
-from understudy.service.handlers.compare_stream import compare_stream
-from understudy.service.handlers.evaluate_stream import score_stream
-from understudy.service.handlers.places import Places
+from understudy.service.handlers import evaluation_handler as paging
+from understudy.service.handlers import messages
+from understudy.service.handlers.compare_stream import Spools, compare_stream
+from understudy.service.handlers.evaluate_stream import Places, StreamLimits, score_stream
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.handlers.spool import Spools
 from understudy.service.predictor import abandon, begun
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.v1 import evaluation_pb2
+
+DEFAULT_PAGE_SIZE = 100
+LARGEST_PAGE_SIZE = 1000
+LARGEST_SEQUENCE = 2**63 - 1
+"""The largest sequence that the ledger can hold."""
+
+_TOKEN = struct.Struct(">QL")
+
+
+def page_size(asked: int | None) -> int:
+    """Return the number of entries of a page: the default for None, and at most the largest size.
+
+    Raises:
+        InvalidInputError: The size is less than 1.
+    """
+    if asked is None:
+        return DEFAULT_PAGE_SIZE
+    if asked < 1:
+        raise InvalidInputError(
+            f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or leave it out for {DEFAULT_PAGE_SIZE}"
+        )
+    return min(asked, LARGEST_PAGE_SIZE)
+
+
+def encode_token(after_sequence: int, filters: bytes) -> str:
+    """Return a token for the page after a sequence, valid for these filters only."""
+    return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
+
+
+def decode_token(token: str, filters: bytes) -> int:
+    """Return the sequence after which the page begins; 0 for an empty token.
+
+    Raises:
+        InvalidInputError: The token is not from this server, or belongs to other filters.
+    """
+    if not token:
+        return 0
+    try:
+        after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, struct.error) as error:
+        raise _foreign(token) from error
+    if after_sequence > LARGEST_SEQUENCE:
+        raise _foreign(token)
+    if checksum != zlib.crc32(filters):
+        raise InvalidInputError("page_token belongs to other filters; keep the filters of the first page")
+    return int(after_sequence)
+
+
+def _foreign(token: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"page_token {token!r} is not from this server; give the next_page_token of the previous page, or nothing"
+    )
+
 
 WATCH_PAGE_SIZE = 256
 WATCH_POLL_SECONDS = 5.0

@@ -1,18 +1,23 @@
-"""The RPCs of ``grpc.health.v1.Health``.
+"""The RPCs about the server: ``grpc.health.v1.Health`` and MetricsService.
 
 The servicer of grpcio-health-checking 1.81 drops a service's other watchers when one of them disconnects.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from concurrent.futures import Executor
 from typing import Any
 
 from grpc_health.v1 import health_pb2
+from prometheus_client import CollectorRegistry
 
 from understudy.service.calls.call import CallContext
 from understudy.service.calls.status import UnknownServiceError
+from understudy.service.metrics.registry import exposition
 from understudy.service.readiness import Readiness, ReadinessState
+from understudy.v1 import metrics_pb2
 
 
 class HealthHandler:
@@ -68,3 +73,25 @@ class HealthHandler:
             return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         ready = state is ReadinessState.READY
         return int(health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+class MetricsHandler:
+    """Returns the metrics.
+
+    Args:
+        registry: The registry of the metrics.
+        executor: Runs blocking calls.
+    """
+
+    def __init__(self, registry: CollectorRegistry, *, executor: Executor) -> None:
+        self._registry = registry
+        self._executor = executor
+
+    async def get_metrics(
+        self, request: metrics_pb2.GetMetricsRequest, call: CallContext
+    ) -> metrics_pb2.GetMetricsResponse:
+        """Return what ``GET /metrics`` returns."""
+        del request, call
+        loop = asyncio.get_running_loop()
+        content, content_type = await loop.run_in_executor(self._executor, exposition, self._registry)
+        return metrics_pb2.GetMetricsResponse(exposition=content, content_type=content_type)
