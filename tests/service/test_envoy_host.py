@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.service.envoy.host import Host
+from understudy.service.envoy.envoy_server import Host
 from understudy.service.envoy.launch import ReexecState
 
 SECONDS = 5

@@ -14,9 +14,9 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Codec
 from understudy.service.handlers.oip.infer_codec import InferCodec, InferMessage, InferRequest
-from understudy.service.handlers.predict_codec import PredictCodec, PredictMessage
+from understudy.service.handlers.prediction_handler import PredictCodec, PredictMessage
+from understudy.service.templates.byte_templates import RequestTemplateCache, span_of
 from understudy.service.templates.codecs import TemplatedInfer, TemplatedPredict, template_codecs
-from understudy.service.templates.request_templates import RequestTemplateCache, span_of
 from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode
 

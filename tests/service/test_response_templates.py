@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as nps
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.handlers.oip.infer_codec import InferCodec, InferResponse, ResponseSpec
-from understudy.service.handlers.predict_codec import PredictCodec
+from understudy.service.handlers.prediction_handler import PredictCodec
 from understudy.service.services import plain_codecs
+from understudy.service.templates.byte_templates import ResponseTemplateCache
 from understudy.service.templates.codecs import template_codecs
-from understudy.service.templates.response_templates import ResponseTemplateCache
 from understudy.v1 import prediction_pb2
 
 SPEC = ResponseSpec("m", "7", (), typed=False, says_final=True)

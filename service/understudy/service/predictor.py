@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import ArrayForm, Arrays, Outcome, Prediction, Version
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoalescingOptions:
@@ -132,9 +134,6 @@ def _resolve(outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> 
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
-
-
-_T = TypeVar("_T")
 
 
 async def begun(executor: Executor, begin: Callable[[], Future[_T]]) -> asyncio.Future[_T]:

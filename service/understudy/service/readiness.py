@@ -11,6 +11,10 @@ import structlog
 
 from understudy.evaluator.observer import DeviceListener, DeviceState
 
+_SECONDS_BETWEEN_TRIALS = 1.0
+
+_log = structlog.get_logger(__name__)
+
 
 class Notifier:
     """Wakes every subscribed coroutine, which then reads the changed state itself.
@@ -84,11 +88,6 @@ class Readiness:
     def _change(self, state: ReadinessState) -> None:
         self._state = state
         self.changed.notify()
-
-
-_SECONDS_BETWEEN_TRIALS = 1.0
-
-_log = structlog.get_logger(__name__)
 
 
 class TriesDevices(Protocol):

@@ -27,11 +27,10 @@ from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, lo
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
-from understudy.service.handlers.model_handler import ModelHandler
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.handlers.server_handlers import MetricsHandler
+from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
 from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, ServiceObserver
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.statistics import InferenceStatistics

@@ -18,7 +18,6 @@ from understudy.service.calls.call import CallContext
 from understudy.service.calls.methods import Codec, Requests, Service, foreign_service, refusals, service
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
-from understudy.service.handlers.model_handler import ModelHandler
 from understudy.service.handlers.oip.infer_codec import (
     InferCodec,
     InferFailure,
@@ -27,14 +26,35 @@ from understudy.service.handlers.oip.infer_codec import (
     InferStreamCodec,
 )
 from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
-from understudy.service.handlers.predict_codec import PredictCodec, PredictRequest, PredictStreamCodec
-from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.server_handlers import HealthHandler, MetricsHandler
+from understudy.service.handlers.prediction_handler import (
+    PredictCodec,
+    PredictionHandler,
+    PredictRequest,
+    PredictStreamCodec,
+)
+from understudy.service.handlers.status_handlers import HealthHandler, MetricsHandler, ModelHandler
 from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
 
 if TYPE_CHECKING:
     from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler
+
+
+PREDICTION: ServiceDescriptor = prediction_pb2.DESCRIPTOR.services_by_name["PredictionService"]
+EVALUATION: ServiceDescriptor = evaluation_pb2.DESCRIPTOR.services_by_name["EvaluationService"]
+MODEL: ServiceDescriptor = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+METRICS: ServiceDescriptor = metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"]
+INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+"""The service of version 1alpha."""
+
+LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALPHA)
+"""Every service but TensorFlow Serving's, whose messages import TensorFlow."""
+
+_ALPHA_VERSION = "v1alpha"
+_VERSION = "v1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,58 +67,6 @@ class RequestHandlers:
     metrics: MetricsHandler
     inference: InferenceHandler
     tf_serving: TfServingHandler
-
-
-ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-"""The service of version 1alpha."""
-
-_ALPHA_VERSION = "v1alpha"
-_VERSION = "v1"
-
-
-def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
-    """Return both versions of the service that describes services.
-
-    Args:
-        names: Full names of the services to describe, without those of reflection itself.
-    """
-    servicer = reflection.aio.ReflectionServicer([*names, ALPHA.full_name, _declared_version_1()])  # type: ignore[attr-defined]
-
-    def info(requests: Requests, call: CallContext) -> AsyncGenerator[Any, None]:
-        del call
-        answers: AsyncGenerator[Any, None] = servicer.ServerReflectionInfo(requests, None)
-        return answers
-
-    alpha = foreign_service(ALPHA, {"ServerReflectionInfo": info})
-    return alpha, _as_version_1(alpha)
-
-
-def _declared_version_1() -> str:
-    """Register the descriptor of version 1, which grpcio-reflection lacks; return its full name."""
-    alpha = FileDescriptorProto()
-    reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
-    text = text_format.MessageToString(alpha).replace(_ALPHA_VERSION, _VERSION)
-    declared = text_format.Parse(text, FileDescriptorProto())
-    descriptor_pool.Default().AddSerializedFile(declared.SerializeToString())
-    return ALPHA.full_name.replace(_ALPHA_VERSION, _VERSION)
-
-
-def _as_version_1(alpha: Service) -> Service:
-    """Return the service under its version 1 name, with the messages of version 1alpha, which encode the same."""
-    name = alpha.name.replace(_ALPHA_VERSION, _VERSION)
-    methods = [replace(method, rpc=replace(method.rpc, service=name)) for method in alpha.methods]
-    return Service(name=name, methods=tuple(methods))
-
-
-PREDICTION: ServiceDescriptor = prediction_pb2.DESCRIPTOR.services_by_name["PredictionService"]
-EVALUATION: ServiceDescriptor = evaluation_pb2.DESCRIPTOR.services_by_name["EvaluationService"]
-MODEL: ServiceDescriptor = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
-METRICS: ServiceDescriptor = metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"]
-INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
-
-LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALPHA)
-"""Every service but TensorFlow Serving's, whose messages import TensorFlow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,3 +195,37 @@ def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
             },
         ),
     )
+
+
+def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
+    """Return server reflection in its two versions, whose messages differ in their package only.
+
+    Args:
+        names: Full names of the services to describe, without those of reflection itself.
+    """
+    servicer = reflection.aio.ReflectionServicer([*names, ALPHA.full_name, _declared_version_1()])  # type: ignore[attr-defined]
+
+    def info(requests: Requests, call: CallContext) -> AsyncGenerator[Any, None]:
+        del call
+        answers: AsyncGenerator[Any, None] = servicer.ServerReflectionInfo(requests, None)
+        return answers
+
+    alpha = foreign_service(ALPHA, {"ServerReflectionInfo": info})
+    return alpha, _as_version_1(alpha)
+
+
+def _declared_version_1() -> str:
+    """Register the descriptor of version 1, which grpcio-reflection lacks; return its full name."""
+    alpha = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
+    text = text_format.MessageToString(alpha).replace(_ALPHA_VERSION, _VERSION)
+    declared = text_format.Parse(text, FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(declared.SerializeToString())
+    return ALPHA.full_name.replace(_ALPHA_VERSION, _VERSION)
+
+
+def _as_version_1(alpha: Service) -> Service:
+    """Return the service under its version 1 name, with the messages of version 1alpha, which encode the same."""
+    name = alpha.name.replace(_ALPHA_VERSION, _VERSION)
+    methods = [replace(method, rpc=replace(method.rpc, service=name)) for method in alpha.methods]
+    return Service(name=name, methods=tuple(methods))

@@ -118,7 +118,7 @@ def _status_of(ending: SystemExit) -> int:
     return 1
 
 
-APPLICATION: Final = "understudy.service.envoy.host:app"
+APPLICATION: Final = "understudy.service.envoy.envoy_server:app"
 
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 """Blocked in every thread; otherwise Envoy would end at once on the first signal."""

@@ -1,5 +1,4 @@
-"""The implementation of each RPC, from request message to response message, independent of the transport.
+"""The implementation of each RPC, independent of the transport and of the encoding of messages.
 
-Front ends decode bytes into messages, call these functions on the event loop, and turn exceptions into a status with
-`failures.failure_of`.
+Front ends decode bytes with a method's codec, call these functions on the event loop, and encode what they return.
 """

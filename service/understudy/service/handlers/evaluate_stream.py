@@ -19,7 +19,15 @@ from understudy.service.handlers.served_model import ServedModel
 from understudy.service.predictor import abandon
 from understudy.v1 import evaluation_pb2
 
+if TYPE_CHECKING:
+    from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+
+MAX_UNDER_WAY = 2
+"""How many batches of one stream may be queued or computed at once."""
+
 _RETRY_SECONDS = 1.0
+
+Request = TypeVar("Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.CompareRequest)
 
 
 class Places:
@@ -52,9 +60,6 @@ class Places:
             yield
         finally:
             self._taken -= 1
-
-
-Request = TypeVar("Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.CompareRequest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +142,6 @@ def _batch_of(message: Request) -> evaluation_pb2.EvaluateBatch:
         raise InvalidInputError(f"{came}; send options first or not at all, then batches")
     return message.batch
 
-
-if TYPE_CHECKING:
-    from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
-
-MAX_UNDER_WAY = 2
 
 Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
 

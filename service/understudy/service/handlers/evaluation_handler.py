@@ -30,52 +30,6 @@ LARGEST_SEQUENCE = 2**63 - 1
 
 _TOKEN = struct.Struct(">QL")
 
-
-def page_size(asked: int | None) -> int:
-    """Return the number of entries of a page: the default for None, and at most the largest size.
-
-    Raises:
-        InvalidInputError: The size is less than 1.
-    """
-    if asked is None:
-        return DEFAULT_PAGE_SIZE
-    if asked < 1:
-        raise InvalidInputError(
-            f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or leave it out for {DEFAULT_PAGE_SIZE}"
-        )
-    return min(asked, LARGEST_PAGE_SIZE)
-
-
-def encode_token(after_sequence: int, filters: bytes) -> str:
-    """Return a token for the page after a sequence, valid for these filters only."""
-    return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
-
-
-def decode_token(token: str, filters: bytes) -> int:
-    """Return the sequence after which the page begins; 0 for an empty token.
-
-    Raises:
-        InvalidInputError: The token is not from this server, or belongs to other filters.
-    """
-    if not token:
-        return 0
-    try:
-        after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, struct.error) as error:
-        raise _foreign(token) from error
-    if after_sequence > LARGEST_SEQUENCE:
-        raise _foreign(token)
-    if checksum != zlib.crc32(filters):
-        raise InvalidInputError("page_token belongs to other filters; keep the filters of the first page")
-    return int(after_sequence)
-
-
-def _foreign(token: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"page_token {token!r} is not from this server; give the next_page_token of the previous page, or nothing"
-    )
-
-
 WATCH_PAGE_SIZE = 256
 WATCH_POLL_SECONDS = 5.0
 """How often to poll the ledger without a notification."""
@@ -250,3 +204,48 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+def page_size(asked: int | None) -> int:
+    """Return the number of entries of a page: the default for None, and at most the largest size.
+
+    Raises:
+        InvalidInputError: The size is less than 1.
+    """
+    if asked is None:
+        return DEFAULT_PAGE_SIZE
+    if asked < 1:
+        raise InvalidInputError(
+            f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or leave it out for {DEFAULT_PAGE_SIZE}"
+        )
+    return min(asked, LARGEST_PAGE_SIZE)
+
+
+def encode_token(after_sequence: int, filters: bytes) -> str:
+    """Return a token for the page after a sequence, valid for these filters only."""
+    return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
+
+
+def decode_token(token: str, filters: bytes) -> int:
+    """Return the sequence after which the page begins; 0 for an empty token.
+
+    Raises:
+        InvalidInputError: The token is not from this server, or belongs to other filters.
+    """
+    if not token:
+        return 0
+    try:
+        after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, struct.error) as error:
+        raise _foreign(token) from error
+    if after_sequence > LARGEST_SEQUENCE:
+        raise _foreign(token)
+    if checksum != zlib.crc32(filters):
+        raise InvalidInputError("page_token belongs to other filters; keep the filters of the first page")
+    return int(after_sequence)
+
+
+def _foreign(token: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"page_token {token!r} is not from this server; give the next_page_token of the previous page, or nothing"
+    )

@@ -26,6 +26,7 @@ EXAMPLE_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
 
 OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
 LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed", "postponed")
+_RECALL_PAGE = 1000
 REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
 
@@ -140,9 +141,6 @@ class MetricsObserver:
             self._evaluation_step.labels(record.dataset).set(record.step)
             for metric, value in record.metrics.items():
                 self._evaluation_metric.labels(record.dataset, metric).set(value)
-
-
-_RECALL_PAGE = 1000
 
 
 class ServiceObserver(MetricsObserver):

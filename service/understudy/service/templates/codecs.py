@@ -19,15 +19,19 @@ from understudy.service.handlers.oip.infer_codec import (
     ResponseSpec,
 )
 from understudy.service.handlers.oip.inference import Inference
-from understudy.service.handlers.predict_codec import (
+from understudy.service.handlers.prediction_handler import (
     PredictCodec,
     PredictMessage,
     PredictRequest,
     PredictStreamCodec,
 )
 from understudy.service.services import Codecs, plain_codecs
-from understudy.service.templates.request_templates import RequestTemplate, RequestTemplateCache, template_with
-from understudy.service.templates.response_templates import ResponseTemplateCache
+from understudy.service.templates.byte_templates import (
+    RequestTemplate,
+    RequestTemplateCache,
+    ResponseTemplateCache,
+    template_with,
+)
 from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError
 
