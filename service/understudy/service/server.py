@@ -34,7 +34,7 @@ from understudy.service.handlers.status_handlers import MetricsHandler, ModelHan
 from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, ServiceObserver
 from understudy.service.metrics.registry import new_registry
 from understudy.service.metrics.statistics import InferenceStatistics
-from understudy.service.predictor import CoalescingOptions, Predictor
+from understudy.service.predictor import Predictor
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.services import RequestHandlers, all_services
@@ -130,22 +130,31 @@ class Service:
     async def run(self, stop: asyncio.Event) -> ServiceExit:
         """Serve until ``stop`` is set, or training ends if the settings say so; then drain.
 
+        The steps of the end are those of the start in reverse, and depend on that order:
+
+        1. The trials of failing devices stop, so that none begins on devices that are about to close.
+        2. The address file disappears, so that no program finds the addresses any more.
+        3. Readiness changes to draining, and the gRPC front end refuses new calls and finishes the running ones.
+        4. The HTTP port closes, which until then reports the draining in ``/readyz``, and serves ``/metrics``.
+        5. The evaluator closes, as no call can reach it any more; until then the running ones could.
+        6. The executors stop, on which all of the above ran blocking work.
+
         Raises the errors of `serve`.
         """
         async with AsyncExitStack() as stack:
             stack.callback(self._executor.shutdown, cancel_futures=True)
             stack.callback(self._builder.shutdown, cancel_futures=True)
-            rpc, rpc_port = self._bind_rpc()
+            # Bind first: a port in use is reported at once, before TensorFlow is imported.
+            front_end = self._make_front_end()
+            grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            handlers = self._handlers(opened, rpc.coalescing)
+            handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry)
-            await self._start_http(stack, listener, handlers, methods)
-            await rpc.start(methods)
-            stack.push_async_callback(self._drain, rpc)
-            self._announce_progress(opened.evaluator, rpc_port, listener.getsockname()[1], stack)
-            devices = DeviceWatch(opened.evaluator, self._readiness)
-            stack.push_async_callback(devices.stop)
+            await self._start_http(stack, listener, handlers.inference, methods)
+            await self._start_front_end(stack, front_end, methods)
+            self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
+            devices = self._watch_devices(stack, opened.evaluator)
             return await self._end_or_failure(stop, opened.evaluator, devices.failed)
 
     async def _end_or_failure(
@@ -182,11 +191,6 @@ class Service:
                 await asyncio.wait_for(stop.wait(), POLL_SECONDS)
         return ServiceExit(reason=ExitReason.SIGNALLED)
 
-    def _bind_rpc(self) -> tuple[FrontEnd, int]:
-        settings = self._settings
-        rpc = self._make_front_end()
-        return rpc, rpc.bind(settings.host, settings.grpc_port)
-
     async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
@@ -207,10 +211,10 @@ class Service:
         return opened
 
     async def _start_http(
-        self, stack: AsyncExitStack, listener: socket.socket, handlers: RequestHandlers, methods: ServedMethods
+        self, stack: AsyncExitStack, listener: socket.socket, inference: InferenceHandler, methods: ServedMethods
     ) -> None:
         rest_app = RestApp(
-            handlers.inference,
+            inference,
             methods,
             readiness=self._readiness,
             max_body_bytes=self._settings.max_rest_bytes,
@@ -223,12 +227,20 @@ class Service:
         await server.start()
         stack.push_async_callback(server.stop)
 
-    def _handlers(self, opened: NamedEvaluator, coalescing: CoalescingOptions) -> RequestHandlers:
+    async def _start_front_end(self, stack: AsyncExitStack, front_end: FrontEnd, methods: ServedMethods) -> None:
+        await front_end.start(methods)
+        stack.push_async_callback(self._drain, front_end)
+
+    def _watch_devices(self, stack: AsyncExitStack, evaluator: Evaluator) -> DeviceWatch:
+        devices = DeviceWatch(evaluator, self._readiness)
+        stack.push_async_callback(devices.stop)
+        return devices
+
+    def _handlers(self, opened: NamedEvaluator, predictor: Predictor) -> RequestHandlers:
         from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler  # imports TensorFlow
 
         settings, evaluator = self._settings, opened.evaluator
         model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
-        predictor = Predictor(evaluator, coalescing)
         return RequestHandlers(
             prediction=PredictionHandler(model, predictor, stream_depth=settings.stream_depth),
             evaluation=EvaluationHandler(
@@ -258,9 +270,9 @@ class Service:
             ),
         )
 
-    def _announce_progress(self, evaluator: Evaluator, rpc_port: int, http_port: int, stack: AsyncExitStack) -> None:
+    def _announce_progress(self, stack: AsyncExitStack, evaluator: Evaluator, grpc_port: int, http_port: int) -> None:
         host = self._settings.host
-        addresses = f"grpc={host}:{rpc_port} http={host}:{http_port}"
+        addresses = f"grpc={host}:{grpc_port} http={host}:{http_port}"
         if self._settings.address_file is not None:
             write_address_file(self._settings.address_file, addresses)
             stack.callback(self._settings.address_file.unlink, missing_ok=True)
@@ -272,10 +284,10 @@ class Service:
 
         evaluator.on_ready(lambda step: _call_soon(self._loop, become_ready, step))
 
-    async def _drain(self, rpc: FrontEnd) -> None:
+    async def _drain(self, front_end: FrontEnd) -> None:
         self._readiness.start_draining()
-        self._recorded.notify()
-        await rpc.drain(self._settings.drain_seconds)
+        self._recorded.notify()  # ends the watches of evaluations
+        await front_end.drain(self._settings.drain_seconds)
 
     async def _close_evaluator(self, evaluator: Evaluator) -> None:
         await self._loop.run_in_executor(self._executor, evaluator.close)
