@@ -67,7 +67,9 @@ def build_strategy(
         return _mirrored(settings, names)
     if settings.strategy == "tpu":
         return build_tpu_strategy(settings.tpu, timeout_seconds=settings.cluster_timeout_seconds)
-    return tf.distribute.OneDeviceStrategy(names[0]) if settings.devices else tf.distribute.get_strategy()
+    if settings.devices or names[0].startswith("GPU"):
+        return tf.distribute.OneDeviceStrategy(names[0])  # copies each batch to the device before its step
+    return tf.distribute.get_strategy()
 
 
 def _mirrored(settings: TrainSettings, names: Sequence[str]) -> tf.distribute.Strategy:
