@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from understudy.checkpoints.layout import LEASES_DIR, RESULTS_DIR
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.engine import Engine, EngineSettings
@@ -19,12 +21,12 @@ from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, Eva
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
-from understudy.evaluator.model.loaders import BuildModel
-from understudy.evaluator.model.slot_factory import ReplicaSlotFactory
+from understudy.evaluator.model.loaders import BuildModel, loader_for
+from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.model.traced_call import reclaim_memory
 from understudy.evaluator.observer import DeviceListener, Observer
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
-from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.promotion import (
@@ -38,7 +40,7 @@ from understudy.evaluator.serving.promotion import (
 )
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
-from understudy.evaluator.serving.version_monitor import VersionStateMonitor
+from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
 
 LEDGER_FILE = "ledger.sqlite"
@@ -115,7 +117,7 @@ def start_components(
     streams = OpenStreams()
     manager = _build_manager(
         settings,
-        slots=ReplicaSlotFactory(
+        slots=_SlotFactory(
             strategy, max_batch_size=settings.max_batch_size, on_trace=observer.function_traced, build_model=build_model
         ),
         store=store,
@@ -188,10 +190,48 @@ def start_components(
     )
 
 
+class _SlotFactory:
+    """An `understudy.evaluator.serving.slot_pool.SlotFactory` of slots that share the replicas of one strategy.
+
+    Args:
+        strategy: A `tf.distribute.MirroredStrategy`.
+        max_batch_size: The maximum number of examples of one call.
+        on_trace: Called each time a function is traced.
+        build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
+    """
+
+    def __init__(
+        self, strategy: Any, *, max_batch_size: int, on_trace: Callable[[], None], build_model: BuildModel | None = None
+    ) -> None:
+        self._strategy = strategy
+        self._max_batch_size = max_batch_size
+        self._on_trace = on_trace
+        self._build_model = build_model
+
+    def build(self, checkpoint: LocalCheckpoint) -> Slot:
+        """See `SlotFactory`."""
+        loader = loader_for(checkpoint.kind, self._build_model)
+        return Slot(
+            self._strategy,
+            checkpoint.model_file,
+            max_batch_size=self._max_batch_size,
+            loader=loader,
+            on_trace=self._on_trace,
+        )
+
+    def architecture_of(self, checkpoint: LocalCheckpoint) -> str:
+        """See `SlotFactory`."""
+        return loader_for(checkpoint.kind, self._build_model).architecture_of(checkpoint.model_file)
+
+    def reclaim(self) -> bool:
+        """See `SlotFactory`."""
+        return reclaim_memory()
+
+
 def _build_manager(
     settings: EvaluatorSettings,
     *,
-    slots: ReplicaSlotFactory,
+    slots: _SlotFactory,
     store: CheckpointStore,
     version_monitor: VersionStateMonitor,
     streams: OpenStreams,

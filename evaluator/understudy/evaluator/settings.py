@@ -15,6 +15,7 @@ VersionPolicy = Literal["latest", "best"]
 EvaluationPolicy = Literal["every", "latest"]
 MonitorMode = Literal["min", "max"]
 Precision = Literal["exact", "fast"]
+
 MIN_SLOTS = 2
 """One for the serving version, and one to load the next checkpoint into."""
 

@@ -29,6 +29,7 @@ class ArrayForm(NamedTuple):
 
 
 VersionLabel = Literal["serving", "latest", "best"]
+
 Version = int | VersionLabel
 """A version of the model: a training step, or a label resolved when the request arrives."""
 

@@ -15,10 +15,10 @@ import tensorflow as tf
 from testkit import sample_models
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model import direct_call
-from understudy.evaluator.model.direct_call import DirectCall, reclaim_memory
+from understudy.evaluator.model import traced_call
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.model.traced_call import DirectCall, reclaim_memory
 
 
 def function() -> Any:
@@ -72,13 +72,13 @@ def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_man
     reclaim_memory()
     stays = DirectCall(function(), ["CPU:0"])
     before = stays(np.ones((1, 1), np.float32))[0].numpy()
-    direct_call._dropped.clear()
+    traced_call._dropped.clear()
     done = []
-    for _ in range(direct_call._MAX_DROPPED):
+    for _ in range(traced_call._MAX_DROPPED):
         DirectCall(function(), ["CPU:0"])(np.ones((1, 1), np.float32))
         done.append(reclaim_memory())
 
-    assert done == [False] * (direct_call._MAX_DROPPED - 1) + [True]
+    assert done == [False] * (traced_call._MAX_DROPPED - 1) + [True]
     np.testing.assert_array_equal(stays(np.ones((1, 1), np.float32))[0].numpy(), before)
 
 

@@ -19,10 +19,10 @@ from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDatase
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
-from understudy.evaluator.serving.backlog import Backlog
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.promotion import BestFile, Gatekeeper, Ranking, build_gate, parse_monitor
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
+from understudy.evaluator.serving.version_monitor import Backlog
 from understudy.evaluator.settings import EvaluationPolicy, VersionPolicy
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, VersionState
 

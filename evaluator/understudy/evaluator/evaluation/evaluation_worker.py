@@ -24,9 +24,9 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.library_errors import exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
 
 _log = logging.getLogger(__name__)

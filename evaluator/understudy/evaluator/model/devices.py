@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 MemoryKind = Literal["current", "peak"]
 _lock = threading.Lock()
+
 _user_names: dict[str, str] = {}
 """The user's names of the strategies' devices, by TensorFlow's names."""
 

@@ -63,19 +63,6 @@ class ValueRange:
         return ValueRange(low=max(self.low, other.low), high=min(self.high, other.high), ignored=ignored)
 
 
-def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, ValueRange]) -> None:
-    """Raise InvalidInputError for the first value outside its range.
-
-    Args:
-        kind: The kind of the arrays, for the message: ``input`` or ``target``.
-        arrays: NumPy arrays, or tensors on the host, by name, each ``[examples, ...]``.
-        ranges: The ranges by name, for some of the arrays.
-    """
-    for name, value_range in ranges.items():
-        if name in arrays:
-            value_range.check(f"{kind} {name!r}", np.asarray(arrays[name]))
-
-
 def find_value_ranges(function: Any) -> dict[int, ValueRange]:
     """Return the range of each argument that indexes a table or is a class, by the argument's position.
 

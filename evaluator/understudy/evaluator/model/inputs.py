@@ -1,4 +1,4 @@
-"""Checks a caller's inputs against the model's signature."""
+"""Checks a caller's inputs against the model's signature and the values that it takes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.types import Array, ArrayForm, Arrays, Batch
 
 ALL_TARGETS = "targets"
@@ -38,6 +39,19 @@ def check_forms(forms: Mapping[str, ArrayForm], specs: Sequence[TensorSpec]) -> 
         _check_shape(form, spec)
         examples = _check_examples(f"input {spec.name!r}", form.shape, examples)
     return examples
+
+
+def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, ValueRange]) -> None:
+    """Raise InvalidInputError for the first value outside its range.
+
+    Args:
+        kind: The kind of the arrays, for the message: ``input`` or ``target``.
+        arrays: NumPy arrays, or tensors on the host, by name, each ``[examples, ...]``.
+        ranges: The ranges by name, for some of the arrays.
+    """
+    for name, value_range in ranges.items():
+        if name in arrays:
+            value_range.check(f"{kind} {name!r}", np.asarray(arrays[name]))
 
 
 class InputCheck:

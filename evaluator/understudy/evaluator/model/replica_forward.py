@@ -15,10 +15,9 @@ from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.library_errors import Resource, exhausted_resource, first_line
 from understudy.evaluator.model.batch_limits import BatchLimits
-from understudy.evaluator.model.direct_call import reclaim_memory
 from understudy.evaluator.model.graph_analysis import draws_random_numbers, find_value_ranges
-from understudy.evaluator.model.model_call import ModelCall, Tensors, tensor_specs
 from understudy.evaluator.model.replica_plan import ReplicaPlan, Share
+from understudy.evaluator.model.traced_call import ModelCall, Tensors, reclaim_memory, tensor_specs
 from understudy.evaluator.types import Array
 
 Named = tuple[dict[str, Array], dict[str, Array]]

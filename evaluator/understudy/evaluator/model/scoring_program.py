@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import put_mask
-from understudy.evaluator.model.direct_call import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
+from understudy.evaluator.model.traced_call import StructuredCall
 from understudy.evaluator.types import Array
 
 LOSS = "loss"

@@ -20,15 +20,14 @@ from understudy.evaluator.library_errors import first_line
 from understudy.evaluator.model.compilation import Compilation, NoExampleLossesError, PerExampleLosses, check_metrics
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
-from understudy.evaluator.model.graph_analysis import check_values
-from understudy.evaluator.model.inputs import InputCheck
+from understudy.evaluator.model.inputs import InputCheck, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.metric_catalog import comparisons
-from understudy.evaluator.model.model_call import FrozenState, Tensors
 from understudy.evaluator.model.probe import Probe
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
+from understudy.evaluator.model.traced_call import FrozenState, Tensors
 from understudy.evaluator.model.weight_transfer import through_first_device
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 

@@ -14,12 +14,11 @@ from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError
 from understudy.evaluator.library_errors import exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.serving.backlog import Backlog, Quarantine
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
 from understudy.evaluator.serving.promotion import BestFile, Ranking
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
-from understudy.evaluator.serving.version_monitor import VersionStateMonitor
+from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import EvaluationPolicy
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome
 

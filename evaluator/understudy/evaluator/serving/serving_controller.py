@@ -17,11 +17,11 @@ from understudy.evaluator.evaluator_errors import (
     StorageError,
     VersionNotFoundError,
 )
-from understudy.evaluator.serving.backlog import Quarantine
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.promotion import Gatekeeper, Ranking, choose
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.version_monitor import Quarantine
 from understudy.evaluator.settings import VersionPolicy
 from understudy.evaluator.types import ServingChange, VersionLabel
 

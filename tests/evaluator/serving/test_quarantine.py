@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from understudy.evaluator.serving.backlog import Backlog, Failure, Quarantine
+from understudy.evaluator.serving.version_monitor import Backlog, Failure, Quarantine
 from understudy.evaluator.types import CheckpointInfo
 
 
