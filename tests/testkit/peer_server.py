@@ -59,6 +59,7 @@ class Script:
     entered: threading.Event = field(default_factory=threading.Event)
     calls: Counter[str] = field(default_factory=Counter)
     requests: list[Any] = field(default_factory=list)
+    metadata: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ledger: list[evaluation_pb2.EvaluationRecord] = field(default_factory=list)
     watch_breaks_after: deque[int] = field(default_factory=deque)
     input_names: tuple[str, ...] = ("image",)
@@ -84,9 +85,11 @@ class Peer(
     model_pb2_grpc.ModelServiceServicer,
     metrics_pb2_grpc.MetricsServiceServicer,
 ):
-    """The server; a context manager. Port 0 selects a free one."""
+    """The server; a context manager. Port 0 selects a free one; with credentials it speaks TLS."""
 
-    def __init__(self, script: Script | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self, script: Script | None = None, *, port: int = 0, credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self.script = script or Script()
         self._server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=8),
@@ -99,7 +102,12 @@ class Peer(
         model_pb2_grpc.add_ModelServiceServicer_to_server(self, self._server)
         metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        self.port = (
+            self._server.add_insecure_port(address)
+            if credentials is None
+            else self._server.add_secure_port(address, credentials)
+        )
         self.target = f"127.0.0.1:{self.port}"
 
     def stop_serving(self) -> None:
@@ -270,6 +278,7 @@ class Peer(
 
     def _enter(self, method: str, request: Any, context: Any) -> None:
         self.script.calls[method] += 1
+        self.script.metadata.append((method, dict(context.invocation_metadata())))
         self.script.entered.set()
         if request is not None:
             self.script.requests.append(request)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from understudy.clients.async_client import AsyncClient
+from understudy.clients.call_options import CallOptions
 from understudy.clients.client import Client
 from understudy.clients.client_errors import (
     AbortedError,
@@ -20,6 +21,8 @@ from understudy.clients.client_errors import (
     MessageTooLargeError,
     NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
     UnavailableError,
     UnderstudyError,
     UnimplementedError,
@@ -45,6 +48,7 @@ from understudy.clients.types import (
 __all__ = [
     "AbortedError",
     "AsyncClient",
+    "CallOptions",
     "CancelledError",
     "Checkpoint",
     "Client",
@@ -63,10 +67,12 @@ __all__ = [
     "ModelStatus",
     "NotFoundError",
     "OverloadedError",
+    "PermissionDeniedError",
     "PredictResult",
     "Progress",
     "Promotion",
     "TensorSpec",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnderstudyError",
     "UnimplementedError",

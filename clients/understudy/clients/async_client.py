@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from grpc import aio
 
@@ -21,6 +21,7 @@ from understudy.clients import requests, responses
 from understudy.clients.async_model_calls import AsyncModelCalls, Request, Response
 from understudy.clients.async_status import CallEnd
 from understudy.clients.async_streams import drawn, outcomes, write_all
+from understudy.clients.call_options import CallOptions, without_timeout
 from understudy.clients.client_errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
 from understudy.clients.pipelining import Outcome, ended_early
 from understudy.clients.reconnection import Reconnection
@@ -46,18 +47,25 @@ class AsyncClient(AsyncModelCalls):
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
         model_name: The model to call, by its name on the servers; their only one by default.
+        credentials: Channel credentials, such as ``grpc.ssl_channel_credentials()``, which may be composed with call
+            credentials; without TLS by default.
+        options: Channel options of gRPC. They replace the client's own of the same name, ``grpc.service_config`` too.
+        interceptors: Client interceptors of grpc.aio, the first outermost.
+        metadata: Sent with every call.
         timeout_seconds: The default timeout of a call with one response.
         stream_timeout_seconds: The default timeout of a streaming call.
         max_message_bytes: The largest message to send or receive. The server has its own limit.
     """
 
     async def predict(
-        self, inputs: Tensors, *, version: Version | None = None, timeout_seconds: float | None = None
+        self, inputs: Tensors, *, version: Version | None = None, **call_options: Unpack[CallOptions]
     ) -> PredictResult:
         """Predict one batch; see `Client.predict`."""
-        request = self._requests.predict(inputs, version, await self._names(unless=isinstance(inputs, Mapping)))
+        request = self._requests.predict(
+            inputs, version, await self._names(call_options, unless=isinstance(inputs, Mapping))
+        )
         try:
-            response = await self._ask(self._predictions.Predict, request, timeout_seconds)
+            response = await self._ask(self._predictions.Predict, request, call_options)
         except InvalidArgumentError:
             self._known_names.forget()
             raise
@@ -69,15 +77,15 @@ class AsyncClient(AsyncModelCalls):
         *,
         version: Version | None = None,
         in_flight: int = 16,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> AsyncGenerator[Outcome]:
         """Predict many batches; see `Client.predict_many`. A synchronous iterable is iterated on a thread."""
 
         async def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
-            names = await self._names(unless=isinstance(item, Mapping))
+            names = await self._names(call_options, unless=isinstance(item, Mapping))
             return prediction_pb2.PredictStreamRequest(request=self._requests.predict(item, version, names))
 
-        call = self._predictions.PredictStream(None, timeout=self._stream_timeout(timeout_seconds))
+        call = self._predictions.PredictStream(None, **self._defaults.stream(call_options))
         async with _ended(call), aclosing(outcomes(call, drawn(items), build, in_flight=in_flight)) as results:
             async for outcome in results:
                 yield outcome
@@ -88,19 +96,25 @@ class AsyncClient(AsyncModelCalls):
         *,
         version: Version | None = None,
         metrics: Sequence[str | Metric] = (),
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> EvaluateResult:
         """Score a version on batches; see `Client.evaluate`. A synchronous iterable is iterated on a thread."""
-        call = self._evaluations.Evaluate(None, timeout=self._stream_timeout(timeout_seconds))
-        return responses.score((await self._sent(call, self._evaluate_messages(batches, version, metrics))).score)
+        call = self._evaluations.Evaluate(None, **self._defaults.stream(call_options))
+        return responses.score(
+            (await self._sent(call, self._evaluate_messages(batches, version, metrics, call_options))).score
+        )
 
     async def _evaluate_messages(
-        self, batches: Iterable[Any] | AsyncIterable[Any], version: Version | None, metrics: Sequence[str | Metric]
+        self,
+        batches: Iterable[Any] | AsyncIterable[Any],
+        version: Version | None,
+        metrics: Sequence[str | Metric],
+        call_options: CallOptions,
     ) -> AsyncGenerator[evaluation_pb2.EvaluateRequest]:
         yield self._requests.evaluate_options(version, metrics)
         async with aclosing(drawn(batches)) as source:
             async for batch in source:
-                names = await self._names(unless=requests.goes_by_name(batch))
+                names = await self._names(call_options, unless=requests.goes_by_name(batch))
                 yield requests.evaluate_batch(batch, names)
 
     async def compare(
@@ -113,22 +127,25 @@ class AsyncClient(AsyncModelCalls):
         resamples: int = 1000,
         confidence: float = 0.95,
         seed: int = 0,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> CompareResult:
         """Score versions on the same batches and compare each with the first; see `Client.compare`."""
         options = self._requests.compare_options(
             versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
         )
-        call = self._evaluations.Compare(None, timeout=self._stream_timeout(timeout_seconds))
-        return responses.comparison(await self._sent(call, self._compare_messages(options, batches)))
+        call = self._evaluations.Compare(None, **self._defaults.stream(call_options))
+        return responses.comparison(await self._sent(call, self._compare_messages(options, batches, call_options)))
 
     async def _compare_messages(
-        self, options: evaluation_pb2.CompareRequest, batches: Iterable[Any] | AsyncIterable[Any] | None
+        self,
+        options: evaluation_pb2.CompareRequest,
+        batches: Iterable[Any] | AsyncIterable[Any] | None,
+        call_options: CallOptions,
     ) -> AsyncGenerator[evaluation_pb2.CompareRequest]:
         yield options
         async with aclosing(drawn(batches if batches is not None else ())) as source:
             async for batch in source:
-                names = await self._names(unless=requests.goes_by_name(batch))
+                names = await self._names(call_options, unless=requests.goes_by_name(batch))
                 yield requests.compare_batch(batch, names)
 
     async def evaluate_dataset(
@@ -137,11 +154,11 @@ class AsyncClient(AsyncModelCalls):
         *,
         version: Version | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> Evaluation:
         """Score a version on a dataset of the server; the server also records the result in its ledger."""
         request = self._requests.evaluate_dataset(dataset, version)
-        call = self._evaluations.EvaluateDataset(request, timeout=self._stream_timeout(timeout_seconds))
+        call = self._evaluations.EvaluateDataset(request, **self._defaults.stream(call_options))
         async with _ended(call):
             with translated():
                 async for message in call:
@@ -152,13 +169,13 @@ class AsyncClient(AsyncModelCalls):
         raise ended_early()
 
     async def watch_evaluations(
-        self, *, after: int = 0, give_up_after_seconds: float = 300.0
+        self, *, after: int = 0, give_up_after_seconds: float = 300.0, **call_options: Unpack[CallOptions]
     ) -> AsyncGenerator[Evaluation]:
         """Yield every entry of the ledger after a sequence number, without end; see `Client.watch_evaluations`."""
         reconnection = Reconnection(give_up_after_seconds)
         while True:
             try:
-                async with aclosing(self._watched_once(after)) as evaluations:
+                async with aclosing(self._watched_once(after, call_options)) as evaluations:
                     async for evaluation in evaluations:
                         reconnection.connected()
                         after = evaluation.sequence
@@ -168,9 +185,9 @@ class AsyncClient(AsyncModelCalls):
                 error = broken
             await asyncio.sleep(reconnection.pause_after(error))
 
-    async def _watched_once(self, after: int) -> AsyncGenerator[Evaluation]:
+    async def _watched_once(self, after: int, call_options: CallOptions) -> AsyncGenerator[Evaluation]:
         request = self._requests.watch_evaluations(after)
-        call = self._evaluations.WatchEvaluations(request, timeout=self._stream_timeout_seconds)
+        call = self._evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
         async with _ended(call):
             with translated():
                 async for message in call:
@@ -186,14 +203,11 @@ class AsyncClient(AsyncModelCalls):
             self._known_names.forget()
             raise
 
-    async def _names(self, *, unless: bool) -> requests.Names:
+    async def _names(self, call_options: CallOptions, *, unless: bool) -> requests.Names:
         """Return the names for arrays without names; empty if all arrays have names."""
         if unless:
             return requests.Names()
-        return self._known_names.names or self._known_names.learn(await self.metadata())
-
-    def _stream_timeout(self, timeout_seconds: float | None) -> float:
-        return self._stream_timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._known_names.names or self._known_names.learn(await self.metadata(**without_timeout(call_options)))
 
 
 @asynccontextmanager

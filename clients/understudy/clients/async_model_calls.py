@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
+import grpc
 from grpc import aio
 
 from understudy.clients import requests, responses
-from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, channel_options, channel_target
+from understudy.clients.call_options import CallDefaults, CallOptions, Metadata
+from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, Option, channel_options, channel_target
 from understudy.clients.client_errors import translated
 from understudy.clients.types import (
     Checkpoint,
@@ -41,15 +43,28 @@ class AsyncModelCalls:
         targets: str | Sequence[str],
         *,
         model_name: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[Option] = (),
+        interceptors: Sequence[aio.ClientInterceptor] = (),
+        metadata: Metadata = (),
         timeout_seconds: float = 30.0,
         stream_timeout_seconds: float = 3600.0,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._stream_timeout_seconds = stream_timeout_seconds
+        self._defaults = CallDefaults(
+            timeout_seconds=timeout_seconds,
+            stream_timeout_seconds=stream_timeout_seconds,
+            metadata=metadata,
+            is_secure=credentials is not None,
+        )
         self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
-        self._channel = aio.insecure_channel(channel_target(targets), options=channel_options(max_message_bytes))
+        target, all_options = channel_target(targets), channel_options(max_message_bytes, options)
+        self._channel = (
+            aio.insecure_channel(target, all_options, interceptors=interceptors)
+            if credentials is None
+            else aio.secure_channel(target, credentials, all_options, interceptors=interceptors)
+        )
         self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
         self._evaluations = evaluation_pb2_grpc.EvaluationServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
@@ -67,19 +82,19 @@ class AsyncModelCalls:
     ) -> None:
         await self.close()
 
-    async def metadata(self, *, version: Version | None = None, timeout_seconds: float | None = None) -> ModelMetadata:
+    async def metadata(self, *, version: Version | None = None, **call_options: Unpack[CallOptions]) -> ModelMetadata:
         """Describe the inputs, outputs and devices of a version."""
-        response = await self._ask(self._models.GetModelMetadata, self._requests.metadata(version), timeout_seconds)
+        response = await self._ask(self._models.GetModelMetadata, self._requests.metadata(version), call_options)
         return responses.metadata(response)
 
-    async def status(self, *, timeout_seconds: float | None = None) -> ModelStatus:
+    async def status(self, **call_options: Unpack[CallOptions]) -> ModelStatus:
         """Return the state of every version."""
-        return responses.status(await self._ask(self._models.GetModelStatus, self._requests.status(), timeout_seconds))
+        return responses.status(await self._ask(self._models.GetModelStatus, self._requests.status(), call_options))
 
-    async def checkpoints(self, *, timeout_seconds: float | None = None) -> tuple[Checkpoint, ...]:
+    async def checkpoints(self, **call_options: Unpack[CallOptions]) -> tuple[Checkpoint, ...]:
         """List the checkpoints that the server sees, by ascending step."""
         return responses.checkpoints(
-            await self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), timeout_seconds)
+            await self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), call_options)
         )
 
     async def list_evaluations(
@@ -89,7 +104,7 @@ class AsyncModelCalls:
         min_step: int | None = None,
         max_step: int | None = None,
         outcome: EvaluationOutcome | None = None,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> AsyncGenerator[Evaluation]:
         """Yield the entries of the server's ledger, oldest first, and request pages as needed."""
         token, more = "", True
@@ -97,42 +112,42 @@ class AsyncModelCalls:
             request = self._requests.list_evaluations(
                 page_token=token, dataset=dataset, min_step=min_step, max_step=max_step, outcome=outcome
             )
-            page = await self._ask(self._evaluations.ListEvaluations, request, timeout_seconds)
+            page = await self._ask(self._evaluations.ListEvaluations, request, call_options)
             for record in page.evaluations:
                 yield responses.evaluation(record)
             token = page.next_page_token
             more = bool(token)
 
-    async def promote(self, version: Version, *, timeout_seconds: float | None = None) -> Promotion:
+    async def promote(self, version: Version, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""
-        return await self._promoted(self._requests.pin(version), timeout_seconds)
+        return await self._promoted(self._requests.pin(version), call_options)
 
-    async def unpin(self, *, timeout_seconds: float | None = None) -> Promotion:
+    async def unpin(self, **call_options: Unpack[CallOptions]) -> Promotion:
         """Remove the pin and follow the version policy again."""
-        return await self._promoted(self._requests.unpin(), timeout_seconds)
+        return await self._promoted(self._requests.unpin(), call_options)
 
-    async def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
+    async def roll_back(self, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve and pin the previous serving version."""
-        return await self._promoted(self._requests.roll_back(), timeout_seconds)
+        return await self._promoted(self._requests.roll_back(), call_options)
 
-    async def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:
-        return responses.promotion(await self._ask(self._models.Promote, request, timeout_seconds))
+    async def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:
+        return responses.promotion(await self._ask(self._models.Promote, request, call_options))
 
-    async def metrics(self, *, timeout_seconds: float | None = None) -> str:
+    async def metrics(self, **call_options: Unpack[CallOptions]) -> str:
         """Return the server's metrics as Prometheus text."""
-        response = await self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), timeout_seconds)
+        response = await self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
         return response.exposition.decode()
 
-    async def is_serving(self, service: str = "", *, timeout_seconds: float | None = None) -> bool:
+    async def is_serving(self, service: str = "", **call_options: Unpack[CallOptions]) -> bool:
         """Ask ``grpc.health.v1`` whether the server, or one service of it, serves."""
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
         stub = health_pb2_grpc.HealthStub(self._channel)
-        response = await self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout_seconds)
+        response = await self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), call_options)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _ask(
-        self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request, timeout_seconds: float | None
+        self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request, call_options: CallOptions
     ) -> Response:
         with translated():
-            return await method(request, timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+            return await method(request, **self._defaults.unary(call_options))

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # generic in the stubs only
+    import grpc
+
+    Interceptor = (
+        grpc.UnaryUnaryClientInterceptor[Any, Any]
+        | grpc.UnaryStreamClientInterceptor[Any, Any]
+        | grpc.StreamUnaryClientInterceptor[Any, Any]
+        | grpc.StreamStreamClientInterceptor[Any, Any]
+    )
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 
-Option = tuple[str, int | str]
+Option = tuple[str, Any]
+"""The name of a channel option and its value."""
 
 _REPEATABLE: Final = {
     "understudy.v1.PredictionService": ("Predict", "PredictStream"),
@@ -44,9 +55,9 @@ def service_config() -> str:
     return json.dumps(config)
 
 
-def channel_options(max_message_bytes: int) -> list[Option]:
-    """Return the options of a channel for messages up to this size."""
-    return [
+def channel_options(max_message_bytes: int, own: Sequence[Option]) -> list[Option]:
+    """Return the options of a channel for messages up to this size; the caller's own replace ours of the same name."""
+    ours: list[Option] = [
         ("grpc.service_config", service_config()),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -55,6 +66,7 @@ def channel_options(max_message_bytes: int) -> list[Option]:
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_SECONDS * 1000),
     ]
+    return list(dict([*ours, *own]).items())
 
 
 def channel_target(targets: str | Sequence[str]) -> str:

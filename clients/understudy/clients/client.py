@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
 from understudy.clients import requests, responses
+from understudy.clients.call_options import CallOptions, without_timeout
 from understudy.clients.client_errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
 from understudy.clients.feed import Feed
 from understudy.clients.model_calls import ModelCalls, Request, Response
@@ -37,13 +38,18 @@ class Client(ModelCalls):
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
         model_name: The model to call, by its name on the servers; their only one by default.
+        credentials: Channel credentials, such as ``grpc.ssl_channel_credentials()``, which may be composed with call
+            credentials; without TLS by default.
+        options: Channel options of gRPC. They replace the client's own of the same name, ``grpc.service_config`` too.
+        interceptors: Client interceptors of grpcio, the first outermost.
+        metadata: Sent with every call.
         timeout_seconds: The default timeout of a call with one response.
         stream_timeout_seconds: The default timeout of a streaming call.
         max_message_bytes: The largest message to send or receive. The server has its own limit.
     """
 
     def predict(
-        self, inputs: Tensors, *, version: Version | None = None, timeout_seconds: float | None = None
+        self, inputs: Tensors, *, version: Version | None = None, **call_options: Unpack[CallOptions]
     ) -> PredictResult:
         """Predict one batch.
 
@@ -52,11 +58,11 @@ class Client(ModelCalls):
                 list of several in the model's order. The client then requests the names once. dtypes must be the
                 model's. Text and bytes become string tensors.
             version: A step that is loaded, or a label; the serving version by default.
-            timeout_seconds: Overrides the client's timeout.
+            call_options: See `understudy.clients.CallOptions`.
         """
-        request = self._requests.predict(inputs, version, self._names(unless=isinstance(inputs, Mapping)))
+        request = self._requests.predict(inputs, version, self._names(call_options, unless=isinstance(inputs, Mapping)))
         try:
-            response = self._ask(self._predictions.Predict, request, timeout_seconds)
+            response = self._ask(self._predictions.Predict, request, call_options)
         except InvalidArgumentError:
             self._known_names.forget()
             raise
@@ -68,7 +74,7 @@ class Client(ModelCalls):
         *,
         version: Version | None = None,
         in_flight: int = 16,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> Generator[Outcome, None, None]:
         """Predict many batches over one stream.
 
@@ -76,7 +82,7 @@ class Client(ModelCalls):
             items: Batches as for `predict`. Iterated on another thread, at most ``in_flight`` ahead of the results.
             version: As for `predict`.
             in_flight: The largest number of unanswered batches.
-            timeout_seconds: Overrides the client's timeout; for the whole stream.
+            call_options: See `understudy.clients.CallOptions`.
 
         Yields:
             For each item, in order, its result or the error of this item.
@@ -84,11 +90,13 @@ class Client(ModelCalls):
 
         def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
             return prediction_pb2.PredictStreamRequest(
-                request=self._requests.predict(item, version, self._names(unless=isinstance(item, Mapping)))
+                request=self._requests.predict(
+                    item, version, self._names(call_options, unless=isinstance(item, Mapping))
+                )
             )
 
         pipeline = Pipeline(items, build, in_flight=in_flight)
-        call = self._predictions.PredictStream(pipeline.requests(), timeout=self._stream_timeout(timeout_seconds))
+        call = self._predictions.PredictStream(pipeline.requests(), **self._defaults.stream(call_options))
         if not call.add_callback(pipeline.look):  # it is over already
             pipeline.look()
         with closing(pipeline), _ended(call):
@@ -100,7 +108,7 @@ class Client(ModelCalls):
         *,
         version: Version | None = None,
         metrics: Sequence[str | Metric] = (),
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> EvaluateResult:
         """Score a version on batches, streamed to the server as fast as it accepts them.
 
@@ -111,17 +119,21 @@ class Client(ModelCalls):
             version: A step or a label; a version that is not loaded is loaded for this call. The serving version by
                 default.
             metrics: Keras metrics; the compiled ones by default.
-            timeout_seconds: Overrides the client's timeout; for the whole stream.
+            call_options: See `understudy.clients.CallOptions`.
         """
-        messages = self._evaluate_messages(batches, version, metrics)
-        return responses.score(self._sent(self._evaluations.Evaluate, messages, timeout_seconds).score)
+        messages = self._evaluate_messages(batches, version, metrics, call_options)
+        return responses.score(self._sent(self._evaluations.Evaluate, messages, call_options).score)
 
     def _evaluate_messages(
-        self, batches: Iterable[Any], version: Version | None, metrics: Sequence[str | Metric]
+        self,
+        batches: Iterable[Any],
+        version: Version | None,
+        metrics: Sequence[str | Metric],
+        call_options: CallOptions,
     ) -> Iterator[evaluation_pb2.EvaluateRequest]:
         yield self._requests.evaluate_options(version, metrics)
         for batch in batches:
-            yield requests.evaluate_batch(batch, self._names(unless=requests.goes_by_name(batch)))
+            yield requests.evaluate_batch(batch, self._names(call_options, unless=requests.goes_by_name(batch)))
 
     def compare(
         self,
@@ -133,7 +145,7 @@ class Client(ModelCalls):
         resamples: int = 1000,
         confidence: float = 0.95,
         seed: int = 0,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> CompareResult:
         """Score versions on the same batches and compare each with the first.
 
@@ -145,20 +157,23 @@ class Client(ModelCalls):
             resamples: How many times the examples are resampled for the intervals.
             confidence: The confidence level of the intervals, between 0 and 1.
             seed: The same examples in the same order with the same seed give the same intervals.
-            timeout_seconds: Overrides the client's timeout; for the whole stream.
+            call_options: See `understudy.clients.CallOptions`.
         """
         options = self._requests.compare_options(
             versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
         )
-        messages = self._compare_messages(options, batches)
-        return responses.comparison(self._sent(self._evaluations.Compare, messages, timeout_seconds))
+        messages = self._compare_messages(options, batches, call_options)
+        return responses.comparison(self._sent(self._evaluations.Compare, messages, call_options))
 
     def _compare_messages(
-        self, options: evaluation_pb2.CompareRequest, batches: Iterable[Any] | None
+        self,
+        options: evaluation_pb2.CompareRequest,
+        batches: Iterable[Any] | None,
+        call_options: CallOptions,
     ) -> Iterator[evaluation_pb2.CompareRequest]:
         yield options
         for batch in batches if batches is not None else ():
-            yield requests.compare_batch(batch, self._names(unless=requests.goes_by_name(batch)))
+            yield requests.compare_batch(batch, self._names(call_options, unless=requests.goes_by_name(batch)))
 
     def evaluate_dataset(
         self,
@@ -166,11 +181,11 @@ class Client(ModelCalls):
         *,
         version: Version | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> Evaluation:
         """Score a version on a dataset of the server; the server also records the result in its ledger."""
         call = self._evaluations.EvaluateDataset(
-            self._requests.evaluate_dataset(dataset, version), timeout=self._stream_timeout(timeout_seconds)
+            self._requests.evaluate_dataset(dataset, version), **self._defaults.stream(call_options)
         )
         with _ended(call), translated():
             for message in call:
@@ -181,7 +196,7 @@ class Client(ModelCalls):
         raise ended_early()
 
     def watch_evaluations(
-        self, *, after: int = 0, give_up_after_seconds: float = 300.0
+        self, *, after: int = 0, give_up_after_seconds: float = 300.0, **call_options: Unpack[CallOptions]
     ) -> Generator[Evaluation, None, None]:
         """Yield every entry of the ledger after a sequence number: the existing ones, then new ones, without end.
 
@@ -193,7 +208,7 @@ class Client(ModelCalls):
         reconnection = Reconnection(give_up_after_seconds)
         while True:
             try:
-                with closing(self._watched_once(after)) as evaluations:
+                with closing(self._watched_once(after, call_options)) as evaluations:
                     for evaluation in evaluations:
                         reconnection.connected()
                         after = evaluation.sequence
@@ -203,9 +218,9 @@ class Client(ModelCalls):
                 error = broken
             time.sleep(reconnection.pause_after(error))
 
-    def _watched_once(self, after: int) -> Generator[Evaluation, None, None]:
+    def _watched_once(self, after: int, call_options: CallOptions) -> Generator[Evaluation, None, None]:
         request = self._requests.watch_evaluations(after)
-        call = self._evaluations.WatchEvaluations(request, timeout=self._stream_timeout_seconds)
+        call = self._evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
         with _ended(call), translated():
             for message in call:
                 yield responses.evaluation(message.evaluation)
@@ -214,13 +229,13 @@ class Client(ModelCalls):
         self,
         method: grpc.StreamUnaryMultiCallable[Request, Response],
         messages: Iterator[Request],
-        timeout_seconds: float | None,
+        call_options: CallOptions,
     ) -> Response:
         """Send messages, which are iterated on another thread; raise the iterator's error here."""
         feed = Feed(messages)
         try:
             with translated():
-                response = method(feed, timeout=self._stream_timeout(timeout_seconds))
+                response = method(feed, **self._defaults.stream(call_options))
         except UnderstudyError:
             self._known_names.forget()
             feed.check()
@@ -228,14 +243,11 @@ class Client(ModelCalls):
         feed.check()
         return response
 
-    def _names(self, *, unless: bool) -> requests.Names:
+    def _names(self, call_options: CallOptions, *, unless: bool) -> requests.Names:
         """Return the names for arrays without names; empty if all arrays have names."""
         if unless:
             return requests.Names()
-        return self._known_names.names or self._known_names.learn(self.metadata())
-
-    def _stream_timeout(self, timeout_seconds: float | None) -> float:
-        return self._stream_timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._known_names.names or self._known_names.learn(self.metadata(**without_timeout(call_options)))
 
 
 @contextmanager

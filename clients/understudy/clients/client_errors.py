@@ -3,6 +3,8 @@
 UnderstudyError
 ├── InvalidArgumentError       the data or a parameter is invalid; the text names the value and what was expected
 ├── NotFoundError              there is no such model, version, dataset or service; the text lists the existing ones
+├── UnauthenticatedError       the credentials of the call are missing or invalid
+├── PermissionDeniedError      the caller may not do this
 ├── FailedPreconditionError    the server is not in a state to do this, such as scoring a model without a loss
 ├── UnavailableError           no server responds, has a model yet, or accepts calls; retries have failed
 ├── OverloadedError            a queue is full; carries the time to wait before a retry
@@ -52,6 +54,14 @@ class InvalidArgumentError(UnderstudyError):
 
 class NotFoundError(UnderstudyError):
     """There is no such model, version, dataset or service. The text lists the existing ones."""
+
+
+class UnauthenticatedError(UnderstudyError):
+    """The credentials of the call are missing or invalid, or the channel is not secure enough to send them."""
+
+
+class PermissionDeniedError(UnderstudyError):
+    """The caller may not do this."""
 
 
 class FailedPreconditionError(UnderstudyError):
@@ -106,6 +116,8 @@ _BY_CODE: dict[grpc.StatusCode, type[UnderstudyError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,

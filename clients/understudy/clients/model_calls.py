@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc
 
 from understudy.clients import requests, responses
-from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, channel_options, channel_target
+from understudy.clients.call_options import CallDefaults, CallOptions, Metadata
+from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, Option, channel_options, channel_target
 from understudy.clients.client_errors import translated
 from understudy.clients.types import (
     Checkpoint,
@@ -29,6 +30,9 @@ from understudy.v1 import (
     prediction_pb2_grpc,
 )
 
+if TYPE_CHECKING:
+    from understudy.clients.channel import Interceptor
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -41,15 +45,29 @@ class ModelCalls:
         targets: str | Sequence[str],
         *,
         model_name: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[Option] = (),
+        interceptors: Sequence[Interceptor] = (),
+        metadata: Metadata = (),
         timeout_seconds: float = 30.0,
         stream_timeout_seconds: float = 3600.0,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._stream_timeout_seconds = stream_timeout_seconds
+        self._defaults = CallDefaults(
+            timeout_seconds=timeout_seconds,
+            stream_timeout_seconds=stream_timeout_seconds,
+            metadata=metadata,
+            is_secure=credentials is not None,
+        )
         self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
-        self._channel = grpc.insecure_channel(channel_target(targets), options=channel_options(max_message_bytes))
+        target, all_options = channel_target(targets), channel_options(max_message_bytes, options)
+        channel = (
+            grpc.insecure_channel(target, all_options)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, all_options)
+        )
+        self._channel = grpc.intercept_channel(channel, *interceptors)
         self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
         self._evaluations = evaluation_pb2_grpc.EvaluationServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
@@ -67,19 +85,19 @@ class ModelCalls:
     ) -> None:
         self.close()
 
-    def metadata(self, *, version: Version | None = None, timeout_seconds: float | None = None) -> ModelMetadata:
+    def metadata(self, *, version: Version | None = None, **call_options: Unpack[CallOptions]) -> ModelMetadata:
         """Describe the inputs, outputs and devices of a version."""
-        response = self._ask(self._models.GetModelMetadata, self._requests.metadata(version), timeout_seconds)
+        response = self._ask(self._models.GetModelMetadata, self._requests.metadata(version), call_options)
         return responses.metadata(response)
 
-    def status(self, *, timeout_seconds: float | None = None) -> ModelStatus:
+    def status(self, **call_options: Unpack[CallOptions]) -> ModelStatus:
         """Return the state of every version."""
-        return responses.status(self._ask(self._models.GetModelStatus, self._requests.status(), timeout_seconds))
+        return responses.status(self._ask(self._models.GetModelStatus, self._requests.status(), call_options))
 
-    def checkpoints(self, *, timeout_seconds: float | None = None) -> tuple[Checkpoint, ...]:
+    def checkpoints(self, **call_options: Unpack[CallOptions]) -> tuple[Checkpoint, ...]:
         """List the checkpoints that the server sees, by ascending step."""
         return responses.checkpoints(
-            self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), timeout_seconds)
+            self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), call_options)
         )
 
     def list_evaluations(
@@ -89,7 +107,7 @@ class ModelCalls:
         min_step: int | None = None,
         max_step: int | None = None,
         outcome: EvaluationOutcome | None = None,
-        timeout_seconds: float | None = None,
+        **call_options: Unpack[CallOptions],
     ) -> Generator[Evaluation, None, None]:
         """Yield the entries of the server's ledger, oldest first, and request pages as needed."""
         token, more = "", True
@@ -97,41 +115,41 @@ class ModelCalls:
             request = self._requests.list_evaluations(
                 page_token=token, dataset=dataset, min_step=min_step, max_step=max_step, outcome=outcome
             )
-            page = self._ask(self._evaluations.ListEvaluations, request, timeout_seconds)
+            page = self._ask(self._evaluations.ListEvaluations, request, call_options)
             yield from map(responses.evaluation, page.evaluations)
             token = page.next_page_token
             more = bool(token)
 
-    def promote(self, version: Version, *, timeout_seconds: float | None = None) -> Promotion:
+    def promote(self, version: Version, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""
-        return self._promoted(self._requests.pin(version), timeout_seconds)
+        return self._promoted(self._requests.pin(version), call_options)
 
-    def unpin(self, *, timeout_seconds: float | None = None) -> Promotion:
+    def unpin(self, **call_options: Unpack[CallOptions]) -> Promotion:
         """Remove the pin and follow the version policy again."""
-        return self._promoted(self._requests.unpin(), timeout_seconds)
+        return self._promoted(self._requests.unpin(), call_options)
 
-    def roll_back(self, *, timeout_seconds: float | None = None) -> Promotion:
+    def roll_back(self, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve and pin the previous serving version."""
-        return self._promoted(self._requests.roll_back(), timeout_seconds)
+        return self._promoted(self._requests.roll_back(), call_options)
 
-    def _promoted(self, request: model_pb2.PromoteRequest, timeout_seconds: float | None) -> Promotion:
-        return responses.promotion(self._ask(self._models.Promote, request, timeout_seconds))
+    def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:
+        return responses.promotion(self._ask(self._models.Promote, request, call_options))
 
-    def metrics(self, *, timeout_seconds: float | None = None) -> str:
+    def metrics(self, **call_options: Unpack[CallOptions]) -> str:
         """Return the server's metrics as Prometheus text."""
-        response = self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), timeout_seconds)
+        response = self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
         return response.exposition.decode()
 
-    def is_serving(self, service: str = "", *, timeout_seconds: float | None = None) -> bool:
+    def is_serving(self, service: str = "", **call_options: Unpack[CallOptions]) -> bool:
         """Ask ``grpc.health.v1`` whether the server, or one service of it, serves."""
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
         stub = health_pb2_grpc.HealthStub(self._channel)
-        response = self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout_seconds)
+        response = self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), call_options)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _ask(
-        self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request, timeout_seconds: float | None
+        self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request, call_options: CallOptions
     ) -> Response:
         with translated():
-            return method(request, timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+            return method(request, **self._defaults.unary(call_options))
