@@ -113,8 +113,11 @@ def test_text_is_predicted_and_shown(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
-        ({"picture": X}, "has the arrays picture; the model needs image or x"),
-        ({"image": np.float32(1)}, "have these numbers of examples: {'image': 0}; all need the same, at least 1"),
+        ({"picture": X}, "has the arrays ['picture']; the model also needs 'image', 'x' or 'arr_0'"),
+        (
+            {"image": np.float32(1)},
+            "has arrays with these numbers of examples: {'image': 0}; all need the same, at least 1",
+        ),
         ({"image": np.array([None])}, "is not a readable .npy or .npz file"),
     ],
 )
@@ -203,7 +206,7 @@ def test_evaluate_scores_a_file(run: Run, script: Script, tmp_path: Path) -> Non
 def test_evaluate_names_the_targets_that_a_file_lacks(run: Run, tmp_path: Path) -> None:
     error = refusal(run("evaluate", saved(tmp_path, x=X)), code=1)
 
-    assert "has the arrays x; the model needs doubled or y or targets" in error
+    assert "has the arrays ['x']; the model also needs 'doubled', 'y', 'targets' or 'arr_1'" in error
 
 
 def test_evaluate_scores_a_dataset_of_the_server_on_several_steps(run: Run) -> None:

@@ -1,32 +1,28 @@
-"""Reads arrays from files and finds the model's inputs and targets among them.
+"""The examples that commands send, from files, and the files that commands write.
 
-The keys of an ``.npz`` file are the names of the model's inputs and, for scoring, of its outputs. A single input may
-also be ``x``, a single target ``y`` or ``targets``. Several may be `numpy.savez`'s ``arr_0``, ``arr_1`` and so on, the
-inputs first, in the model's order. ``sample_weight`` holds a weight for each example. The server's ``--eval-data``
-reads the same files.
+`understudy.experiments.example_arrays` says under which keys arrays are found.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from understudy.cli.command_errors import CommandError
+from understudy.experiments.example_arrays import FoundExamples, find_examples, find_inputs, read_arrays
+from understudy.experiments.experiment_errors import ExampleError
 
 if TYPE_CHECKING:
-    from understudy.clients import ModelMetadata, TensorSpec
+    from understudy.clients import ModelMetadata
 
 Array = npt.NDArray[Any]
 
-_INPUT_ALIASES: Final = ("x", "arr_0")
-_TARGET_ALIASES: Final = ("y", "targets", "arr_1")
-_WEIGHT_KEY: Final = "sample_weight"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +59,27 @@ def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
     """Return the model's inputs from a ``.npy`` or ``.npz`` file; other arrays in it are ignored.
 
     Raises:
-        CommandError: The file cannot be read, lacks an input, or its arrays differ in length.
+        CommandError: The file cannot be read, or its arrays do not fit the model.
     """
-    arrays = _read(file)
-    return _checked(file, Examples(inputs=_taken(file, arrays, metadata.inputs, _INPUT_ALIASES, cast=True), targets={}))
+
+    def find() -> dict[str, Array]:
+        return find_inputs(str(file), read_arrays(file), metadata.inputs)
+
+    return Examples(inputs=_reported(find, file), targets={})
 
 
 def examples_to_score(file: Path, metadata: ModelMetadata) -> Examples:
     """Return the model's inputs, the targets of all its outputs, and the weights if any, from an ``.npz`` file.
 
     Raises:
-        CommandError: The file cannot be read, lacks an array, or its arrays differ in length.
+        CommandError: The file cannot be read, or its arrays do not fit the model.
     """
-    arrays = _read(file)
-    examples = Examples(
-        inputs=_taken(file, arrays, metadata.inputs, _INPUT_ALIASES, cast=True),
-        targets=_taken(file, arrays, metadata.outputs, _TARGET_ALIASES, cast=False, first_place=len(metadata.inputs)),
-        sample_weight=arrays.get(_WEIGHT_KEY),
-    )
-    return _checked(file, examples)
+
+    def find() -> FoundExamples:
+        return find_examples(str(file), read_arrays(file), metadata.inputs, metadata.outputs)
+
+    found = _reported(find, file)
+    return Examples(inputs=found.inputs, targets=found.targets, sample_weight=found.sample_weight)
 
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
@@ -94,58 +92,13 @@ def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
         raise CommandError(f"cannot write {file}: {error.strerror}; give another --output") from error
 
 
-def _read(file: Path) -> dict[str, Array]:
+def _reported(find: Callable[[], T], file: Path) -> T:
     try:
-        with file.open("rb") as source:
-            content = np.load(source, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return {_INPUT_ALIASES[0]: content}
-            return {key: content[key] for key in content.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise CommandError(
-            f"{file} is not a readable .npy or .npz file ({error}); write it with numpy.save or numpy.savez, without "
-            "Python objects"
-        ) from error
-
-
-def _taken(
-    file: Path,
-    arrays: Mapping[str, Array],
-    specs: Sequence[TensorSpec],
-    aliases: Sequence[str],
-    *,
-    cast: bool,
-    first_place: int = 0,
-) -> dict[str, Array]:
-    taken = {}
-    for place, spec in enumerate(specs):
-        names = (spec.name, *aliases) if len(specs) == 1 else (spec.name, f"arr_{first_place + place}")
-        name = next((name for name in names if name in arrays), None)
-        if name is None:
-            raise CommandError(
-                f"{file} has the arrays {', '.join(arrays) or 'none'}; the model needs {' or '.join(names)}"
-            )
-        taken[spec.name] = _cast(arrays[name], spec.dtype) if cast else arrays[name]
-    return taken
-
-
-def _cast(array: Array, dtype: str) -> Array:
-    """Return the array as the model's dtype if no kind of value is lost, as Keras would; else unchanged."""
-    if dtype in ("string", "bfloat16") or array.dtype.kind not in "biuf":
-        return array
-    return array.astype(dtype, copy=False) if np.can_cast(array.dtype, dtype, casting="same_kind") else array
-
-
-def _checked(file: Path, examples: Examples) -> Examples:
-    arrays = {**examples.inputs, **examples.targets}
-    if examples.sample_weight is not None:
-        arrays[_WEIGHT_KEY] = examples.sample_weight
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise CommandError(
-            f"the arrays of {file} have these numbers of examples: {lengths}; all need the same, at least 1"
-        )
-    return examples
+        return find()
+    except FileNotFoundError as error:
+        raise CommandError(f"there is no file {file}") from error
+    except ExampleError as error:
+        raise CommandError(str(error)) from error
 
 
 def _sliced(arrays: Mapping[str, Array], examples: slice) -> dict[str, Array]:

@@ -51,7 +51,7 @@ def command(
     """Send the examples of FILE to a server and show the model's outputs.
 
     FILE is a .npy file with the model's only input, or an .npz file with every input under its name (a single input may
-    also be called x). Other arrays in it are ignored.
+    also be called x, and arrays without names go by their order). Other arrays in it are ignored.
     """
     with connected(settings) as client:
         results = _predictions(client, file, version, batch_size)

@@ -76,7 +76,7 @@ def test_keys_that_do_not_fit_the_model_are_named() -> None:
     missing = ArrayDataset("test", {"picture": np.ones((1, 2)), "y": np.ones(1)})
     surplus = ArrayDataset("test", {"x": np.ones((1, 2)), "y": np.ones(1), "z": np.ones(1)})
 
-    with pytest.raises(InvalidInputError, match=r"'test' has the arrays \['picture', 'y'\]; .*'image' or 'x'"):
+    with pytest.raises(InvalidInputError, match=r"'test' has the arrays \['picture', 'y'\]; .*'image', 'x' or 'arr_0'"):
         list(missing.batches(ONE, 10))
     with pytest.raises(InvalidInputError, match=r"unknown to the model: \['z'\]"):
         list(surplus.batches(ONE, 10))
@@ -114,7 +114,9 @@ def test_a_lone_array_is_no_dataset(tmp_path: Path) -> None:
     with file.open("wb") as stream:
         np.save(stream, np.ones(3))
 
-    with pytest.raises(ConfigurationError, match="is not a readable"):
+    with pytest.raises(
+        ConfigurationError, match=r"holds only the array 'arr_0'; write inputs and targets with numpy\.savez"
+    ):
         load_npz("test", file)
 
 

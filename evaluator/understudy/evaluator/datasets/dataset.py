@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.checkpoints.signature import Signature
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.types import Array, Arrays, Batch
+from understudy.experiments import example_arrays
+from understudy.experiments.experiment_errors import ExampleError
 
 TARGETS = "targets"
 """The name of the targets of a model with one output."""
@@ -22,13 +22,6 @@ TARGETS = "targets"
 SAMPLE_WEIGHTS = "sample_weights"
 """The name of sample weights that apply to every output."""
 
-INPUT_ALIASES = ("x",)
-"""Alternative names for a model's only input in a file."""
-
-TARGET_ALIASES = ("y", TARGETS)
-"""Alternative names for the target of a model's only output in a file."""
-
-_WEIGHT_KEY = "sample_weight"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -63,8 +56,7 @@ class ArrayDataset:
 
     Args:
         name: Its name.
-        arrays: Arrays of equal length by the names of the model's inputs (``x`` for a single one) and of its outputs
-            (``y`` or ``targets`` for a single one), and optionally ``sample_weight``, ``[examples]``.
+        arrays: Arrays of equal length under the keys of `understudy.experiments.example_arrays`.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, or the arrays are missing, empty or of different
@@ -94,32 +86,22 @@ def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
 
     Args:
         dataset: The name of the dataset in error messages.
-        arrays: Arrays ``[examples, ...]`` under the names that `ArrayDataset` accepts.
+        arrays: Arrays ``[examples, ...]`` under the keys that `ArrayDataset` accepts.
         signature: The signature of the model.
 
     Raises:
         InvalidInputError: An array is missing, has another kind of dtype, or is unknown to the model.
     """
-    left = dict(arrays)
-    weights = {SAMPLE_WEIGHTS: left.pop(_WEIGHT_KEY)} if _WEIGHT_KEY in left else {}
-    inputs = _take(dataset, left, signature.inputs, INPUT_ALIASES)
-    targets = _take(dataset, left, signature.outputs, TARGET_ALIASES)
-    if left:
-        raise InvalidInputError(
-            f"dataset {dataset!r} has arrays that are unknown to the model: {sorted(left)}; it takes "
-            f"{_keys(signature.inputs, INPUT_ALIASES)} and {_keys(signature.outputs, TARGET_ALIASES)}, and "
-            f"optionally {_WEIGHT_KEY!r}"
-        )
-    if len(targets) == 1:
-        targets = {TARGETS: next(iter(targets.values()))}
-    return Batch(inputs=cast_inputs(dataset, inputs, signature), targets=targets, sample_weights=weights)
-
-
-def spec_for(key: str, specs: Sequence[TensorSpec], aliases: Sequence[str]) -> TensorSpec | None:
-    """Return the tensor that an array of this name belongs to, or None."""
-    if len(specs) == 1 and key in aliases:
-        return specs[0]
-    return next((spec for spec in specs if spec.name == key), None)
+    try:
+        found = example_arrays.find_examples(f"dataset {dataset!r}", arrays, signature.inputs, signature.outputs)
+    except ExampleError as error:
+        raise InvalidInputError(str(error)) from error
+    (target, *others) = found.targets.values()
+    return Batch(
+        inputs=found.inputs,
+        targets=found.targets if others else {TARGETS: target},
+        sample_weights={} if found.sample_weight is None else {SAMPLE_WEIGHTS: found.sample_weight},
+    )
 
 
 def load_npz(name: str, file: Path) -> ArrayDataset:
@@ -129,15 +111,16 @@ def load_npz(name: str, file: Path) -> ArrayDataset:
         ConfigurationError: The file is missing, damaged, holds pickled objects, or is not a valid dataset.
     """
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in content.files}
+        arrays = example_arrays.read_arrays(file)
     except FileNotFoundError as error:
         raise ConfigurationError(f"dataset {name!r}: there is no file {file}") from error
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except ExampleError as error:
+        raise ConfigurationError(f"dataset {name!r}: {error}") from error
+    if len(arrays) == 1:
         raise ConfigurationError(
-            f"dataset {name!r}: {file} is not a readable .npz file ({error}); write it with numpy.savez, without "
-            "Python objects"
-        ) from error
+            f"dataset {name!r}: {file} holds only the array {next(iter(arrays))!r}; write inputs and targets with "
+            "numpy.savez(file, x=..., y=...)"
+        )
     return ArrayDataset(name, arrays)
 
 
@@ -147,7 +130,10 @@ def cast_inputs(dataset: str, inputs: Mapping[str, Array], signature: Signature)
     Raises:
         InvalidInputError: A cast would change the kind of values.
     """
-    return {spec.name: _cast(dataset, spec, inputs[spec.name]) for spec in signature.inputs}
+    try:
+        return example_arrays.cast_inputs(f"dataset {dataset!r}", inputs, signature.inputs)
+    except ExampleError as error:
+        raise InvalidInputError(str(error)) from error
 
 
 def as_bytes(array: Array) -> Array:
@@ -182,56 +168,8 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _take(
-    dataset: str, left: dict[str, Array], specs: Sequence[TensorSpec], aliases: Sequence[str]
-) -> dict[str, Array]:
-    """Remove the arrays of these tensors from ``left``, and return them."""
-    came = sorted(left)
-    taken = {}
-    for spec in specs:
-        key = next((key for key in left if spec_for(key, specs, aliases) is spec), None)
-        if key is None:
-            raise InvalidInputError(
-                f"dataset {dataset!r} has the arrays {came}; the model also needs "
-                f"{_keys((spec,), aliases if len(specs) == 1 else ())}"
-            )
-        taken[spec.name] = left.pop(key)
-    return taken
-
-
-def _cast(dataset: str, spec: TensorSpec, array: Array) -> Array:
-    if spec.dtype == "string" or array.dtype.kind == "O" or array.dtype.name == spec.dtype:
-        return array
-    expected = _dtype(spec.dtype)
-    if not np.can_cast(array.dtype, expected, casting="same_kind"):
-        raise InvalidInputError(
-            f"dataset {dataset!r}: input {spec.name!r} is {array.dtype.name}, the model takes {spec.dtype}"
-        )
-    return array.astype(expected)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name)
-
-
 def _common_length(name: str, arrays: Arrays) -> int:
-    lengths = {key: int(array.shape[0]) if array.ndim else 0 for key, array in arrays.items()}
-    length = next(iter(lengths.values()), 0)
-    if not length or any(other != length for other in lengths.values()):
-        raise ConfigurationError(
-            f"dataset {name!r}: its arrays have these numbers of examples: {lengths}; all must have the same, at "
-            "least 1"
-        )
-    return length
-
-
-def _keys(specs: Sequence[TensorSpec], aliases: Sequence[str]) -> str:
-    """Describe the keys under which these tensors are looked up."""
-    if len(specs) == 1:
-        return " or ".join(repr(name) for name in dict.fromkeys((specs[0].name, *aliases)))
-    return ", ".join(repr(spec.name) for spec in specs)
+    try:
+        return example_arrays.common_length(f"dataset {name!r}", arrays)
+    except ExampleError as error:
+        raise ConfigurationError(str(error)) from error

@@ -21,20 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.checkpoints.signature import Signature
-from understudy.evaluator.datasets.dataset import (
-    INPUT_ALIASES,
-    TARGET_ALIASES,
-    EvaluationDataset,
-    arrange,
-    checked_name,
-    load_npz,
-    spec_for,
-)
+from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.evaluator.datasets.dataset import EvaluationDataset, arrange, checked_name, load_npz
 from understudy.evaluator.datasets.experiment_datasets import ExperimentDataset
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.library_errors import first_line
 from understudy.evaluator.types import Array, Batch
+from understudy.experiments.example_arrays import input_keys, target_keys, tensor_of
 
 _MARKS = ("dataset_spec.pb", "snapshot.metadata")
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -197,16 +190,24 @@ def _value_of(feature: Any, key: str, signature: Signature) -> Array:
 
 
 def _takes_strings(key: str, signature: Signature) -> bool:
-    spec = spec_for(key, signature.inputs, INPUT_ALIASES) or spec_for(key, signature.outputs, TARGET_ALIASES)
+    spec = _input_of(key, signature) or _output_of(key, signature)
     return spec is not None and spec.dtype == "string"
+
+
+def _input_of(key: str, signature: Signature) -> TensorSpec | None:
+    return tensor_of(key, signature.inputs, input_keys(signature.inputs))
+
+
+def _output_of(key: str, signature: Signature) -> TensorSpec | None:
+    return tensor_of(key, signature.outputs, target_keys(signature.inputs, signature.outputs))
 
 
 def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...]:
     """Return the shape of an example's tensor of ``count`` values; -1 stands for one inferred length."""
-    spec = spec_for(key, signature.inputs, INPUT_ALIASES)
+    spec = _input_of(key, signature)
     if spec is not None:
         return tuple(-1 if length is None else length for length in spec.shape[1:])
-    spec = spec_for(key, signature.outputs, TARGET_ALIASES)
+    spec = _output_of(key, signature)
     lengths = () if spec is None else tuple(length for length in spec.shape[1:] if length is not None)
     if spec is not None and len(lengths) == len(spec.shape) - 1 and math.prod(lengths) == count:
         return lengths
