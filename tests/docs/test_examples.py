@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,11 +23,14 @@ WITHOUT_EXAMPLES = {"architecture.md", "glossary.md"}
 
 MOST_README_LINES = 150
 
+TRAINING = Example("sh", "", "understudy train digits --run-dir runs/digits --steps 40 --checkpoint-every 20\n")
+"""How most pages begin. These pages share one training."""
+
 PREPARATION = (
-    Example("sh", "", "understudy train digits --run-dir runs/digits --steps 40 --checkpoint-every 20\n"),
+    TRAINING,
     Example("sh", "In the background", "understudy serve --run-dir runs/digits --experiment digits\n"),
 )
-"""How most pages begin. These pages share one training and one service."""
+"""How many pages begin. These pages share one service, too."""
 
 
 def name_of(page: Path) -> str:
@@ -43,10 +47,21 @@ def free_ports() -> dict[int, int]:
 
 
 @pytest.fixture(scope="module")
-def shared_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which `TRAINING` has run."""
+    folder = tmp_path_factory.mktemp("trained")
+    with Session(folder, free_ports()) as session:
+        session.run(TRAINING)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared_session(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """Give a session in which the blocks of `PREPARATION` have run, for the pages that begin with them."""
-    with Session(tmp_path_factory.mktemp("shared"), free_ports()) as session:
-        for example in PREPARATION:
+    folder = tmp_path_factory.mktemp("shared")
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    with Session(folder, free_ports()) as session:
+        for example in PREPARATION[1:]:
             session.run(example)
         yield session
 
@@ -65,10 +80,13 @@ def test_every_example_of_a_page_runs_beside_the_digits_service(page: Path, shar
 
 @pytest.mark.parametrize("page", [README, *itertools.filterfalse(is_prepared, PAGES)], ids=name_of)
 @pytest.mark.timeout(240)
-def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_every_example_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with Session(tmp_path, free_ports()) as session:
         for example in examples_of(page):
-            session.run(example)
+            if example == TRAINING:
+                shutil.copytree(request.getfixturevalue("trained"), tmp_path, dirs_exist_ok=True)
+            else:
+                session.run(example)
 
 
 @pytest.mark.parametrize("page", [README, *PAGES], ids=name_of)
