@@ -44,11 +44,23 @@ def unbuilt() -> keras.Model:
         (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), "not compiled"),
         (unbuilt, "without variables"),
         (lambda: tiny(run_eagerly=True), "run_eagerly"),
+        (lambda: tiny(metrics=[keras.metrics.MeanSquaredError]), "cannot be saved with the model: MeanSquaredError"),
     ],
 )
 def test_a_model_that_the_loop_cannot_train_is_refused(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build_model(Building(build), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [(3, "metric identifier: 3"), ("function", "metric identifier: function"), (None, "received `None`")],
+)
+def test_a_compiled_metric_that_keras_does_not_know_is_refused_by_name(metric: Any, message: str) -> None:
+    strategy = tf.distribute.get_strategy()
+    model = build_model(Building(lambda: tiny(metrics=["mae", metric])), seed=0)
+    with pytest.raises(ModelError, match=f"cannot apply the compiled loss and metrics .*{message}.*compile"):
+        prepare_for_replicas(model, strategy, BATCH_SPEC)
 
 
 def test_what_the_users_code_raises_is_passed_on() -> None:

@@ -74,6 +74,30 @@ def test_a_model_that_was_not_compiled_needs_named_metrics(make_slot: Callable[.
     assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"mae"}
 
 
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+@pytest.mark.parametrize(
+    ("compiled", "named"),
+    [
+        ({"metrics": ["mae", 3]}, r"metrics\[1\]=3, which is no metric"),
+        ({"metrics": [True]}, r"metrics\[0\]=True"),
+        ({"metrics": {"y": ["function"]}}, r"metrics\['y'\]\[0\]='function'"),
+        ({"weighted_metrics": ["3"]}, r"weighted_metrics\[0\]='3'"),
+        ({"metrics": [lambda *values: values[1]]}, r"metrics\[0\]='__lambda__'"),
+    ],
+)
+def test_a_compiled_metric_that_is_none_is_named_and_the_targets_are_not_blamed(
+    make_slot: Callable[..., Slot], compiled: dict[str, Any], named: str
+) -> None:
+    inputs = keras.Input((4,), name="x")
+    model = keras.Model(inputs, layers.Dense(2, name="y")(inputs))
+    model.compile(loss="mse", **compiled)
+    slot = make_slot(model)
+    batch = Batch(inputs={"x": np.ones((3, 4), np.float32)}, targets={"targets": np.ones((3, 2), np.float32)})
+    with pytest.raises(NotEvaluableError, match=f"compiled with {named}"):
+        score(slot, batch)
+    assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"loss", "mae"}
+
+
 def test_a_model_that_makes_its_own_loss_needs_no_targets(make_slot: Callable[..., Slot]) -> None:
     inputs = keras.Input((4,), name="x")
     model = keras.Model(inputs, layers.Dense(2)(sample_models.AddsLoss()(inputs)))

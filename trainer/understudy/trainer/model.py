@@ -47,7 +47,14 @@ def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, e
     """
     _check_xla(model, strategy)
     with strategy.scope():
-        build_for(model, element_spec)
+        try:
+            build_for(model, element_spec)
+        except (ValueError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ModelError(
+                f"Keras cannot apply the compiled loss and metrics to the training data: {reason}; check the arguments "
+                "of compile(), and the structure of the data"
+            ) from error
     if strategy.num_replicas_in_sync > 1:
         _check_loss(model)
         sum_before_applying(model.optimizer)
@@ -65,6 +72,13 @@ def _check(model: Any) -> None:
         raise ModelError("build_model() returned a model that is not compiled; call model.compile(optimizer, loss)")
     if not model.built:
         raise ModelError("build_model() returned a model without variables; give it an Input, or call model.build()")
+    try:
+        model.get_compile_config()
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"the arguments of compile() cannot be saved with the model: {error}; give losses and metrics as names or "
+            "objects, not as classes"
+        ) from error
     if model.run_eagerly:
         raise ModelError("the model is compiled with run_eagerly=True; the loop runs in a graph, so leave that out")
 

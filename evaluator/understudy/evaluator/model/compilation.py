@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -16,6 +17,9 @@ from understudy.evaluator.library_errors import first_line
 from understudy.evaluator.model import metric_catalog
 from understudy.evaluator.model.scoring_program import ProgramOptions, ScoringData, alone
 from understudy.evaluator.types import Array, MetricSpec
+
+_METRICS = ("metrics", "weighted_metrics")
+"""The arguments of ``compile`` that hold metrics."""
 
 
 class NoExampleLossesError(ValueError):
@@ -141,6 +145,20 @@ class Compilation:
             self._model.compile_from_config(dict(self._config))
             self._model.optimizer = None
 
+    @contextmanager
+    def naming_the_metric(self, metrics: Sequence[MetricSpec]) -> Iterator[None]:
+        """Raise NotEvaluableError for an error that a compiled metric causes, instead of Keras's about the whole.
+
+        Args:
+            metrics: The caller's metrics; with any, the compiled ones are not used.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            if not metrics and not self._custom_compile:
+                _check_compiled(self._config)
+            raise
+
     def compile_for_examples(self, *, adds_losses: bool) -> None:
         """Compile the model with per-example losses and without metrics.
 
@@ -151,7 +169,7 @@ class Compilation:
             raise NoExampleLossesError("the model computes its loss in a way of its own")
         if adds_losses:
             raise NoExampleLossesError("the model adds losses that depend on whole batches")
-        losses = keras.saving.deserialize_keras_object(dict(self._config)).get("loss")
+        losses = keras.saving.deserialize_keras_object({"loss": self._config.get("loss")})["loss"]
         if losses is None:
             raise NoExampleLossesError("the model was compiled without a loss")
         keras.Model.compile(
@@ -163,7 +181,9 @@ class Compilation:
         )
 
     def _compile_standard(self, metrics: Sequence[MetricSpec]) -> None:
-        config = {} if self._custom_compile else {**self._config, "optimizer": None}
+        unused = {"optimizer", *(_METRICS if metrics else ())}
+        kept = {} if self._custom_compile else self._config
+        config = {name: argument for name, argument in kept.items() if name not in unused}
         arguments = keras.saving.deserialize_keras_object(config)
         if metrics:
             arguments.update(metrics=self._per_output(metrics), weighted_metrics=None)
@@ -178,6 +198,43 @@ class Compilation:
     def _has_loss(self, *, adds_losses: bool) -> bool:
         regularized = any(variable.regularizer is not None for variable in self._model.trainable_variables)
         return bool(self._config) and (adds_losses or regularized or self._config.get("loss") is not None)
+
+
+def _check_compiled(config: Mapping[str, Any]) -> None:
+    """Raise NotEvaluableError if Keras cannot make a metric of what the model was compiled with."""
+    for argument in _METRICS:
+        for place, given in _serialized(config.get(argument), argument):
+            try:
+                metric = keras.saving.deserialize_keras_object(given) if isinstance(given, dict) else given
+                is_by_shape = isinstance(metric, str) and metric.lower() in metric_catalog.CHOSEN_BY_SHAPE
+                usable = is_by_shape or keras.metrics.get(metric) is not None
+                reason = "there is no such metric"
+            except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+                usable, reason = False, first_line(error)
+            if not usable:
+                raise NotEvaluableError(
+                    f"the model was compiled with {place}={_shown(given)}, which is no metric ({reason}); give "
+                    "`compile` names or objects of keras.metrics or registered ones of your own, or name the metrics "
+                    "to score with"
+                )
+
+
+def _serialized(given: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield each metric of a compile argument, as it was saved, and its place; None means no metric."""
+    if isinstance(given, dict) and "class_name" not in given:
+        for name, inner in given.items():
+            yield from _serialized(inner, f"{place}[{name!r}]")
+    elif isinstance(given, list | tuple):
+        for index, inner in enumerate(given):
+            yield from _serialized(inner, f"{place}[{index}]")
+    elif given is not None:
+        yield place, given
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, dict):
+        given = given["config"] if isinstance(given.get("config"), str) else given["class_name"]
+    return repr(given)[:64]
 
 
 def check_metrics(metrics: Sequence[MetricSpec]) -> None:

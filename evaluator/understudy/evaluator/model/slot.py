@@ -272,7 +272,7 @@ class Slot:
         options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
         def build(data: ScoringData) -> ScoringProgram:
-            with self._building:
+            with self._building, self._compilation.naming_the_metric(metrics):
                 self._compilation.compile(metrics)
                 program = ScoringProgram(
                     self._model,
