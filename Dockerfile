@@ -22,8 +22,7 @@ RUN python -m venv /opt/understudy \
     && /opt/understudy/bin/pip install --no-cache-dir --no-deps --constraint constraints.txt \
         "tensorflow-serving-api>=2.21,<2.22" \
     && rm -rf /opt/understudy/lib/python3*/site-packages/tensorflow/include \
-    && /opt/understudy/bin/pip uninstall --yes pip setuptools wheel \
-    && find /opt/understudy -name __pycache__ -type d -prune -exec rm -rf {} +
+    && /opt/understudy/bin/pip uninstall --yes pip setuptools wheel
 
 FROM ${BASE}
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /state understudy \

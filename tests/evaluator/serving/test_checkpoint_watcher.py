@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDatase
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
+from understudy.evaluator.serving import checkpoint_watcher
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.promotion import BestFile, Gatekeeper, Ranking, build_gate, parse_monitor
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
@@ -68,7 +70,7 @@ class WatcherHarness:
             manager=lifecycle.manager,
             pin_file=PinFile(state),
             latest_step=lambda: lifecycle.version_monitor.latest_step,
-            on_settled=lambda: None,
+            on_settled=self.wake,
         )
         self.watcher = CheckpointWatcher(
             store=lifecycle.store,
@@ -91,6 +93,9 @@ class WatcherHarness:
         if built is None:
             return None
         return Gatekeeper(built, dataset=datasets[0], ranking=self.ranking, ledger=self.ledger, recorder=self.recorder)
+
+    def wake(self) -> None:
+        self.watcher.wake()
 
     def reconcile(self) -> None:
         """Look once, and wait for what that put under way."""
@@ -265,6 +270,30 @@ def test_of_thousands_of_checkpoints_few_are_read_before_the_newest_is_served(
     assert harness.serving_step() == 2000
     assert reading.manifests - before < 5, "known manifests are not read again"
     assert harness.evaluate_next(loss=1.0) == 1
+
+
+def test_the_first_load_runs_undisturbed_and_the_others_are_read_as_soon_as_it_ends(
+    harness: WatcherHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_many(harness, 700)
+    reading = Reading(monkeypatch)
+    harness.lifecycle.may_load.clear()
+    harness.watcher.start()
+    try:
+        assert harness.lifecycle.is_loading.wait(WAIT_SECONDS)
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until and reading.manifests < 30:
+            time.sleep(0.01)
+        assert reading.manifests < 30
+        loaded_at = time.monotonic()
+        harness.lifecycle.may_load.set()
+        while len(harness.lifecycle.store.checkpoints()) < 700:
+            assert time.monotonic() < loaded_at + checkpoint_watcher._FIRST_LOAD_SECONDS / 2
+            time.sleep(0.01)
+        assert harness.serving_step() == 699
+    finally:
+        harness.lifecycle.may_load.set()
+        harness.watcher.close(WAIT_SECONDS)
 
 
 def test_restarted_over_thousands_of_checkpoints_it_goes_on_where_it_was(

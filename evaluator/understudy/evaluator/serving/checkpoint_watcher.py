@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_SECONDS = 30.0
 _PEEK_SECONDS = 0.05
 
+_FIRST_LOAD_SECONDS = 10.0
+"""How long the first load runs undisturbed before the other checkpoints are read."""
+
 _LOOK_SECONDS = 0.5
 """How long one pass may lease or skip checkpoints before it polls for newer ones."""
 
@@ -154,7 +157,8 @@ class CheckpointWatcher:
         if failures:
             return min(self._poll_interval_seconds * 2.0 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
         if not self._is_done:
-            return 0.0
+            is_first_load = self._manager.serving is None and self._controller.is_changing
+            return _FIRST_LOAD_SECONDS if is_first_load else 0.0
         retry = self._quarantine.seconds_to_next_retry()
         return self._poll_interval_seconds if retry is None else min(self._poll_interval_seconds, retry)
 

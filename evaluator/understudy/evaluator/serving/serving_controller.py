@@ -106,6 +106,12 @@ class ServingController:
         steps = {self.pinned_step, self._ranking.best(), self._policy if isinstance(self._policy, int) else None}
         return {step for step in steps if step is not None}
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a promotion is under way."""
+        with self._lock:
+            return self._under_way is not None and not self._under_way.done()
+
     def reconcile(self, *, all_known: bool = True) -> None:
         """Promote the step that should be serving, unless a change is in progress. For one thread at a time.
 
@@ -120,9 +126,8 @@ class ServingController:
         """
         if self._gatekeeper is not None and all_known:
             self._gatekeeper.catch_up(self.target)
-        with self._lock:
-            if self._under_way is not None and not self._under_way.done():
-                return
+        if self.is_changing:
+            return
         step = self.target()
         if step is None or self._is_serving(step) or not (all_known or self._is_certain(step)):
             return
