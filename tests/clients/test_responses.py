@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.clients import InternalError, responses
+from understudy.clients import InternalError, OverloadedError, responses
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 
 CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[2], content=b"\0")
@@ -34,3 +34,15 @@ def test_step_0_is_a_step_and_none_is_none() -> None:
 
     assert (responses.promotion(first).previous_step, responses.promotion(first).pinned_step) == (None, None)
     assert (responses.promotion(second).previous_step, responses.promotion(second).pinned_step) == (0, 0)
+
+
+def test_the_details_of_an_error_that_cannot_be_read_are_left_out() -> None:
+    response = prediction_pb2.PredictStreamResponse()
+    response.error.code = 8
+    response.error.message = "the queue is full"
+    response.error.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\xff")
+
+    error = responses.streamed_prediction(response)
+
+    assert isinstance(error, OverloadedError)
+    assert (str(error), error.retry_after_seconds) == ("the queue is full", None)

@@ -195,9 +195,13 @@ def _status_details(metadata: Sequence[tuple[str, Any]]) -> Status | None:
 def _retry_after_seconds(status: Status) -> float | None:
     if not status.details:
         return None
+    from google.protobuf.message import DecodeError
     from google.rpc.error_details_pb2 import RetryInfo
 
     retry_info = RetryInfo()
-    if not any(detail.Unpack(retry_info) for detail in status.details):
+    try:
+        if not any(detail.Unpack(retry_info) for detail in status.details):
+            return None
+    except DecodeError:  # as in `_status_details`
         return None
     return float(retry_info.retry_delay.ToTimedelta().total_seconds())
