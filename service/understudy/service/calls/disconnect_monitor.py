@@ -110,36 +110,36 @@ class WatchedCall(Call):
     """A call whose transport enforces no deadline: it is ended by cancelling its task.
 
     Args:
-        monitor: Watches the call while it is open.
+        monitor: Watches the call, which enters it when it is opened.
+
+    Attributes:
+        monitor: Watches the call.
+        task: The task that is cancelled to end the call; None while it may not be.
     """
 
-    __slots__ = ("_ending", "_monitor", "_task")
+    __slots__ = ("_ending", "monitor", "task")
 
     def __init__(self, monitor: DisconnectMonitor) -> None:
         super().__init__()
-        self._monitor = monitor
-        self._task: asyncio.Task[Any] | None = None
+        self.monitor = monitor
+        self.task: asyncio.Task[Any] | None = None
         self._ending: Failure | None = None
 
     @abstractmethod
     def ask(self) -> None:
         """Probe whether the caller is still there; end the call if not."""
 
-    def open(self) -> None:
-        """See `Call`. A subclass sets the deadline first."""
-        self._monitor.enter(self)
-
     def close(self) -> None:
         """See `Call`."""
-        self._task = None
-        self._monitor.leave(self)
+        self.task = None
+        self.monitor.leave(self)
 
     def end(self, failure: Failure) -> None:
         """End the call with a status, by cancelling its task as soon as that is allowed."""
         if self._ending is None:
             self._ending = failure
-            if self._task is not None:
-                self._task.cancel()
+            if self.task is not None:
+                self.task.cancel()
 
     def allow_cancelling(self) -> None:
         """Allow the running task to be cancelled from now on to end the call.
@@ -149,11 +149,7 @@ class WatchedCall(Call):
         """
         if self._ending is not None:
             raise CallEndedError(self._ending)
-        self._task = asyncio.current_task(self._monitor.loop)
-
-    def forbid_cancelling(self) -> None:
-        """Let the running task finish from now on, whatever happens to the call."""
-        self._task = None
+        self.task = asyncio.current_task(self.monitor.loop)
 
     def why_cancelled(self) -> Failure:
         """See `Call`."""

@@ -36,12 +36,10 @@ class ServedMethod:
     Attributes:
         method: The method.
         encode: Returns the bytes of a response.
-        sent: Counts a sent message.
     """
 
     def __init__(self, method: Method, metrics: MethodMetrics) -> None:
         self.method = method
-        self.sent = metrics.sent
         self._metrics = metrics
         self._path = method.rpc.path
         self._admit = method.admit
@@ -58,7 +56,7 @@ class ServedMethod:
         Returns:
             What ``answer`` returns, or None if the call failed and its caller was told.
         """
-        self._metrics.started()
+        self._metrics.started_calls += 1
         REQUEST_ID.set(call.request_id)
         try:
             call.open()
@@ -85,8 +83,12 @@ class ServedMethod:
 
     def received(self, call: Call, size: int) -> None:
         """Count a request message of this many bytes, which has arrived."""
-        self._metrics.received()
+        self._metrics.received_messages += 1
         call.received_bytes += size
+
+    def sent(self) -> None:
+        """Count a sent message."""
+        self._metrics.sent_messages += 1
 
     def decode(self, call: Call, data: bytes, begin: int = 0) -> Any:
         """Return the request in ``data[begin:]``, which has arrived.

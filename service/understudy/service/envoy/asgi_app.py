@@ -95,7 +95,7 @@ class UnaryEndpoint(Endpoint):
 
     async def _answer(self, call: AsgiCall) -> None:
         response = await self._handle(await self._one_request(call), call)
-        call.forbid_cancelling()  # do not interrupt the sending
+        call.task = None  # do not interrupt the sending
         await call.reply.only(self._encode(response))
         self._served.sent()
 

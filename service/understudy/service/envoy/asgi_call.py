@@ -87,7 +87,7 @@ class AsgiCall(WatchedCall):
         timeout = self._headers.get(b"grpc-timeout")
         if timeout is not None:
             self.deadline = self.started + seconds_of(timeout)
-        super().open()
+        self.monitor.enter(self)
 
     async def fail(self, failure: Failure) -> None:
         """See `Call`."""

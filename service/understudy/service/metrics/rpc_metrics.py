@@ -64,7 +64,7 @@ def methods_of(*services: ServiceDescriptor) -> Iterator[RpcMethod]:
 
 
 class MethodMetrics:
-    """The counts and durations of one method. `RpcMetrics` creates and shows it.
+    """The counts and durations of one method. `RpcMetrics` creates and shows it; `ServedMethod` counts.
 
     Plain numbers, since each call updates six of them: prometheus_client's counters take a lock for each, and only the
     event loop's thread counts calls. Reading them from another thread is safe.
@@ -79,18 +79,6 @@ class MethodMetrics:
         self.sent_messages = 0
         self.ended = [0] * len(Code)
         self.seconds = Tally(HANDLING_BUCKETS_SECONDS)
-
-    def started(self) -> None:
-        """Count a call that begins."""
-        self.started_calls += 1
-
-    def received(self) -> None:
-        """Count a received message."""
-        self.received_messages += 1
-
-    def sent(self) -> None:
-        """Count a sent message."""
-        self.sent_messages += 1
 
     def handled(self, code: Code, *, seconds: float) -> None:
         """Count a call that ended, with its status and duration."""

@@ -127,7 +127,7 @@ class RestCall(WatchedCall):
     def open(self) -> None:
         """See `Call`."""
         self.deadline = self.started + _timeout_seconds(self.header(TIMEOUT_HEADER), self.header(ENVOY_TIMEOUT_HEADER))
-        super().open()
+        self.monitor.enter(self)
         self.allow_cancelling()
 
     def close(self) -> None:
