@@ -23,6 +23,9 @@ from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.clients import Client
 
+PLUGINS = Path(__file__).parent / "plugins"
+"""Where a front end of another package is installed, for the servers of these tests."""
+
 START_SECONDS = 90.0
 END_SECONDS = 40.0
 
@@ -90,7 +93,7 @@ def serving(run: Path, model_name: str, *flags: str) -> Iterator[Served]:
             *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run), "--model-name", model_name),
             *("--logical-cpus", "2", "--grpc-port", "0", "--http-port", "0", "--log-level", "error", *flags),
         ],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "PYTHONPATH": str(PLUGINS), "TF_CPP_MIN_LOG_LEVEL": "2"},
         stdout=subprocess.PIPE,
         text=True,
     )
