@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.model import weight_transfer
 from understudy.evaluator.model.slot import Slot
 
 Array = npt.NDArray[Any]
@@ -102,6 +103,23 @@ def test_other_weights_answer_after_a_swap_and_nothing_is_traced_anew(load: Load
 
     np.testing.assert_allclose(slot.forward({"x": x})["y"], on_cpu(second, x), rtol=1e-4, atol=1e-5)
     assert slot.traces == traces
+
+
+def test_new_weights_are_the_same_bits_on_all_devices(
+    devices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_transfer, "PIECE_BYTES", 1 << 10)
+    first, second = dense(), dense()
+    first.save(tmp_path / "first.keras")
+    second.save(tmp_path / "second.keras")
+    strategy = tf.distribute.MirroredStrategy(list(devices))
+    slot = Slot(strategy, tmp_path / "first.keras", max_batch_size=8, per_replica=True)
+
+    slot.load(tmp_path / "second.keras")
+
+    for found, written in zip(slot._model.variables, second.variables, strict=True):
+        for component in found.value.values:
+            np.testing.assert_array_equal(component.numpy(), written.numpy())
 
 
 def test_the_devices_can_be_tried_out(load: Load) -> None:

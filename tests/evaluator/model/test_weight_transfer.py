@@ -133,6 +133,18 @@ def test_a_value_of_any_kind_is_the_same_on_all_replicas(
         np.testing.assert_array_equal(component.numpy(), value.numpy())
 
 
+def test_what_is_no_tensor_on_the_host_is_assigned_as_without_this(strategy: Any) -> None:
+    with strategy.scope(), weight_transfer.through_first_device(strategy):
+        text, number, other = tf.Variable("a"), tf.Variable(1.0), tf.Variable(2.0)
+        text.assign("b")
+        number.assign(other)
+        tf.function(lambda: number.assign_add(tf.constant(1.0)))()
+        number.assign_add(4.0)
+
+    assert [component.numpy() for component in text.values] == [b"b", b"b"]
+    assert [component.numpy() for component in number.values] == [7.0, 7.0]
+
+
 def test_the_strategy_is_as_before_afterwards(strategy: Any) -> None:
     before = strategy.extended.update
     with pytest.raises(KeyError), weight_transfer.through_first_device(strategy):

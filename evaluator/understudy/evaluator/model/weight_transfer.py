@@ -49,7 +49,7 @@ def through_first_device(strategy: Any) -> Iterator[None]:
 
 def _on_device(value: Any, device: str) -> Any:
     """Return a tensor of numbers as one on this device; return other values unchanged."""
-    if not tf.is_tensor(value) or tf.is_symbolic_tensor(value) or value.dtype in _NOT_NUMBERS:
+    if not isinstance(value, tf.Tensor) or tf.is_symbolic_tensor(value) or value.dtype in _NOT_NUMBERS:
         return value
     is_there = canonical(value.backing_device) == canonical(device)
     if not is_there and value.dtype in _IN_PIECES and value.shape.num_elements() * value.dtype.size > PIECE_BYTES:
