@@ -26,6 +26,7 @@ tests=("$@")
   tests/cli/test_serve.py
   tests/clients/test_client.py
   tests/clients/test_async_client.py
+  tests/clients/test_channels.py
   tests/integration/test_calls.py
   tests/integration/test_foreign_checkpoints.py
   tests/protocols/test_services.py
