@@ -7,7 +7,7 @@ import os
 import subprocess
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -94,6 +94,12 @@ print(json.dumps({each.name.lower().replace("_", "-"): [str(file.locate()) for f
     return files
 
 
+def modules_of(files: list[str]) -> list[str]:
+    """Return the paths of the modules of the project but generated ones, from ``understudy/`` on."""
+    paths = (PurePath(file).parts for file in files if file.endswith(".py") and "_pb2" not in file)
+    return ["/".join(parts[len(parts) - parts[::-1].index("understudy") - 1 :]) for parts in paths]
+
+
 def version_of(project: Path) -> str:
     text = (project / "pyproject.toml").read_text(encoding="utf-8")
     return str(tomllib.loads(text)["project"]["version"])
@@ -136,7 +142,10 @@ def test_both_distributions_have_one_version_and_no_file_in_common(programs: Pat
     assert output_of(programs / "understudy", "--version") == f"understudy, version {version}\n"
     files = installed(programs / "python")
     assert not set(files["understudy"]) & set(files["understudy-client"])
-    assert any(file.endswith("clients/client.py") for file in files["understudy-client"])
+    modules = [modules_of(files[name]) for name in ("understudy", "understudy-client")]
+    rooms = [str(file) for file in ROOT.glob("*/understudy/**/*.py") if "_pb2" not in file.name]
+    assert sorted([*modules[0], *modules[1]]) == sorted(modules_of(rooms))
+    assert "understudy/clients/client.py" in modules[1]
 
 
 def test_the_commands_reach_a_server(programs: Path, tmp_path: Path) -> None:
