@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import shutil
@@ -26,7 +25,7 @@ from understudy.checkpoints import (
     ModelKind,
     open_local_checkpoint,
 )
-from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format, hdf5, hdf5_contents
+from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format
 
 LONG_AGO = 1_000_000_000
 
@@ -266,59 +265,3 @@ def test_a_file_with_a_hole_in_it_is_read_apart_and_damaged_or_whole(
         except DamagedCheckpointError:
             damaged += 1
     assert damaged > 0
-
-
-@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "_ = [bytes(2**60)]"])
-def test_a_reader_that_runs_out_of_memory_says_nothing_about_the_file(
-    saved: dict[ModelKind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
-    reader = tmp_path / "reader.py"
-    reader.write_text(f"import os, signal\n{ending}\n")
-    monkeypatch.setattr(hdf5_contents, "__file__", str(reader))
-    with pytest.raises(OSError, match=r"killed, as happens when memory runs out|MemoryError"):
-        hdf5.inspect_model(saved[ModelKind.HDF5] / "epoch-9.h5")
-
-
-def open_files_with(action: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the process that reads files do something else than open one."""
-    reader = folder / "reader.py"
-    reader.write_text(
-        "import os, runpy, signal, time\nimport h5py\n"
-        f"def replaced(*_):\n    {action}\n"
-        f"h5py.File = replaced\nrunpy.run_path({hdf5_contents.__file__!r}, run_name='__main__')\n"
-    )
-    monkeypatch.setattr(hdf5_contents, "__file__", str(reader))
-    monkeypatch.setattr(hdf5, "_START_SECONDS", 1)
-
-
-@pytest.mark.parametrize(
-    ("action", "number"), [("os.kill(os.getpid(), signal.SIGSEGV)", "11"), ("while True: pass", "27")]
-)
-def test_a_file_that_crashes_its_reader_or_keeps_it_busy_for_ever_is_damaged(
-    saved: dict[ModelKind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, number: str
-) -> None:
-    open_files_with(action, tmp_path, monkeypatch)
-    with pytest.raises(
-        DamagedCheckpointError, match=f"reading it was ended by signal {number} within 1 s of processor"
-    ):
-        hdf5.inspect_model(saved[ModelKind.HDF5] / "epoch-9.h5")
-
-
-def test_a_machine_too_busy_to_read_a_file_says_nothing_about_it_and_it_is_read_later(
-    saved: dict[ModelKind, Path],
-    theirs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    file = shutil.copy(saved[ModelKind.HDF5] / "epoch-9.h5", theirs)
-    os.utime(file, (1, 1))
-    clock = itertools.count(step=100).__next__
-    source = FolderSource(theirs, tmp_path / "staging", clock=clock)
-    with monkeypatch.context() as patch:
-        open_files_with("time.sleep(60)", tmp_path, patch)
-        patch.setattr(hdf5, "_SLOWEST_SHARE", 1.0)
-        assert source.poll() == []
-        assert source.poll() == []
-    assert "epoch-9.h5 is to be read again" in caplog.text
-    assert len(source.poll()) == 1

@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.checkpoints import DamagedCheckpointError
-from understudy.checkpoints.formats.keras_file import inspect
+from understudy.checkpoints.formats import FORMATS
 
 from .conftest import WriteKeras
+
+inspect = FORMATS[0].inspect
 
 
 def test_the_optimizers_count_is_read(tmp_path: Path, write_keras: WriteKeras) -> None:
@@ -63,7 +65,7 @@ def test_weights_that_are_no_hdf5_are_damage(tmp_path: Path) -> None:
 
 @given(st.data())
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # Every example writes its own file.
 )
@@ -77,7 +79,7 @@ def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path, write_keras: WriteKe
 
 @given(st.data())
 @settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # Every example writes its own file.
 )

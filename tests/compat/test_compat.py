@@ -292,6 +292,49 @@ def private_names(file: Path) -> Iterator[str]:
         yield from (module for module in modules if module.startswith(PRIVATE_PACKAGES))
 
 
+def test_parse_bundle_entry_has_the_type_the_shape_and_the_size() -> None:
+    entry = compat.parse_bundle_entry(b"\x08\x01\x12\x04\x12\x02\x08\x03\x28\x0c")
+
+    assert compat.data_type_name(entry.dtype) == "DT_FLOAT"
+    assert ([dimension.size for dimension in entry.shape.dim], entry.size) == ([3], 12)
+
+
+def test_unpack_asset_has_the_file_name() -> None:
+    class Packed:
+        """As in the collections of a graph."""
+
+        def Unpack(self, message: Any) -> bool:  # noqa: N802 - protobuf's name
+            """Fill the message."""
+            message.filename = "words.txt"
+            return True
+
+    asset = compat.unpack_asset(Packed())
+
+    assert asset is not None
+    assert asset.filename == "words.txt"
+
+
+def test_is_stateful_tells_operations_apart() -> None:
+    assert [compat.is_stateful(name) for name in ("WriteFile", "MatMul", "Unknown")] == [True, False, None]
+
+
+def test_exported_by_keras_knows_public_names_only() -> None:
+    assert compat.exported_by_keras("keras.layers.Dense") is layers.Dense
+    assert compat.exported_by_keras("keras.layers.Unknown") is None
+
+
+def test_is_saveable_knows_layers_and_operations() -> None:
+    operation = type(keras.Model(inputs := keras.Input([3]), keras.ops.abs(inputs)).operations[1])
+
+    assert compat.is_saveable(layers.Dense)
+    assert compat.is_saveable(operation)
+    assert not compat.is_saveable(dict)
+
+
+def test_named_by_older_configurations_are_layers_and_models() -> None:
+    assert {"Dense", "InputLayer", "Functional", "Sequential"} <= compat.named_by_older_configurations().keys()
+
+
 @functools.cache
 def names_of_compat() -> frozenset[str]:
     """Return the private attributes that `understudy.compat` uses."""

@@ -19,7 +19,7 @@ from soak.trial import Trial
 
 TOPICS = {
     "exactness": "drawn streams of drawn models: each scores as on one device",
-    "damage": "damaged checkpoints: none served, none ends the evaluator, the last good one keeps serving",
+    "damage": "damaged and malicious checkpoints: none served, none ends the evaluator, the last good one serves on",
     "stock_writers": "stock Keras and TensorFlow saving at full speed: no failed save, no torn read",
     "fuzz": "fuzzed requests over every RPC and path: no crash, no INTERNAL, no hang, no growth in memory",
     "training_kills": "SIGKILLs and SIGTERMs of training tasks: bit-equal to an undisturbed one, all of it scored",

@@ -1,7 +1,8 @@
-"""Damaged checkpoints: none is served, none ends the evaluator, and the last good one keeps serving.
+"""Damaged and malicious checkpoints: none is served, none ends the evaluator, and the last good one keeps serving.
 
 An evaluator follows a run folder into which checkpoints are moved that were truncated, have one bit flipped, lack a
-file, or are deleted while they are read; every tenth is good. Meanwhile a thread sends predictions: each answer
+file, are deleted while they are read, or are malicious, in all formats; every tenth is good. No malicious one may leave
+a file or change a setting of Keras. Meanwhile a thread sends predictions: each answer
 must be exactly the number of a checkpoint that was intact when it was read.
 """
 
@@ -17,8 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import keras
 import numpy as np
 
+from soak.malicious_models import HARMS, honest_model, publish_malicious
 from soak.numbered import NumberedCheckpoints, ones, save_dataset
 from soak.trial import Trial
 from understudy.checkpoints import RunDir, RunSource
@@ -28,8 +31,11 @@ from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome
 
-DAMAGED = 1000
+DAMAGED = 10_000
 PER_ROUND = 9
+
+MARKER = "marker"
+"""The file that malicious checkpoints would write."""
 
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.02
@@ -62,7 +68,21 @@ def delete_soon(checkpoint: Path, chance: random.Random) -> None:
     del checkpoint, chance
 
 
-DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (truncate, flip_a_bit, remove_the_model, delete_soon)
+def be_malicious(checkpoint: Path, chance: random.Random) -> None:
+    """Replace it by a malicious one."""
+    run, step = RunDir(checkpoint.parent.parent), int(checkpoint.name)
+    marker = run.root / MARKER
+    shutil.rmtree(checkpoint)
+    publish_malicious(run, step, HARMS[chance.choice(sorted(HARMS))], marker)
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
+    truncate,
+    flip_a_bit,
+    remove_the_model,
+    delete_soon,
+    be_malicious,
+)
 
 
 def run(trial: Trial) -> None:
@@ -114,9 +134,11 @@ class _DamagedRun:
             source=RunSource(self._run),
             datasets=[load_npz("test", work / "run" / "test.npz")],
             observer=SilentObserver(),
+            build_model=honest_model,
         )
         self._whole: set[int] = set()
         self._step = 0
+        self._epsilon = keras.config.epsilon()
         self._predictions = 0
         self._ended = threading.Event()
         self._asking = threading.Thread(target=self._ask, name="asking")
@@ -149,6 +171,10 @@ class _DamagedRun:
                 self._wait_for(lambda step=step: self._outcomes(step), f"step {step} to be recorded")  # type: ignore[misc]
                 if EvaluationOutcome.SCORED in self._outcomes(step):
                     self.faults.append(f"step {step} was scored after {damage.__name__}")
+        if (self._beside.root / MARKER).exists():
+            self.faults.append("a malicious checkpoint wrote a file")
+        if keras.config.epsilon() != self._epsilon:
+            self.faults.append("a malicious checkpoint changed a setting of Keras")
         deleted = [step for step, damage in steps.items() if damage is delete_soon]
         counted = Counter(damage.__name__ for damage in kinds)
         counted["good"] = 1

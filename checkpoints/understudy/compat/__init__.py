@@ -17,6 +17,8 @@ TRIED: Mapping[str, tuple[str, ...]] = {"keras": ("3.15.1",), "tensorflow": ("2.
 
 _MASK = "_keras_mask"
 _READS_WEIGHTS = "to read weights without blocking other threads"
+_READS_CONFIGURATIONS = "to check what a model's configuration names"
+_READS_MESSAGES = "to read a checkpoint's description"
 _COMPILED = ("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")
 
 
@@ -204,6 +206,38 @@ def parse_saved_model(content: bytes) -> Any:
     return _message("saved_model_pb2", "SavedModel").FromString(content)
 
 
+def parse_bundle_entry(content: bytes) -> Any:
+    """Parse an entry of the index of a `tf.train.Checkpoint`.
+
+    Reason: `tf.train.load_checkpoint` reads such an index, but allocates what it declares.
+    """
+    return _message("tensor_bundle_pb2", "BundleEntryProto").FromString(content)
+
+
+def data_type_name(number: int) -> str:
+    """Return the name of a data type in a message, such as ``DT_FLOAT``. Reason: as for `parse_bundle_entry`."""
+    return str(_private(_module("tensorflow.core.framework.types_pb2"), "DataType", _READS_MESSAGES).Name(number))
+
+
+def unpack_asset(packed: Any) -> Any | None:
+    """Return the description of an asset in the graph that TensorFlow 1 wrote, or None if it is something else.
+
+    Reason: as for `parse_saved_model`.
+    """
+    asset = _message("meta_graph_pb2", "AssetFileDef")()
+    return asset if packed.Unpack(asset) else None
+
+
+def is_stateful(operation: str) -> bool | None:
+    """Return whether an operation of TensorFlow has state or effects; None if TensorFlow does not know it.
+
+    Reason: no public API describes operations without a graph that has them.
+    """
+    why = "to find operations that use files"
+    definition = _private(_module("tensorflow.python.framework.op_def_registry"), "get", why)(operation)
+    return None if definition is None else bool(definition.is_stateful)
+
+
 def parse_fingerprint(content: bytes) -> Any:
     """Parse a SavedModel's ``fingerprint.pb``.
 
@@ -215,6 +249,31 @@ def parse_fingerprint(content: bytes) -> Any:
 def parse_object_graph(content: bytes) -> Any:
     """Parse the object graph of a `tf.train.Checkpoint`. Reason: no public API names the objects in one."""
     return _message("trackable_object_graph_pb2", "TrackableObjectGraph").FromString(content)
+
+
+def exported_by_keras(path: str) -> Any | None:
+    """Return what a public name of Keras stands for in a model's configuration, or None.
+
+    Reason: Keras keeps names of older versions for configurations only.
+    """
+    return _private(_module("keras.src.api_export"), "get_symbol_from_name", _READS_CONFIGURATIONS)(path)
+
+
+def is_saveable(kind: type) -> bool:
+    """Return whether a class is one of layers, operations, losses, metrics or optimizers, public or not.
+
+    Reason: configurations name classes of Keras that are not public, such as the operations behind `keras.ops`.
+    """
+    base = _private(_module("keras.src.saving.keras_saveable"), "KerasSaveable", _READS_CONFIGURATIONS)
+    return issubclass(kind, base)
+
+
+def named_by_older_configurations() -> dict[str, Any]:
+    """Return what configurations without modules may name, as ``.h5`` files have them.
+
+    Reason: Keras looks these up among everything that one of its private modules holds.
+    """
+    return {**vars(_module("keras.src.layers")), **vars(_module("keras.src.models"))}
 
 
 def h5_store() -> Any:
@@ -256,7 +315,7 @@ def _eager_context() -> Any:
 
 
 def _message(module: str, name: str) -> Any:
-    return _private(_module(f"tensorflow.core.protobuf.{module}"), name, "to read a checkpoint's description")
+    return _private(_module(f"tensorflow.core.protobuf.{module}"), name, _READS_MESSAGES)
 
 
 def _module(name: str) -> Any:

@@ -46,6 +46,11 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
     help="Builds the model of weights-only checkpoints, as for serve.",
 )
 @click.option(
+    "--allow-unsafe-models",
+    is_flag=True,
+    help="Convert models that name any class, function or operation, as for serve.",
+)
+@click.option(
     "--step",
     type=_StepType(),
     default="best",
@@ -75,6 +80,7 @@ def command(
     checkpoints: Path | None,
     state_dir: Path | None,
     experiment: str | None,
+    allow_unsafe_models: bool,
     step: _Step,
     form: ExportFormat,
     output: Path,
@@ -97,7 +103,12 @@ def command(
         raise click.UsageError(str(error)) from error
     with reported(EvaluatorError, ExperimentError):
         build_model = None if experiment is None else load_experiment(experiment).build_model
-        store = CheckpointExporter(run_dir=run_dir, state_dir=settings.evaluator_state_dir, build_model=build_model)
+        store = CheckpointExporter(
+            run_dir=run_dir,
+            state_dir=settings.evaluator_state_dir,
+            build_model=build_model,
+            allow_unsafe_models=allow_unsafe_models,
+        )
         chosen = store.resolve(step)
         try:
             written = store.export(chosen, output, form)

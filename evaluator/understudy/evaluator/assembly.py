@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -118,7 +119,11 @@ def start_components(
     manager = _build_manager(
         settings,
         slots=_SlotFactory(
-            strategy, max_batch_size=settings.max_batch_size, on_trace=observer.function_traced, build_model=build_model
+            strategy,
+            max_batch_size=settings.max_batch_size,
+            on_trace=observer.function_traced,
+            build_model=build_model,
+            allow_unsafe_models=settings.allow_unsafe_models,
         ),
         store=store,
         version_monitor=version_monitor,
@@ -198,19 +203,28 @@ class _SlotFactory:
         max_batch_size: The maximum number of examples of one call.
         on_trace: Called each time a function is traced.
         build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
+        allow_unsafe_models: Whether a stored model may name any class, function and operation.
     """
 
     def __init__(
-        self, strategy: Any, *, max_batch_size: int, on_trace: Callable[[], None], build_model: BuildModel | None = None
+        self,
+        strategy: Any,
+        *,
+        max_batch_size: int,
+        on_trace: Callable[[], None],
+        build_model: BuildModel | None,
+        allow_unsafe_models: bool,
     ) -> None:
         self._strategy = strategy
         self._max_batch_size = max_batch_size
         self._on_trace = on_trace
-        self._build_model = build_model
+        self._loader_for = functools.partial(
+            loader_for, build_model=build_model, allow_unsafe_models=allow_unsafe_models
+        )
 
     def build(self, checkpoint: LocalCheckpoint) -> Slot:
         """See `SlotFactory`."""
-        loader = loader_for(checkpoint.kind, self._build_model)
+        loader = self._loader_for(checkpoint.kind)
         return Slot(
             self._strategy,
             checkpoint.model_file,
@@ -221,7 +235,7 @@ class _SlotFactory:
 
     def architecture_of(self, checkpoint: LocalCheckpoint) -> str:
         """See `SlotFactory`."""
-        return loader_for(checkpoint.kind, self._build_model).architecture_of(checkpoint.model_file)
+        return self._loader_for(checkpoint.kind).architecture_of(checkpoint.model_file)
 
     def reclaim(self) -> bool:
         """See `SlotFactory`."""

@@ -150,6 +150,13 @@ class EvaluatorSettings:
     poll_interval_seconds: float = field(
         default=0.5, metadata={"help": "Interval of the polls for new checkpoints, in seconds.", "metavar": "SECONDS"}
     )
+    allow_unsafe_models: bool = field(
+        default=False,
+        metadata={
+            "help": "Load models that name any class, function or operation, which can run code and use files of this "
+            "machine. Only for checkpoints of people you trust."
+        },
+    )
     load_attempts: int = field(
         default=3,
         metadata={"help": "Attempts to load a checkpoint that fails before it is given up.", "metavar": "N"},

@@ -1,8 +1,6 @@
 """The formats of foreign checkpoints, one module each."""
 
 from understudy.checkpoints.formats.format import Content, Format
-from understudy.checkpoints.formats.hdf5 import inspect_model, inspect_weights
-from understudy.checkpoints.formats.keras_file import inspect as inspect_keras_file
 from understudy.checkpoints.formats.saved_model import SavedModelFolder
 from understudy.checkpoints.formats.single_file import SingleFile
 from understudy.checkpoints.formats.tf_checkpoint import TensorFlowCheckpoint
@@ -12,15 +10,12 @@ HDF5_SETTLE_SECONDS = 0.02
 """HDF5 has no checksums, so two writes within one tick of the file system's clock must be ruled out."""
 
 FORMATS: tuple[Format, ...] = (
-    SingleFile(kind=ModelKind.KERAS, suffix=".keras", inspect=inspect_keras_file),
-    SingleFile(
-        kind=ModelKind.WEIGHTS, suffix=".weights.h5", inspect=inspect_weights, settle_seconds=HDF5_SETTLE_SECONDS
-    ),
+    SingleFile(kind=ModelKind.KERAS, suffix=".keras"),
+    SingleFile(kind=ModelKind.WEIGHTS, suffix=".weights.h5", settle_seconds=HDF5_SETTLE_SECONDS),
     SingleFile(
         kind=ModelKind.HDF5,
         suffix=".h5",
         not_suffix=".weights.h5",
-        inspect=inspect_model,
         settle_seconds=HDF5_SETTLE_SECONDS,
     ),
     TensorFlowCheckpoint(),

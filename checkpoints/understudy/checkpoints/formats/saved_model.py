@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, read_bundle
+from understudy.checkpoints.inspection import inspect_structure
 from understudy.checkpoints.kinds import ModelKind
-from understudy.compat import parse_fingerprint, parse_saved_model
+from understudy.compat import parse_fingerprint
 
 GRAPH_FILE = "saved_model.pb"
 _FINGERPRINT = "fingerprint.pb"
@@ -49,22 +50,12 @@ class SavedModelFolder:
 
     def inspect(self, copy: Path) -> Content:
         """See `Format`."""
+        inspect_structure(self.kind, copy)
         try:
-            _check_graph(copy)
             _check_fingerprint(copy)
             return read_bundle(copy / _VARIABLES, *_hashes(copy))
         except ValueError as error:
             raise DamagedCheckpointError(f"{copy.name} is not a whole SavedModel: {error}") from error
-
-
-def _check_graph(copy: Path) -> None:
-    """Raise ValueError unless the graph is complete. TensorFlow renames it into place, but a copying tool may not."""
-    try:
-        graphs = parse_saved_model((copy / GRAPH_FILE).read_bytes()).meta_graphs
-    except DecodeError as error:
-        raise ValueError(f"{GRAPH_FILE} cannot be read: {error}") from error
-    if not graphs:
-        raise ValueError(f"{GRAPH_FILE} holds no graph")
 
 
 def _check_fingerprint(copy: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.checkpoints.formats.format import Content
+from understudy.checkpoints.inspection import inspect_content
 from understudy.checkpoints.kinds import ModelKind
 
 
@@ -17,14 +18,12 @@ class SingleFile:
     Attributes:
         kind: The kind of model that the file holds.
         suffix: The suffix of its name.
-        inspect: Inspects a copy.
         not_suffix: A longer suffix to exclude, where one suffix ends with another.
         settle_seconds: See `Format`.
     """
 
     kind: ModelKind
     suffix: str
-    inspect: Callable[[Path], Content]
     not_suffix: str | None = None
     settle_seconds: float = 0.0
 
@@ -44,6 +43,11 @@ class SingleFile:
     def stem(self, path: Path) -> str:
         """See `Format`."""
         return path.name.removesuffix(self.suffix)
+
+    def inspect(self, copy: Path) -> Content:
+        """See `Format`."""
+        found = inspect_content(self.kind, copy)
+        return Content(digest=str(found["digest"]), iterations=found["iterations"])
 
     def _matches(self, name: str) -> bool:
         excluded = self.not_suffix is not None and name.endswith(self.not_suffix)

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, bundle_files, read_bundle
+from understudy.checkpoints.inspection import inspect_structure
 from understudy.checkpoints.kinds import ModelKind
 
 STATE_FILE = "checkpoint"
@@ -42,6 +43,7 @@ class TensorFlowCheckpoint:
 
     def inspect(self, copy: Path) -> Content:
         """See `Format`."""
+        inspect_structure(self.kind, copy)
         try:
             return read_bundle(copy)
         except ValueError as error:

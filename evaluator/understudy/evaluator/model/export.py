@@ -24,8 +24,9 @@ from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError,
 from understudy.evaluator.library_errors import first_line
 
 if TYPE_CHECKING:
-    from understudy.evaluator.model.loaders import BuildModel, BuiltModel
+    from understudy.evaluator.model.loaders import BuiltModel
 
+LoadModel = Callable[[LocalCheckpoint], "BuiltModel"]
 ExportFormat = Literal["keras", "saved_model"]
 KERAS_SUFFIX = ".keras"
 
@@ -38,12 +39,21 @@ class CheckpointExporter:
         state_dir: The evaluator's state folder.
         build_model: Returns a new Keras model, for checkpoints that hold only variables; None if there is no such
             function.
+        allow_unsafe_models: Whether a stored model may name any class, function and operation.
     """
 
-    def __init__(self, *, run_dir: Path | None, state_dir: Path, build_model: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        run_dir: Path | None,
+        state_dir: Path,
+        build_model: Callable[[], Any] | None = None,
+        allow_unsafe_models: bool = False,
+    ) -> None:
         self._run = None if run_dir is None else RunDir(run_dir)
         self._state_dir = state_dir
         self._build_model = build_model
+        self._allow_unsafe_models = allow_unsafe_models
 
     def steps(self) -> list[int]:
         """Return the steps that can be exported, ascending."""
@@ -97,8 +107,14 @@ class CheckpointExporter:
             shutil.copyfile(local.model_file, path)
             return path
         write = _write_keras if form == "keras" else _write_saved_model
-        write(local, path, self._build_model)
+        write(local, path, self._load)
         return path
+
+    def _load(self, checkpoint: LocalCheckpoint) -> BuiltModel:
+        from understudy.evaluator.model.loaders import loader_for
+
+        loader = loader_for(checkpoint.kind, self._build_model, allow_unsafe_models=self._allow_unsafe_models)
+        return loader.build(checkpoint.model_file)
 
     def _best(self) -> int:
         file = self._state_dir / BEST_FILE
@@ -133,7 +149,7 @@ class CheckpointExporter:
         return [leased] if self._run is None else [leased, self._run.checkpoint(step)]
 
 
-def _write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildModel | None) -> None:
+def _write_keras(checkpoint: LocalCheckpoint, file: Path, load: LoadModel) -> None:
     """Write a ``.keras`` file, compiled like the checkpoint's model, without the optimizer's state.
 
     Raises:
@@ -144,7 +160,7 @@ def _write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildMode
             f"step {checkpoint.step} is stored as a SavedModel, of which no .keras file is made; export it as "
             "saved_model"
         )
-    built = _build(checkpoint, build_model)
+    built = load(checkpoint)
     try:
         if built.compile_config:
             built.model.compile_from_config(built.compile_config)
@@ -153,7 +169,7 @@ def _write_keras(checkpoint: LocalCheckpoint, file: Path, build_model: BuildMode
         raise LoadError(f"step {checkpoint.step} cannot be written as a .keras file: {first_line(error)}") from error
 
 
-def _write_saved_model(checkpoint: LocalCheckpoint, folder: Path, build_model: BuildModel | None) -> None:
+def _write_saved_model(checkpoint: LocalCheckpoint, folder: Path, load: LoadModel) -> None:
     """Write a SavedModel with one signature, ``serving_default``; a SavedModel is copied unchanged.
 
     Raises:
@@ -164,17 +180,11 @@ def _write_saved_model(checkpoint: LocalCheckpoint, folder: Path, build_model: B
         return
     import tensorflow as tf
 
-    module, signature = _servable(_build(checkpoint, build_model).model)
+    module, signature = _servable(load(checkpoint).model)
     try:
         tf.saved_model.save(module, str(folder), signatures={"serving_default": signature})
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise LoadError(f"step {checkpoint.step} cannot be written as a SavedModel: {first_line(error)}") from error
-
-
-def _build(checkpoint: LocalCheckpoint, build_model: BuildModel | None) -> BuiltModel:
-    from understudy.evaluator.model.loaders import loader_for
-
-    return loader_for(checkpoint.kind, build_model).build(checkpoint.model_file)
 
 
 def _servable(model: Any) -> tuple[Any, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from understudy.checkpoints.file_part import start_of_member
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.library_errors import first_line
 from understudy.evaluator.model import weight_reading
@@ -18,9 +18,6 @@ from understudy.evaluator.model.architecture import fingerprint, renumbered_metr
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 _ASSETS = "assets/"
-
-_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-"""The header of each file in a zip archive; it holds, among others, the lengths of the two fields that follow it."""
 
 
 def architecture_of(model_file: Path) -> str:
@@ -45,14 +42,14 @@ def read_compile_config(model_file: Path) -> dict[str, Any]:
     return renumbered_metrics(config.get("compile_config") or {})
 
 
-def build_model(model_file: Path) -> Any:
-    """Build the model with its weights in the current strategy's scope, not compiled.
+def build_model(model_file: Path, *, safe_mode: bool) -> Any:
+    """Build the model with its weights in the current strategy's scope, not compiled; see `keras.saving.load_model`.
 
     Raises:
         LoadError: The file is damaged, or Keras refuses to build the model.
     """
     try:
-        return keras.saving.load_model(model_file, compile=False)
+        return keras.saving.load_model(model_file, compile=False, safe_mode=safe_mode)
     except Exception as error:
         raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
 
@@ -69,19 +66,13 @@ def assign_weights(model: Any, model_file: Path) -> None:
         with zipfile.ZipFile(model_file) as archive:
             info = archive.getinfo(_WEIGHTS)
         if info.compress_type == zipfile.ZIP_STORED:  # Keras does not compress
-            weight_reading.assign_weights(model, model_file, start=_start_of(info, model_file), size=info.file_size)
+            weight_reading.assign_weights(
+                model, model_file, start=start_of_member(info, model_file), size=info.file_size
+            )
         else:
             model.load_weights(model_file)
     except Exception as error:
         raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
-
-
-def _start_of(info: zipfile.ZipInfo, archive_file: Path) -> int:
-    """Return the offset of a member's content in an archive, in bytes."""
-    with archive_file.open("rb") as archive:
-        archive.seek(info.header_offset)
-        *_, name_length, extra_length = _LOCAL_HEADER.unpack(archive.read(_LOCAL_HEADER.size))
-    return info.header_offset + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
 
 
 def _read(model_file: Path) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:

@@ -8,8 +8,6 @@ It reuses the memory of released weights if possible.
 from __future__ import annotations
 
 import functools
-import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 from keras.src.saving import saving_lib  # Keras finds the variables of a model in a file with it
 
+from understudy.checkpoints.file_part import FilePart
 from understudy.checkpoints.low_priority import at_low_priority
 from understudy.evaluator.model.spare_memory import ALIGNMENT_BYTES, SpareMemory
 
 _SPARE = SpareMemory()
-_SLICE_BYTES = 2**22
 _SMALL_BYTES = 2**16
 _LARGE_BYTES = 2**22
 
@@ -44,7 +42,7 @@ def assign_weights(model: Any, file: Path, *, start: int = 0, size: int | None =
         raise ValueError(f"the model {model.name} has no variables yet; build it, or call it on some data, first")
     failed: set[int] = set()
     reasons: dict[int, Any] = {}
-    with _Part(file, start, size) as part:
+    with FilePart(file, start, size) as part:
         store = _Store(part)
         saving_lib._load_state(  # noqa: SLF001 - `model.load_weights` calls it, but accepts only whole files
             model,
@@ -75,56 +73,10 @@ class TakenOver(np.ndarray[Any, Any]):
         return tensor if dtype in {None, tensor.dtype} else tf.cast(tensor, dtype)
 
 
-class _Part(io.RawIOBase):
-    """A part of a file, as a file. Reads release the GIL."""
-
-    def __init__(self, file: Path, start: int, size: int | None) -> None:
-        self._descriptor = os.open(file, os.O_RDONLY)
-        self.name = str(file)
-        self._start = start
-        self._size = os.fstat(self._descriptor).st_size - start if size is None else size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, or less at the end of the file."""
-        into = memoryview(buffer).cast("B")[: max(0, self._size - self._position)]
-        self.read_at(self._position, into)
-        self._position += len(into)
-        return len(into)
-
-    def read_at(self, position: int, into: memoryview) -> None:
-        """Fill a buffer from a position.
-
-        Raises:
-            EOFError: The file ends before the buffer is full.
-        """
-        done = 0
-        while done < len(into):
-            count = os.preadv(self._descriptor, [into[done : done + _SLICE_BYTES]], self._start + position + done)
-            if count == 0:
-                raise EOFError(f"{self.name} ends early")
-            done += count
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
-
-
 class _Store(saving_lib.H5IOStore):
     """Keras's view of the weights, which returns large values as `TakenOver`."""
 
-    def __init__(self, part: _Part) -> None:
+    def __init__(self, part: FilePart) -> None:
         self._part = part
         super().__init__(part.name, mode="r")
 

@@ -24,7 +24,14 @@ _COMPILED = {
 
 
 class Hdf5Loader:
-    """See `ModelLoader`."""
+    """See `ModelLoader`.
+
+    Args:
+        safe_mode: Whether Keras refuses what it knows to be harmful.
+    """
+
+    def __init__(self, *, safe_mode: bool = True) -> None:
+        self._safe_mode = safe_mode
 
     def architecture_of(self, model_file: Path) -> str:
         """See `ModelLoader`."""
@@ -33,7 +40,7 @@ class Hdf5Loader:
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
         try:
-            model = keras.saving.load_model(model_file, compile=False)
+            model = keras.saving.load_model(model_file, compile=False, safe_mode=self._safe_mode)
         except Exception as error:
             raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
         return BuiltModel(model=model, compile_config=_compile_config(model_file))

@@ -10,7 +10,14 @@ from understudy.evaluator.model.loaders.loader import BuiltModel
 
 
 class KerasLoader:
-    """See `ModelLoader`."""
+    """See `ModelLoader`.
+
+    Args:
+        safe_mode: Whether Keras refuses what it knows to be harmful.
+    """
+
+    def __init__(self, *, safe_mode: bool = True) -> None:
+        self._safe_mode = safe_mode
 
     def architecture_of(self, model_file: Path) -> str:
         """See `ModelLoader`."""
@@ -18,7 +25,8 @@ class KerasLoader:
 
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
-        return BuiltModel(model=files.build_model(model_file), compile_config=files.read_compile_config(model_file))
+        model = files.build_model(model_file, safe_mode=self._safe_mode)
+        return BuiltModel(model=model, compile_config=files.read_compile_config(model_file))
 
     def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
