@@ -169,6 +169,23 @@ async def test_a_call_whose_deadline_passes_is_cancelled_and_counted_as_that(har
     assert harness.handled("Predict", Code.DEADLINE_EXCEEDED) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_computation_that_is_cancelled_from_within_ends_the_call(
+    harness: ServerHarness, *, stream: bool
+) -> None:
+    harness.handlers.behave = raising(asyncio.CancelledError())  # type: ignore[arg-type]  # a BaseException
+    if stream:
+        call = harness.stub.PredictStream(iter([prediction_pb2.PredictStreamRequest()]), timeout=20).read()
+    else:
+        call = harness.stub.Predict(asking_for(1), timeout=20)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert (caught.value.code(), caught.value.details()) == (
+        grpc.StatusCode.CANCELLED,
+        "the computation was cancelled",
+    )
+
+
 async def test_a_failed_call_is_written_to_the_access_log_with_its_peer_and_size(harness: ServerHarness) -> None:
     harness.handlers.behave = raising(VersionNotFoundError("no version 3"))
     with structlog.testing.capture_logs() as lines:

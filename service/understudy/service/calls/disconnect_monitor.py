@@ -15,7 +15,13 @@ from collections import deque
 from typing import Any, Final, Protocol
 
 from understudy.service.calls.call import Call
-from understudy.service.calls.status import DEADLINE_PASSED, SERVER_ENDED, CallEndedError, Code, Failure
+from understudy.service.calls.status import (
+    COMPUTATION_CANCELLED,
+    DEADLINE_PASSED,
+    SERVER_ENDED,
+    CallEndedError,
+    Failure,
+)
 
 FIRST_CHECK_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 0.25
@@ -160,4 +166,4 @@ class WatchedCall(Call):
             return self._ending
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
-        return Failure(code=Code.CANCELLED, message="the computation was cancelled")
+        return COMPUTATION_CANCELLED

@@ -72,6 +72,7 @@ class Failure:
 
 CALLER_GONE: Final = Failure(code=Code.CANCELLED, message="the caller went away")
 DEADLINE_PASSED: Final = Failure(code=Code.DEADLINE_EXCEEDED, message="the deadline passed before there was an answer")
+COMPUTATION_CANCELLED: Final = Failure(code=Code.CANCELLED, message="the computation was cancelled")
 SERVER_ENDED: Final = Failure(code=Code.UNAVAILABLE, message="the server ended before there was an answer")
 
 

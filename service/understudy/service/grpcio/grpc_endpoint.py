@@ -13,7 +13,15 @@ import grpc
 
 from understudy.service.calls.call import REQUEST_ID_HEADER, Call
 from understudy.service.calls.served_method import ServedMethod, ServedMethods
-from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED, DETAILS_KEY, Code, Failure, status_details
+from understudy.service.calls.status import (
+    CALLER_GONE,
+    COMPUTATION_CANCELLED,
+    DEADLINE_PASSED,
+    DETAILS_KEY,
+    Code,
+    Failure,
+    status_details,
+)
 from understudy.service.metrics.rpc_metrics import RpcType
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -66,6 +74,9 @@ class GrpcCall(Call):
 
     def why_cancelled(self) -> Failure:
         """See `Call`."""
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            return COMPUTATION_CANCELLED
         self._cancelled = True
         remaining = self._seconds_remaining()
         return DEADLINE_PASSED if remaining is not None and remaining <= 0 else CALLER_GONE
@@ -74,7 +85,7 @@ class GrpcCall(Call):
         """End the call with a failure, its id, and ``google.rpc.RetryInfo`` if the time of a retry is known.
 
         Raises:
-            AbortError: Always, as grpc expects it, but after a cancellation: CancelledError.
+            AbortError: Always, as grpc expects it, but if grpc cancelled the call: CancelledError.
         """
         if self._cancelled:
             raise asyncio.CancelledError
