@@ -23,6 +23,8 @@ from understudy import compat
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("checkpoints", "experiments", "trainer", "evaluator", "cli")
+"""Not the service, whose messages for TensorFlow Serving's protocol are in `tensorflow.core`."""
+
 PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 START_SECONDS = 100
 

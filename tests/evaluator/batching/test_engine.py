@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -346,6 +349,26 @@ def test_whoever_asks_for_room_is_told_what_a_request_would_be(harness: EngineHa
     harness.close()
     with pytest.raises(DrainingError):
         harness.engine.check_admission(None)
+
+
+@pytest.mark.parametrize(
+    ("examples", "refused"), [(1, None), (2, "queue_full"), (17, "invalid")], ids=["fits", "does not", "never would"]
+)
+def test_the_check_before_a_request_exists_refuses_what_the_queue_would(
+    harness: EngineHarness, examples: int, refused: str | None
+) -> None:
+    harness.occupy()
+    harness.predict(*range(15))
+    harness.engine._swept_at = math.inf  # no sweep may make room
+
+    def outcome() -> AbstractContextManager[object]:
+        return pytest.raises((OverloadedError, InvalidInputError)) if refused else contextlib.nullcontext()
+
+    with outcome():
+        harness.engine.check_admission(None, examples=examples)
+    with outcome():
+        harness.predict(*range(examples))
+    assert harness.observer.reasons == ([refused, refused] if refused else [])
 
 
 @given(seconds=st.floats(1e-5, 1.0), sizes=st.lists(st.integers(1, 64), max_size=100), rows=st.integers(0, 10_000))
