@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model import weight_transfer
+from understudy.evaluator.model import weights
 from understudy.evaluator.model.slot import Slot
 
 Array = npt.NDArray[Any]
@@ -108,7 +108,7 @@ def test_other_weights_answer_after_a_swap_and_nothing_is_traced_anew(load: Load
 def test_new_weights_are_the_same_bits_on_all_devices(
     devices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_transfer, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1 << 10)
     first, second = dense(), dense()
     first.save(tmp_path / "first.keras")
     second.save(tmp_path / "second.keras")

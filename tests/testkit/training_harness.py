@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE, RESUME_DIR
-from understudy.evaluator.model.model_file import architecture_of
+from understudy.evaluator.model.loaders.keras_files import architecture_of
 from understudy.trainer import TrainResult, TrainSettings, train
 
 EXAMPLES = 100

@@ -14,7 +14,7 @@ from keras import layers
 from testkit import more_sample_models
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.model.loaders import loader_for
-from understudy.evaluator.model.model_file import read_compile_config
+from understudy.evaluator.model.loaders.keras_files import read_compile_config
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 

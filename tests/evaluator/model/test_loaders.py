@@ -114,3 +114,19 @@ def test_a_saved_model_of_a_fixed_batch_is_refused(strategy: Any, tmp_path: Path
 def test_variables_alone_need_somebody_who_builds_the_model(kind: ModelKind) -> None:
     with pytest.raises(LoadError, match="give the experiment that builds it"):
         loader_for(kind, None)
+
+
+def test_variables_without_an_optimizer_s_load_into_a_compiled_model(tmp_path: Path) -> None:
+    def build(*, compiled: bool = True) -> keras.Model:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        if compiled:
+            model.compile("adam", "mse", metrics=["mae"])
+        return model
+
+    published = build(compiled=False)
+    prefix = tf.train.Checkpoint(model=published).write(str(tmp_path / "ckpt-1"))
+
+    built = loader_for(ModelKind.TF_CHECKPOINT, build).build(Path(prefix))
+
+    np.testing.assert_array_equal(built.model(X), published(X))
+    assert built.compile_config["loss"] == "mse"

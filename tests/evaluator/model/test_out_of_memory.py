@@ -17,8 +17,7 @@ from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, OutOfResourcesError
 from understudy.evaluator.library_errors import Resource, blame_machine, exhausted_resource
 from understudy.evaluator.model import replica_forward
-from understudy.evaluator.model.batch_limits import BatchLimits
-from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.forward import BatchLimits, ForwardPass
 from understudy.evaluator.model.replica_forward import _Replica
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch

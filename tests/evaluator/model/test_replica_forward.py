@@ -122,18 +122,15 @@ def test_inputs_are_copied_to_the_replicas_device_and_outputs_stay_there(
     assert [(share.stop - share.start, share.size) for share, _ in launched] == [(3, 4)] * 3
 
 
-class Counted:
-    """A concrete function that notes how many examples it was called with."""
+def note_calls(replica: Any, seen: list[int]) -> None:
+    """Note how many examples the replica's function is called with."""
+    call = replica._call_flat
 
-    def __init__(self, function: Any, seen: list[int]) -> None:
-        self._function = function
-        self._seen = seen
-        self.captured_inputs = function.captured_inputs
-        self.inference_fn = self
+    def noting(*arguments: Any) -> Any:
+        seen.append(arguments[0].shape[0])
+        return call(*arguments)
 
-    def call_flat(self, *arguments: Any) -> Any:
-        self._seen.append(arguments[0].shape[0])
-        return self._function.inference_fn.call_flat(*arguments)
+    replica._call_flat = noting
 
 
 def test_only_a_few_sizes_reach_the_devices_and_all_were_warmed_up_the_largest_first(
@@ -142,7 +139,7 @@ def test_only_a_few_sizes_reach_the_devices_and_all_were_warmed_up_the_largest_f
     slot = make(model, replicas=2, max_batch_size=10)
     seen: list[int] = []
     for replica in passes(slot)._replicas:
-        replica.function = Counted(replica.function, seen)
+        note_calls(replica, seen)
     slot.warm_up()
     warmed = list(dict.fromkeys(seen))
     assert warmed == [10, 8, 4, 2, 1]
@@ -225,6 +222,6 @@ def test_trying_a_slot_out_runs_every_replica(make: MakeSlot, model: Any) -> Non
     slot = make(model)
     seen: list[list[int]] = [[] for _ in range(3)]
     for replica, noted in zip(passes(slot)._replicas, seen, strict=True):
-        replica.function = Counted(replica.function, noted)
+        note_calls(replica, noted)
     slot.try_out()
     assert seen == [[1]] * 3

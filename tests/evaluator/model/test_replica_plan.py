@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.evaluator.model.replica_plan import ReplicaPlan
+from understudy.evaluator.model.replica_forward import ReplicaPlan
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from keras import layers
 
 from testkit import sample_models
 from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
-from understudy.evaluator.model.model_file import architecture_of
+from understudy.evaluator.model.loaders.keras_files import architecture_of
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Arrays, Batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from understudy.evaluator.model.spare_memory import ALIGNMENT_BYTES, SpareMemory
+from understudy.evaluator.model.weights import ALIGNMENT_BYTES, SpareMemory
 
 
 def test_memory_is_lent_again_only_when_nothing_refers_to_it() -> None:

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model import model_file as files
-from understudy.evaluator.model.weight_reading import TakenOver, assign_weights
+from understudy.evaluator.model.loaders import keras_files as files
+from understudy.evaluator.model.weights import TakenOver, assign_from_hdf5
 
 FEATURES, WIDTH = 301, 70
 """Enough for a kernel of the model to be read straight from the file, and its bias not."""
@@ -41,14 +41,14 @@ def _assert_same(found: Any, expected: Any) -> None:
 def test_a_model_gets_the_weights_of_a_file(dtype: str, tmp_path: Path) -> None:
     written, model = _model(1, dtype), _model(2, dtype)
     written.save_weights(tmp_path / "model.weights.h5")
-    assign_weights(model, tmp_path / "model.weights.h5")
+    assign_from_hdf5(model, tmp_path / "model.weights.h5")
     _assert_same(model, written)
 
 
 def test_values_are_cast_to_what_the_variables_hold(tmp_path: Path) -> None:
     written, model = _model(1), _model(2, "bfloat16")
     written.save_weights(tmp_path / "model.weights.h5")
-    assign_weights(model, tmp_path / "model.weights.h5")
+    assign_from_hdf5(model, tmp_path / "model.weights.h5")
     expected = tf.cast(written.get_weights()[0], tf.bfloat16)
     np.testing.assert_array_equal(model.get_weights()[0], expected.numpy())
 
@@ -73,7 +73,7 @@ def test_it_does_not_matter_how_values_are_stored(options: dict[str, Any], tmp_p
     written.save_weights(tmp_path / "whole.weights.h5")
     with h5py.File(tmp_path / "whole.weights.h5") as source, h5py.File(tmp_path / "model.weights.h5", "w") as target:
         _copy_with(options, source, target)
-    assign_weights(model, tmp_path / "model.weights.h5")
+    assign_from_hdf5(model, tmp_path / "model.weights.h5")
     _assert_same(model, written)
 
 
@@ -83,13 +83,13 @@ def test_weights_of_another_shape_are_refused_with_the_name_of_the_layer(tmp_pat
     keras.Model(x, keras.layers.Dense(WIDTH + 1)(x)).save_weights(tmp_path / "model.weights.h5")
     model = keras.Model(x, keras.layers.Dense(WIDTH, name="narrow")(x))
     with pytest.raises(ValueError, match="narrow: The shape of the target variable"):
-        assign_weights(model, tmp_path / "model.weights.h5")
+        assign_from_hdf5(model, tmp_path / "model.weights.h5")
 
 
 def test_a_model_that_is_not_built_gets_no_weights(tmp_path: Path) -> None:
     _model(1).save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(ValueError, match="build it"):
-        assign_weights(keras.Sequential([keras.layers.Dense(WIDTH)]), tmp_path / "model.weights.h5")
+        assign_from_hdf5(keras.Sequential([keras.layers.Dense(WIDTH)]), tmp_path / "model.weights.h5")
 
 
 def test_weights_that_end_early_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tensorflow.python.framework import op_callbacks
 
 from understudy.checkpoints import ModelKind
 from understudy.devices.selection import canonical
-from understudy.evaluator.model import weight_transfer
+from understudy.evaluator.model import weights
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot
 
@@ -93,7 +93,7 @@ def write(kind: ModelKind, model: Any, folder: Path) -> Path:
 def test_weights_reach_the_first_device_once_in_pieces_and_the_others_from_there(
     kind: ModelKind, strategy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_transfer, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(weights, "PIECE_BYTES", PIECE_BYTES)
     first, second = strategy.extended.worker_devices
     before, after = build_model(), build_model()
     for model in (before, after):
@@ -123,9 +123,9 @@ def test_weights_reach_the_first_device_once_in_pieces_and_the_others_from_there
 def test_a_value_of_any_kind_is_the_same_on_all_replicas(
     dtype: str, shape: tuple[int, ...], strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_transfer, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(weights, "PIECE_BYTES", PIECE_BYTES)
     value = tf.cast(tf.constant(np.random.default_rng(1).integers(0, 2, shape)), dtype)
-    with strategy.scope(), weight_transfer.through_first_device(strategy):
+    with strategy.scope(), weights.through_first_device(strategy):
         variable = tf.Variable(tf.zeros(shape, dtype))
         variable.assign(value)
 
@@ -134,7 +134,7 @@ def test_a_value_of_any_kind_is_the_same_on_all_replicas(
 
 
 def test_what_is_no_tensor_on_the_host_is_assigned_as_without_this(strategy: Any) -> None:
-    with strategy.scope(), weight_transfer.through_first_device(strategy):
+    with strategy.scope(), weights.through_first_device(strategy):
         text, number, other = tf.Variable("a"), tf.Variable(1.0), tf.Variable(2.0)
         text.assign("b")
         number.assign(other)
@@ -147,7 +147,7 @@ def test_what_is_no_tensor_on_the_host_is_assigned_as_without_this(strategy: Any
 
 def test_the_strategy_is_as_before_afterwards(strategy: Any) -> None:
     before = strategy.extended.update
-    with pytest.raises(KeyError), weight_transfer.through_first_device(strategy):
+    with pytest.raises(KeyError), weights.through_first_device(strategy):
         raise KeyError
 
     assert strategy.extended.update == before

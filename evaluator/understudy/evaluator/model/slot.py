@@ -28,7 +28,7 @@ from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
 from understudy.evaluator.model.traced_call import FrozenState, Tensors
-from understudy.evaluator.model.weight_transfer import through_first_device
+from understudy.evaluator.model.weights import through_first_device
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
 _MAX_SCORERS = 8

@@ -8,8 +8,7 @@ from typing import Any
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.loaders.checked import CheckedLoader
-from understudy.evaluator.model.loaders.hdf5_file import Hdf5Loader
-from understudy.evaluator.model.loaders.keras_file import KerasLoader
+from understudy.evaluator.model.loaders.keras_files import Hdf5Loader, KerasLoader
 from understudy.evaluator.model.loaders.loader import BuiltModel, ModelLoader
 from understudy.evaluator.model.loaders.saved_model import SavedModelLoader
 from understudy.evaluator.model.loaders.variables import VariablesLoader, assign_checkpoint, assign_weights

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from understudy.compat import parse_saved_model
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.library_errors import first_line
 from understudy.evaluator.model.loaders.loader import BuiltModel
@@ -95,7 +95,7 @@ def _input(name: str, spec: Any) -> Any:
 
 def _read_signatures(model_file: Path) -> dict[str, Any]:
     try:
-        (graph, *_) = SavedModel.FromString((model_file / _GRAPH_FILE).read_bytes()).meta_graphs
+        (graph, *_) = parse_saved_model((model_file / _GRAPH_FILE).read_bytes()).meta_graphs
     except Exception as error:
         raise LoadError(f"{model_file.name} is not a SavedModel: {first_line(error)}") from error
     return {name: signature for name, signature in graph.signature_def.items() if name != _INITIALIZER}

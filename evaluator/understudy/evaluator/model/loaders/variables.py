@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from understudy.checkpoints.kinds import ModelKind
+from understudy.compat import parse_object_graph, take_apart
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.library_errors import first_line
-from understudy.evaluator.model import weight_reading
 from understudy.evaluator.model.loaders.loader import BuiltModel
+from understudy.evaluator.model.weights import assign_from_hdf5
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_COMPILED = ("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")
-"""The attributes that Keras's ``compile`` sets, which a checkpoint need not contain."""
 
 
 class VariablesLoader:
@@ -62,7 +60,7 @@ class VariablesLoader:
 
 def assign_weights(model: Any, model_file: Path) -> None:
     """Assign the content of a ``.weights.h5`` file."""
-    weight_reading.assign_weights(model, model_file)
+    assign_from_hdf5(model, model_file)
 
 
 def assign_checkpoint(model: Any, prefix: Path) -> None:
@@ -84,7 +82,7 @@ def assign_checkpoint(model: Any, prefix: Path) -> None:
 
 def _roots(model: Any, prefix: Path) -> Iterator[tf.train.Checkpoint]:
     """Yield the ways in which a checkpoint may contain the model, the likeliest first."""
-    graph = TrackableObjectGraph.FromString(tf.train.load_checkpoint(str(prefix)).get_tensor(_OBJECT_GRAPH))
+    graph = parse_object_graph(tf.train.load_checkpoint(str(prefix)).get_tensor(_OBJECT_GRAPH))
     names = [child.local_name for child in graph.nodes[0].children]
     if "model" in names:
         yield tf.train.Checkpoint(model=model)
@@ -97,8 +95,5 @@ def _roots(model: Any, prefix: Path) -> Iterator[tf.train.Checkpoint]:
 def _taken_apart(model: Any) -> BuiltModel:
     """Return the model without its compilation, and its compile arguments."""
     config = model.get_compile_config() if model.compiled else None
-    for attribute in _COMPILED:
-        if hasattr(model, attribute):
-            setattr(model, attribute, None)
-    model.compiled = False
+    take_apart(model)
     return BuiltModel(model=model, compile_config=config or {})
