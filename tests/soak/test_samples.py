@@ -70,9 +70,7 @@ def test_a_model_that_was_swapped_out_is_not_kept_alive(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(LONG_SECONDS)
-def test_a_training_by_two_workers_comes_to_the_same_bits_though_one_was_killed_and_all_of_it_is_scored(
-    tmp_path: Path,
-) -> None:
+def test_a_training_comes_to_the_same_bits_though_it_was_killed_and_all_of_it_is_scored(tmp_path: Path) -> None:
     result = soak("training_kills", 1, tmp_path)
 
     assert result["SIGKILL"] + result["SIGTERM"] == 1

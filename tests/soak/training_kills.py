@@ -35,9 +35,10 @@ _SHARES = 5 * [signal.SIGKILL] + 2 * [signal.SIGTERM]
 
 STEPS = 600
 SAMPLE = 10
-"""Below this number of signals the trainings are shorter."""
+"""Below this number of signals the trainings are shorter, and of one process each."""
 SAMPLE_STEPS = 200
 KINDS = ("multi_worker", "mirrored")
+SAMPLE_KINDS = ("mirrored",)
 
 _OPTIONS = (
     *("--checkpoint-every", "25", "--no-tensorboard", "--keep-checkpoints", "1000"),
@@ -86,7 +87,8 @@ def run(trial: Trial) -> None:
 
 def _train_to_the_end(trial: Trial, state: dict[str, Any], *, wanted: int, steps: int) -> None:
     """Disturb one training until it is done, with an evaluator beside it, and check both."""
-    kind = KINDS[state["trainings"] % len(KINDS)]
+    kinds = KINDS if wanted >= SAMPLE else SAMPLE_KINDS
+    kind = kinds[state["trainings"] % len(kinds)]
     run_dir, undisturbed = (trial.work / f"{name}-{kind}" for name in ("disturbed", "undisturbed"))
     with EvaluatorBeside(run_dir) as evaluator:
         while not _is_done(run_dir, steps):
