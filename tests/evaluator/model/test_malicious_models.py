@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from soak.malicious_models import HARMS, Harm, honest_model, model_with_asset, rewrite_config
+from testkit.more_sample_models import KINDS
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.loaders import loader_for
@@ -162,6 +163,22 @@ def test_a_saved_model_of_tensorflow_1_with_assets_is_accepted(tmp_path: Path) -
         )
 
     load(ModelKind.SAVED_MODEL, tmp_path)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_sample_model_is_accepted(name: str, tmp_path: Path) -> None:
+    KINDS[name].build().save(tmp_path / "model.keras")
+
+    assert loader_for(ModelKind.KERAS, None).architecture_of(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("name", ["ConvNeXtTiny", "MobileNetV3Small"])
+def test_published_architectures_are_accepted(name: str) -> None:
+    from understudy.evaluator.model.keras_allowlist import check_config
+
+    model = getattr(keras.applications, name)(weights=None, include_top=False, input_shape=(32, 32, 3))
+
+    check_config(keras.saving.serialize_keras_object(model), "model.keras")
 
 
 def honest_objects() -> Iterator[tuple[str, Any]]:
