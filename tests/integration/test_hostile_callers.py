@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 import numpy as np
@@ -13,8 +14,9 @@ from integration.conftest import Run
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import RunningService, until
-from testkit.scarce_slots import handles_out
+from testkit.living import living
 from understudy.clients import Client
+from understudy.evaluator.serving.servable import Servable
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
 from understudy.wire import encode
 
@@ -80,8 +82,14 @@ def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.fixture
+def servables() -> Iterator[WeakSet[Servable]]:
+    with living(Servable) as servables:
+        yield servables
+
+
 def test_streams_that_say_little_do_not_keep_a_new_checkpoint_from_being_served(
-    chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
+    chief: Chief, servables: WeakSet[Servable], run_service: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.evaluator.evaluation.evaluation_stream.RECALL_SILENT_SECONDS", 0.1)
     chief.publish(10)
@@ -102,7 +110,7 @@ def test_streams_that_say_little_do_not_keep_a_new_checkpoint_from_being_served(
         calls = []
         for held, step in enumerate((10, 20), start=1):
             calls.append(stub.Evaluate.future(quiet(), timeout=SECONDS))
-            until(lambda held=held: handles_out() == held)  # type: ignore[misc]  # bound now
+            until(lambda held=held: sum(each.handles for each in servables) == held)  # type: ignore[misc]  # bound now
             chief.publish(step + 10)
             until_served(step + 10)
         chief.publish(40)
