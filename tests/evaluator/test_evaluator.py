@@ -261,6 +261,19 @@ def test_a_dataset_is_scored_on_request_and_only_once(run: RealRun) -> None:
         assert evaluator.best_step == 2
 
 
+def test_a_score_that_is_not_to_be_recorded_leaves_no_entry_and_decides_nothing(run: RealRun) -> None:
+    run.publish(1, 2)
+    with run.running(datasets=[dataset(rows=40)], evaluation_policy="latest") as evaluator:
+        before = wait_for_records(evaluator, 2)
+        scored = evaluator.score_dataset("test", version=1, record=False).result(WAIT_SECONDS)
+        recorded = evaluator.score_dataset("test", version=2, record=False).result(WAIT_SECONDS)
+
+        assert (scored.sequence, scored.step, scored.outcome) == (0, 1, SCORED)
+        assert recorded in before
+        assert evaluator.ledger.page() == before
+        assert evaluator.best_step == 2
+
+
 def test_a_scoring_that_is_cancelled_stops_and_frees_its_slot(run: RealRun) -> None:
     run.publish(1, 2, 5)
     begun, may_go_on = threading.Event(), threading.Event()

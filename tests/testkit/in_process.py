@@ -206,4 +206,10 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
     def text(value: Any) -> str:
         return ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)
 
-    return [f"--{name.replace('_', '-')}={text(value)}" for name, value in options.items()]
+    def flag(name: str, value: Any) -> str:
+        name = name.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        return f"--{name}={text(value)}"
+
+    return [flag(name, value) for name, value in options.items()]

@@ -183,7 +183,7 @@ class Client(ModelCalls):
         on_progress: Callable[[Progress], None] = lambda _: None,
         **call_options: Unpack[CallOptions],
     ) -> Evaluation:
-        """Score a version on a dataset of the server; the server also records the result in its ledger."""
+        """Score a version on a dataset of the server; a server that is not read-only also records the result."""
         call = self._evaluations.EvaluateDataset(
             self._requests.evaluate_dataset(dataset, version), **self._defaults.stream(call_options)
         )

@@ -233,18 +233,20 @@ class Evaluator:
         version: Version = "serving",
         deadline: float | None = None,
         progress: Progress | None = None,
+        record: bool = True,
     ) -> Future[EvaluationRecord]:
-        """Score one version on a dataset known to the evaluator, and record the result.
+        """Score one version on a dataset known to the evaluator, and record the result if ``record`` says so.
 
-        If the ledger already holds a result for the same checkpoint and data, it is returned without computing. The
-        future's exceptions are those of `open_stream`, and DeadlineExceededError.
+        If the ledger already holds a result for the same checkpoint and data, it is returned without computing. A
+        result that is not recorded has the sequence number 0, and decides nothing. The future's exceptions are those
+        of `open_stream`, and DeadlineExceededError.
 
         Raises:
             VersionNotFoundError: There is no such checkpoint.
             DatasetNotFoundError: There is no such dataset.
         """
         on_demand, data = self._started_components().on_demand, self._dataset(dataset)
-        return on_demand.score(self._resolve(version), data, deadline=deadline, progress=progress)
+        return on_demand.score(self._resolve(version), data, deadline=deadline, progress=progress, record=record)
 
     def compare(
         self,

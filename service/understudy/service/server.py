@@ -253,8 +253,9 @@ class Service:
                     total_seconds=settings.stream_timeout_seconds,
                 ),
                 spools=Spools(settings.spool_dir, max_bytes=settings.spool_mib * 1024 * 1024),
+                records=not settings.read_only,
             ),
-            model=ModelHandler(model, executor=self._executor),
+            model=ModelHandler(model, executor=self._executor, read_only=settings.read_only),
             metrics=MetricsHandler(self._registry, executor=self._executor),
             inference=InferenceHandler(
                 model,

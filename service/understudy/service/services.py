@@ -134,6 +134,7 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
                 "ListCheckpoints": model.list_checkpoints,
                 "Promote": model.promote,
             },
+            {"Promote": model.check_promotion},
         ),
         service(METRICS, {"GetMetrics": handlers.metrics.get_metrics}),
     )

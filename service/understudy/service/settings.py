@@ -84,6 +84,13 @@ class ServeSettings:
             "metavar": "NAME",
         },
     )
+    read_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Refuse Promote, the call that changes what is served. EvaluateDataset scores "
+            "without an entry in the ledger."
+        },
+    )
     model_name: str | None = field(
         default=None,
         metadata={

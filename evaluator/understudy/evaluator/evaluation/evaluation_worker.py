@@ -60,6 +60,7 @@ class DatasetScorer:
         is_wanted: Callable[[], bool],
         deadline: float | None = None,
         progress: Progress | None = None,
+        record: bool = True,
     ) -> EvaluationRecord:
         """Score a servable, which must stay loaded meanwhile, and record the result. Blocks.
 
@@ -69,6 +70,7 @@ class DatasetScorer:
             is_wanted: Called between batches; returns whether to continue.
             deadline: When the score is no longer wanted, on the `time.monotonic` clock.
             progress: Called after each batch.
+            record: Whether to record the result; if not, its sequence number is 0.
 
         Raises:
             CancelledError: The score is no longer wanted.
@@ -81,7 +83,21 @@ class DatasetScorer:
         """
         began = time.monotonic()
         result = self._run(servable, dataset, is_wanted, deadline, progress)
-        return self._recorder.record_score(servable.digest, dataset, result, duration_seconds=time.monotonic() - began)
+        duration = time.monotonic() - began
+        if record:
+            return self._recorder.record_score(servable.digest, dataset, result, duration_seconds=duration)
+        return EvaluationRecord(
+            sequence=0,
+            step=result.step,
+            checkpoint_digest=servable.digest,
+            dataset=dataset.name,
+            outcome=EvaluationOutcome.SCORED,
+            metrics=result.metrics,
+            examples=result.examples,
+            duration_seconds=duration,
+            recorded_at=time.time(),
+            notes=result.notes,
+        )
 
     def _run(
         self,

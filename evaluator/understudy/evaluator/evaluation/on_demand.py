@@ -147,20 +147,26 @@ class OnDemandEvaluations:
         return self._opening.submit(step, work, deadline=deadline)
 
     def score(
-        self, step: int, dataset: EvaluationDataset, *, deadline: float | None, progress: Progress | None
+        self,
+        step: int,
+        dataset: EvaluationDataset,
+        *,
+        deadline: float | None,
+        progress: Progress | None,
+        record: bool,
     ) -> Future[EvaluationRecord]:
         """See `understudy.evaluator.evaluator.Evaluator.score_dataset`."""
         known = self._store.find(step)
-        record = None if known is None else self._recorder.score(step, known.digest, dataset)
-        if record is not None:
+        recorded = None if known is None else self._recorder.score(step, known.digest, dataset)
+        if recorded is not None:
             done: Future[EvaluationRecord] = Future()
-            done.set_result(record)
+            done.set_result(recorded)
             return done
 
         def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
             with handle:
                 return self._scorer.score(
-                    handle.servable, dataset, is_wanted=is_wanted, deadline=deadline, progress=progress
+                    handle.servable, dataset, is_wanted=is_wanted, deadline=deadline, progress=progress, record=record
                 )
 
         return self._scoring.submit(step, work, deadline=deadline)

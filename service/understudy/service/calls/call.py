@@ -7,8 +7,9 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 from understudy.service.calls.status import Failure
 
@@ -34,12 +35,16 @@ class CallContext:
     """The context of one call, for its handler. A disconnect of the caller cancels the handler's asyncio task.
 
     Attributes:
+        audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
     """
 
-    __slots__ = ("deadline",)
+    __slots__ = ("audited", "deadline")
+
+    audited: Mapping[str, Any] | None
 
     def __init__(self, *, deadline: float | None) -> None:
+        self.audited = None
         self.deadline = deadline
 
 
@@ -56,6 +61,7 @@ class Call(CallContext, ABC):
     __slots__ = ("has_callers_id", "received_bytes", "request_id", "started")
 
     def __init__(self) -> None:  # sets what `CallContext` would, as each function costs every call
+        self.audited = None
         self.deadline = None
         self.started = time.monotonic()
         self.received_bytes = 0

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.calls.audit import audit_call
 from understudy.service.calls.call import REQUEST_ID, Call
 from understudy.service.calls.methods import Method, Service
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
@@ -116,6 +117,8 @@ class ServedMethod:
         """Count the call, and log it: at debug if it succeeded, since there may be thousands a second, else at info."""
         seconds = time.monotonic() - call.started
         self._metrics.handled(Code.OK if failure is None else failure.code, seconds=seconds)
+        if failure is not None or call.audited is not None:
+            audit_call(call, self._path, failure)
         if failure is not None:
             self._write(_log.info, call, failure.code, failure.message, seconds)
         elif _threshold.isEnabledFor(logging.DEBUG):

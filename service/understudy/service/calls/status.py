@@ -3,6 +3,7 @@
 UnknownModelError                 the request names a model that this server does not serve
 UnknownServiceError               a health request names a service that this server does not have
 UnsupportedError                  this server does not support a call or a setting of the protocol
+PermissionDeniedError             the caller may not do what the call does
 CallEndedError                    the call has a status already
 """
 
@@ -88,6 +89,10 @@ class UnsupportedError(Exception):
     """This server does not support a call or a setting of the protocol. The text says what to do instead."""
 
 
+class PermissionDeniedError(Exception):
+    """The caller may not do what the call does. The text says what forbids it."""
+
+
 class CallEndedError(Exception):
     """The call has a status already.
 
@@ -108,6 +113,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     UnknownModelError: Code.NOT_FOUND,
     UnknownServiceError: Code.NOT_FOUND,
     UnsupportedError: Code.UNIMPLEMENTED,
+    PermissionDeniedError: Code.PERMISSION_DENIED,
     evaluator_errors.VersionNotFoundError: Code.NOT_FOUND,
     evaluator_errors.DatasetNotFoundError: Code.NOT_FOUND,
     evaluator_errors.NotReadyError: Code.UNAVAILABLE,

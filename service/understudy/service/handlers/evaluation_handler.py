@@ -51,6 +51,7 @@ class EvaluationHandler:
         executor: Runs blocking calls.
         limits: The limits of Evaluate and Compare streams.
         spools: Store the batches of comparisons.
+        records: Whether the scores of EvaluateDataset become entries of the ledger.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EvaluationHandler:
         executor: Executor,
         limits: StreamLimits,
         spools: Spools,
+        records: bool = True,
     ) -> None:
         self._model = model
         self._evaluator = model.evaluator
@@ -70,6 +72,7 @@ class EvaluationHandler:
         self._executor = executor
         self._limits = limits
         self._spools = spools
+        self._records = records
         self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams")
         self._comparisons = Places(MAX_COMPARISONS, "Compare streams")
 
@@ -105,6 +108,7 @@ class EvaluationHandler:
             version=messages.version(request.version),
             deadline=call.deadline,
             progress=progress.report,
+            record=self._records,
         )
         scoring = await begun(self._executor, score)
         scoring.add_done_callback(lambda _: progress.changed.notify())

@@ -6,6 +6,7 @@ The servicer of grpcio-health-checking 1.81 drops a service's other watchers whe
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import ServingChange
 from understudy.service.calls.call import CallContext
-from understudy.service.calls.status import UnknownServiceError
+from understudy.service.calls.status import PermissionDeniedError, UnknownServiceError
 from understudy.service.handlers import messages
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.metrics.registry import exposition
@@ -30,12 +31,14 @@ class ModelHandler:
     Args:
         model: The served model, whose evaluator manages the versions.
         executor: Runs blocking calls.
+        read_only: Whether to refuse every change.
     """
 
-    def __init__(self, model: ServedModel, *, executor: Executor) -> None:
+    def __init__(self, model: ServedModel, *, executor: Executor, read_only: bool = False) -> None:
         self._model = model
         self._evaluator = model.evaluator
         self._executor = executor
+        self._read_only = read_only
 
     async def get_model_metadata(
         self, request: model_pb2.GetModelMetadataRequest, call: CallContext
@@ -80,10 +83,21 @@ class ModelHandler:
         found = await asyncio.get_running_loop().run_in_executor(self._executor, self._evaluator.checkpoints)
         return model_pb2.ListCheckpointsResponse(checkpoints=[messages.checkpoint(info) for info in found])
 
+    def check_promotion(self, call: CallContext) -> None:
+        """Raise PermissionDeniedError if nothing may change."""
+        del call
+        if self._read_only:
+            raise PermissionDeniedError(
+                "this server is read-only, so Promote is refused; restart it without --read-only to change the version"
+            )
+
     async def promote(self, request: model_pb2.PromoteRequest, call: CallContext) -> model_pb2.PromoteResponse:
         """Pin, remove the pin, or roll back."""
+        decision = {"action": _action_name(request.action).lower(), "version": str(request.version).strip()}
+        call.audited = decision
         self._model.check_optional_name(request.model_name)
         change = await asyncio.wrap_future(self._decide(request, call))
+        call.audited = decision | dataclasses.asdict(change)
         return model_pb2.PromoteResponse(
             serving_step=change.serving_step, previous_step=change.previous_step, pinned_step=change.pinned_step
         )

@@ -14,6 +14,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import LoadOutcome, Operation
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
+from understudy.service.calls.audit import audit_record
 from understudy.service.metrics.registry import TalliedHistogram
 from understudy.service.metrics.statistics import InferenceStatistics
 
@@ -189,6 +190,7 @@ class ServiceObserver(MetricsObserver):
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""
         super().evaluation_recorded(record)
+        audit_record(record)
         self._on_record()
 
     def recall(self, ledger: Ledger) -> None:
