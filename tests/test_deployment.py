@@ -74,6 +74,16 @@ def test_a_manifest_s_command_can_be_parsed_and_its_volumes_are_there(name: str)
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_says_whether_other_machines_are_served_without_tls(name: str) -> None:
+    assert environment_of_the_image()["UNDERSTUDY_HOST"] == "0.0.0.0"  # noqa: S104 - the container's
+    assert not environment_of_the_image().keys() & {"UNDERSTUDY_INSECURE", "UNDERSTUDY_TLS_CERT"}
+    for pod in pods(name):
+        for container in pod["containers"]:
+            variables = {variable["name"]: variable.get("value") for variable in container.get("env", ())}
+            assert variables.get("UNDERSTUDY_INSECURE") == "true" or {"--insecure", "--tls-cert"} & {*container["args"]}
+
+
 @pytest.mark.parametrize("name", [name for name in MANIFESTS if name.startswith("evaluator")])
 def test_an_evaluator_is_given_the_time_that_a_first_start_takes(name: str) -> None:
     (pod,) = pods(name)

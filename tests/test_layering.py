@@ -57,9 +57,11 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "handlers": frozenset({"calls", "metrics", "predictor", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "rest": frozenset({"calls", "handlers", "readiness"}),
-    "grpcio": frozenset({"addresses", "calls", "front_end", "metrics", "predictor", "service_errors", "settings"}),
+    "grpcio": frozenset(
+        {"addresses", "calls", "front_end", "metrics", "predictor", "service_errors", "settings", "tls"}
+    ),
     "envoy": frozenset(
-        {"addresses", "calls", "front_end", "logging", "predictor", "readiness", "service_errors", "settings"}
+        {"addresses", "calls", "front_end", "logging", "predictor", "readiness", "service_errors", "settings", "tls"}
     ),
 }
 """The packages of the service, and which of its packages and modules each may import."""

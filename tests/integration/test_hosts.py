@@ -30,7 +30,7 @@ def tasks_on(hosts: list[Host], run_dir: Path) -> Iterator[list[Task]]:
     try:
         for host, (role, index) in zip(hosts, members, strict=True):
             environ = {"TF_CONFIG": tf_config(spec, role, index)}
-            options = (*OPTIONS, "--host", host.address)
+            options = (*OPTIONS, "--host", host.address, "--insecure")
             tasks.append(start_training("Scored", run_dir, *options, environ=environ, verb="run", inside=host.inside))
         yield tasks
     finally:

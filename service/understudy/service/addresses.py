@@ -47,15 +47,15 @@ def _bound(family: int, address: Any, *, reuse_address: bool) -> socket.socket:
     return bound
 
 
-def write_address_file(file: Path, addresses: str) -> None:
-    """Write ``grpc=HOST:PORT http=HOST:PORT`` and a newline; the write is atomic.
+def write_address_file(file: Path, addresses: str, *, tls: bool = False) -> None:
+    """Write ``grpc=HOST:PORT http=HOST:PORT``, with TLS followed by `` tls``, and a newline; the write is atomic.
 
     Raises:
         SettingsError: The file cannot be written.
     """
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        unfinished.write_text(f"{addresses}\n", encoding="ascii")
+        unfinished.write_text(f"{addresses}{' tls' if tls else ''}\n", encoding="ascii")
         unfinished.replace(file)
     except OSError as error:
         raise SettingsError(

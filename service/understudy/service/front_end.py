@@ -16,6 +16,7 @@ from understudy.service.calls.served_method import ServedMethods
 from understudy.service.predictor import CoalescingOptions
 from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
+from understudy.service.tls import ServerCertificates
 
 ENTRY_POINTS: Final = "understudy.front_ends"
 """The group of the entry points."""
@@ -51,8 +52,8 @@ class FrontEnd(Protocol):
         """
 
 
-MakeFrontEnd = Callable[[], FrontEnd]
-"""Creates a front end on the running event loop."""
+MakeFrontEnd = Callable[[ServerCertificates | None], FrontEnd]
+"""Creates a front end on the running event loop, for TLS with these certificates, or without TLS."""
 
 HearSignals = Callable[[Callable[[signal.Signals], None]], None]
 """Has a function called on the running event loop on the first SIGTERM or SIGINT; the second ends the process."""

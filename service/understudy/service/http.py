@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from typing import Any, Final
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -14,12 +16,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from understudy.service.metrics.registry import exposition
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.service_errors import PortInUseError
+from understudy.service.tls import ServerCertificates
 
 _SHUTDOWN_SECONDS = 1
+
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""The paths that callers without a certificate reach always, because Kubernetes' probes have none."""
 
 
 def build_app(
@@ -57,12 +65,23 @@ class HttpServer:
     Args:
         app: The application.
         listener: A bound socket, which the server closes.
+        certificates: The certificates for HTTPS; None to serve HTTP. If they name authorities of clients, callers
+            without a certificate reach `PROBES` only.
     """
 
-    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+    def __init__(self, app: Starlette, listener: socket.socket, certificates: ServerCertificates | None = None) -> None:
+        needs_certificate = certificates is not None and certificates.current.client_ca is not None
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+            app,
+            http=_CertificateProtocol if needs_certificate else "auto",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
+        if certificates is not None:
+            config.load()
+            config.ssl = _newest_context(certificates)
         self._server = _SignalFreeServer(config)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
@@ -82,6 +101,38 @@ class HttpServer:
         if self._task is not None:
             await self._task
         self._listener.close()
+
+
+def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
+    """Return a context that uses the newest certificates in each handshake."""
+
+    def use_newest(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+        del name, context
+        connection.context = certificates.current.context
+
+    context = certificates.current.context
+    context.sni_callback = use_newest  # called in every handshake, also if the client sends no name
+    return context
+
+
+class _CertificateProtocol(H11Protocol):
+    """A connection whose caller reaches `PROBES` only, unless it has a certificate."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if transport.get_extra_info("ssl_object").getpeercert(binary_form=True) is None:
+            self.app = _probes_only(self.app)
+
+
+def _probes_only(app: Any) -> Any:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+        else:
+            refusal = JSONResponse({"error": f"{scope['path']} needs a client certificate"}, status_code=403)
+            await refusal(scope, receive, send)
+
+    return answer
 
 
 class _SignalFreeServer(uvicorn.Server):

@@ -40,12 +40,16 @@ from understudy.service.rest.rest_app import RestApp
 from understudy.service.services import RequestHandlers, all_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
+from understudy.service.tls import ServerCertificates
 
 if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
 
 POLL_SECONDS = 0.5
 """How often to check whether training has ended."""
+
+REFRESH_SECONDS = 1.0
+"""How often to check whether certificates have changed."""
 
 BLOCKING_THREADS = 8
 """How many blocking calls (the ledger, a scrape) may run at once."""
@@ -144,14 +148,15 @@ class Service:
         async with AsyncExitStack() as stack:
             stack.callback(self._executor.shutdown, cancel_futures=True)
             stack.callback(self._builder.shutdown, cancel_futures=True)
-            # Bind first: a port in use is reported at once, before TensorFlow is imported.
-            front_end = self._make_front_end()
+            # Certificates and ports first: what is wrong with them is reported at once, before TensorFlow is imported.
+            certificates = self._start_certificates(stack)
+            front_end = self._make_front_end(certificates)
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
             handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry)
-            await self._start_http(stack, listener, handlers.inference, methods)
+            await self._start_http(stack, listener, handlers.inference, methods, certificates)
             await self._start_front_end(stack, front_end, methods)
             self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
             devices = self._watch_devices(stack, opened.evaluator)
@@ -191,6 +196,24 @@ class Service:
                 await asyncio.wait_for(stop.wait(), POLL_SECONDS)
         return ServiceExit(reason=ExitReason.SIGNALLED)
 
+    def _start_certificates(self, stack: AsyncExitStack) -> ServerCertificates | None:
+        """Read the certificates for TLS, and read them again when they change until the stack is closed."""
+        files = self._settings.tls_files
+        if files is None:
+            return None
+        certificates = ServerCertificates(files)
+        refreshing = asyncio.create_task(self._refresh(certificates))
+        stack.push_async_callback(_cancelled, refreshing)
+        return certificates
+
+    async def _refresh(self, certificates: ServerCertificates) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self._loop.run_in_executor(self._executor, certificates.refresh)
+            except OSError as error:
+                _log.warning("cannot use the new certificate yet", reason=str(error))
+
     async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
@@ -211,7 +234,12 @@ class Service:
         return opened
 
     async def _start_http(
-        self, stack: AsyncExitStack, listener: socket.socket, inference: InferenceHandler, methods: ServedMethods
+        self,
+        stack: AsyncExitStack,
+        listener: socket.socket,
+        inference: InferenceHandler,
+        methods: ServedMethods,
+        certificates: ServerCertificates | None,
     ) -> None:
         rest_app = RestApp(
             inference,
@@ -223,7 +251,7 @@ class Service:
         app = http.build_app(
             registry=self._registry, readiness=self._readiness, executor=self._executor, routes=rest_app.routes()
         )
-        server = http.HttpServer(app, listener)
+        server = http.HttpServer(app, listener, certificates)
         await server.start()
         stack.push_async_callback(server.stop)
 
@@ -275,7 +303,7 @@ class Service:
         host = self._settings.host
         addresses = f"grpc={host}:{grpc_port} http={host}:{http_port}"
         if self._settings.address_file is not None:
-            write_address_file(self._settings.address_file, addresses)
+            write_address_file(self._settings.address_file, addresses, tls=self._settings.tls_files is not None)
             stack.callback(self._settings.address_file.unlink, missing_ok=True)
         self._announce(f"LISTENING {addresses}")
 
@@ -293,6 +321,11 @@ class Service:
     async def _close_evaluator(self, evaluator: Evaluator) -> None:
         await self._loop.run_in_executor(self._executor, evaluator.close)
         _log.info("stopped")
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _freeze_heap() -> None:

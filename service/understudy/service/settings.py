@@ -11,6 +11,7 @@ from typing import Literal
 
 from understudy.evaluator.settings import CheckpointLocation
 from understudy.service.service_errors import SettingsError
+from understudy.service.tls import TlsFiles, is_loopback
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -75,6 +76,29 @@ class ServeSettings:
             "programs on this machine.",
             "metavar": "FILE",
         },
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Serve over TLS, gRPC and HTTP alike: the certificate, followed by the intermediate ones, in PEM. "
+            "Changed files are used for new connections.",
+            "metavar": "FILE",
+        },
+    )
+    tls_key: Path | None = field(
+        default=None, metadata={"help": "The private key of --tls-cert, unencrypted, in PEM.", "metavar": "FILE"}
+    )
+    tls_client_ca: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Require certificates of clients, signed by one of these authorities, in PEM. /healthz and /readyz "
+            "need none.",
+            "metavar": "FILE",
+        },
+    )
+    insecure: bool = field(
+        default=False,
+        metadata={"help": "Serve other machines without TLS; needed for another --host than a loopback address."},
     )
     frontend: str = field(
         default="grpcio",
@@ -173,6 +197,21 @@ class ServeSettings:
             raise SettingsError("exit_when_finished goes with --run-dir, whose training.json says how training ends")
         if self.grpc_port == self.http_port != 0:
             raise SettingsError(f"grpc_port and http_port are both {self.grpc_port}; give each its own")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise SettingsError(f"{given} is given without {missing}; give both for TLS, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise SettingsError("tls_client_ca is given without TLS; give tls_cert and tls_key too")
+        if self.insecure and self.tls_cert is not None:
+            raise SettingsError("insecure is given with tls_cert; give one of them")
+        if not (self.insecure or self.tls_cert or is_loopback(self.host)):
+            raise SettingsError(
+                f"host is {self.host}, where other machines can call the service; give --tls-cert and --tls-key, or "
+                "--insecure to serve them without TLS"
+            )
 
     def _check_range(self, name: str, *, low: float, high: float = float("inf")) -> None:
         value = getattr(self, name)
@@ -187,6 +226,13 @@ class ServeSettings:
         assert folder is not None  # noqa: S101 - __post_init__ checked it
         is_run = self.run_dir is not None
         return CheckpointLocation(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of TLS; None without TLS."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca)
 
     @property
     def evaluator_state_dir(self) -> Path:

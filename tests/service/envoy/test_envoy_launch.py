@@ -17,7 +17,7 @@ SECONDS = 60
 
 def test_streams_and_connections_may_be_silent_for_ever(tmp_path: Path) -> None:
     pytest.importorskip("pyvoy", reason="there is no wheel for this machine")
-    config = configuration("127.0.0.1", 8500, tmp_path / "admin.sock")
+    config = configuration("127.0.0.1", 8500, tmp_path, None)
     (listener,) = config["static_resources"]["listeners"]
     (manager,) = listener["filter_chains"][0]["filters"]
     connections = manager["typed_config"]

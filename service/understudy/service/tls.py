@@ -1,0 +1,173 @@
+"""TLS of the service's ports: certificates from files, which are read again when they change."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import structlog
+
+from understudy.service.service_errors import SettingsError
+
+_log = structlog.get_logger(__name__)
+
+_Stamp = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """The files of the service's TLS, all PEM.
+
+    Attributes:
+        certificate: The service's certificate, followed by the intermediate ones.
+        key: Its private key, unencrypted.
+        client_ca: The certificates of the authorities that sign clients' certificates; None to accept every client.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None
+
+    def stamp(self) -> _Stamp:
+        """Return a value that changes when a file is written, replaced or deleted."""
+        return tuple(_stamp(file) for file in (self.certificate, self.key, self.client_ca) if file is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificates:
+    """What the files held at one time.
+
+    Attributes:
+        certificate: The service's certificate chain, PEM.
+        key: Its private key, PEM.
+        client_ca: The authorities of clients' certificates, PEM; None to accept every client.
+        context: The same for Python's own servers, TLS 1.2 or newer. It verifies a client's certificate if the client
+            sends one.
+    """
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    context: ssl.SSLContext
+
+    @classmethod
+    def read(cls, files: TlsFiles) -> Certificates:
+        """Read and check the files.
+
+        Raises:
+            SettingsError: A file cannot be read, is not PEM, or the key is that of another certificate.
+        """
+        certificate = _read("--tls-cert", files.certificate)
+        key = _read("--tls-key", files.key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A resumed session would skip the check of the client's certificate against the newest authorities.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        _check_certificates("--tls-cert", files.certificate, certificate)
+        _load_pair(context, files)
+        client_ca = None
+        if files.client_ca is not None:
+            client_ca = _read("--tls-client-ca", files.client_ca)
+            _check_certificates("--tls-client-ca", files.client_ca, client_ca)
+            context.load_verify_locations(cadata=client_ca.decode("ascii"))
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return cls(certificate=certificate, key=key, client_ca=client_ca, context=context)
+
+
+class ServerCertificates:
+    """The certificates that new connections use. Thread-safe, but for `refresh`: one thread at a time.
+
+    Args:
+        files: Where they are. They may be replaced at any time, one after the other too.
+
+    Raises:
+        SettingsError: See `Certificates.read`.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._stamp = files.stamp()
+        self._current = Certificates.read(files)
+        self._callbacks: list[Callable[[Certificates], None]] = []
+
+    @property
+    def current(self) -> Certificates:
+        """The newest certificates that could be used; the same object until they change."""
+        return self._current
+
+    def on_change(self, callback: Callable[[Certificates], None]) -> None:
+        """Call a function after each change, on the thread that calls `refresh`."""
+        self._callbacks.append(callback)
+
+    def refresh(self) -> None:
+        """Read the files again if they changed. Certificates that cannot be used are logged once, and change nothing.
+
+        Raises:
+            OSError: From a callback.
+        """
+        stamp = self._files.stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            read = Certificates.read(self._files)
+        except SettingsError as error:
+            self._stamp = stamp
+            _log.error("kept the old certificate, because the new one cannot be used", reason=str(error))
+            return
+        if self._files.stamp() != stamp:  # written meanwhile; the next call reads them
+            return
+        for callback in self._callbacks:
+            callback(read)
+        self._stamp, self._current = stamp, read
+        _log.info("new connections use the new certificate", file=str(self._files.certificate))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the address: 127.0.0.0/8, ::1 and localhost."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _read(flag: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"{flag} {file} cannot be read ({error.strerror}); give a PEM file that this user can read"
+        ) from error
+
+
+def _check_certificates(flag: str, file: Path, content: bytes) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise SettingsError(f"{flag} {file} holds no certificate; give a PEM file with one or several") from error
+
+
+def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.certificate, files.key, password="")  # an encrypted key fails, without a prompt
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            reason = f"is not the key of the certificate in {files.certificate}; give the two that belong together"
+        else:
+            reason = f"cannot be used ({error.reason}); give an unencrypted private key in PEM"
+        raise SettingsError(f"--tls-key {files.key} {reason}") from error
+    except OSError as error:
+        raise SettingsError(
+            f"--tls-key {files.key} or {files.certificate} cannot be read ({error.strerror})"
+        ) from error
