@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,7 +149,7 @@ def test_what_the_server_refuses_is_said_in_one_line(run: Run, tmp_path: Path) -
 def test_nobody_listening_is_said_with_the_remedy(run: Run) -> None:
     error = refusal(run("status", "--target", "127.0.0.1:1", "--timeout-seconds", "5"), code=1)
 
-    assert error.endswith("(asked 127.0.0.1:1; --target says whom to ask)\n")
+    assert error.endswith("(asked 127.0.0.1:1; --target says whom to ask, and --tls-ca that it has TLS)\n")
     assert error.count("\n") == 1
 
 
@@ -288,6 +289,19 @@ def test_health_asks_the_server_that_wrote_the_address_file(peer: Peer, tmp_path
 def test_health_goes_by_the_target_that_is_given(peer: Peer, tmp_path: Path) -> None:
     arguments = ["health", "--address-file", str(tmp_path / "none"), "--target", peer.target]
     assert CliRunner().invoke(main, arguments).exit_code == 0
+
+
+@pytest.mark.parametrize("service", [[], ["--service", "understudy.v1.PredictionService"]])
+def test_health_says_that_a_server_with_tls_does_not_answer(service: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "address"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    write_address_file(file, f"grpc=127.0.0.1:{port} http=[::]:{port}", tls=True)
+
+    asked = CliRunner().invoke(main, ["health", "--address-file", str(file), "--timeout-seconds", "2", *service])
+
+    assert asked.exit_code == 1
+    assert f":{port}" in asked.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ import grpc
 import httpx
 import pytest
 import trustme
+from click.testing import CliRunner
 
 from testkit.certificates import Credentials, certificate_of, handshake, replace
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import WAIT_SECONDS, RunningService, running_service, until
+from understudy.cli.main import main
 from understudy.clients import AsyncClient, Client, UnavailableError
 
 STEP = 10
@@ -38,6 +41,7 @@ class Site:
     authority: trustme.CA
     server: Credentials
     caller: Credentials
+    address_file: Path
 
     def address(self, port: str) -> str:
         return self.service.grpc if port == "grpc" else self.service.http
@@ -67,7 +71,7 @@ def site(
         settings, {}, replicas=replicas, state_dir=folder / "state", front_end=request.param
     ) as service:
         service.wait_ready()
-        yield Site(service, authority, server, caller)
+        yield Site(service, authority, server, caller, folder / "address")
 
 
 def client_of(site: Site, credentials: grpc.ChannelCredentials | None) -> Client:
@@ -81,6 +85,31 @@ async def test_both_clients_and_health_checks_call_over_tls(site: Site) -> None:
     async with AsyncClient(site.service.grpc, credentials=site.caller.channel()) as asynchronous:
         assert (await asynchronous.predict(ones(2))).step == STEP
         assert await asynchronous.is_serving()
+
+
+def test_the_command_line_asks_over_tls(site: Site) -> None:
+    tls = {"TLS_CA": site.caller.ca, "TLS_CERT": site.caller.certificate, "TLS_KEY": site.caller.key}
+    env = {f"UNDERSTUDY_{name}": str(file) for name, file in tls.items()} | {"UNDERSTUDY_TARGET": site.service.grpc}
+
+    asked = CliRunner().invoke(main, ["status", "--json"], env=env)
+
+    assert asked.exit_code == 0, asked.stderr
+    assert json.loads(asked.stdout)["serving_step"] == STEP
+
+
+def test_health_finds_and_asks_the_server_of_its_container(site: Site) -> None:
+    """There, the variables of the service's own certificate are set, and none of a client's."""
+    env = {
+        "UNDERSTUDY_ADDRESS_FILE": str(site.address_file),
+        "UNDERSTUDY_TLS_CERT": str(site.server.certificate),
+        "UNDERSTUDY_TLS_KEY": str(site.server.key),
+        "UNDERSTUDY_TLS_CLIENT_CA": str(site.server.ca),
+    }
+    asked = CliRunner().invoke(main, ["health"], env=env)
+    assert (asked.exit_code, asked.stdout) == (0, "SERVING\n"), asked.stderr
+    one_service = CliRunner().invoke(main, ["health", "--service", "understudy.v1.PredictionService"], env=env)
+    assert one_service.exit_code == 2
+    assert "go with --tls-ca" in one_service.stderr
 
 
 def test_a_caller_without_tls_is_refused(site: Site) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
@@ -44,6 +46,29 @@ class ConnectionSettings:
     max_message_mib: int = field(
         default=256, metadata={"help": "The largest message to send or receive, in MiB.", "metavar": "MIB"}
     )
+    tls_ca: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Call over TLS; the authorities that sign the server's certificate, in PEM.",
+            "metavar": "FILE",
+        },
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata={"help": "With --tls-ca, the certificate to show to the server, in PEM.", "metavar": "FILE"},
+    )
+    tls_key: Path | None = field(
+        default=None,
+        metadata={"help": "The private key of --tls-cert, unencrypted, in PEM.", "metavar": "FILE"},
+    )
+    tls_server_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "With --tls-ca, the name in the server's certificate; needed if --target has another name, or "
+            "several.",
+            "metavar": "NAME",
+        },
+    )
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -64,8 +89,9 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
     limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
     if settings.timeout_seconds is not None:
         limits |= {"timeout_seconds": settings.timeout_seconds, "stream_timeout_seconds": settings.timeout_seconds}
+    tls = tls_arguments(settings)
     try:
-        client = Client(settings.target, model_name=settings.model_name, **limits)
+        client = Client(settings.target, model_name=settings.model_name, **limits, **tls)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--target'") from error
     with client, reported(UnderstudyError):
@@ -73,9 +99,51 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
         try:
             yield client
         except UnavailableError as error:
-            raise CommandError(f"{error} ({asked}; --target says whom to ask)") from error
+            hint = "" if tls else ", and --tls-ca that it has TLS"
+            raise CommandError(f"{error} ({asked}; --target says whom to ask{hint})") from error
         except DeadlineExceededError as error:
             raise CommandError(f"{error} ({asked}; --timeout-seconds says how long to wait)") from error
+
+
+def tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
+    """Return the arguments of a client for TLS; none without ``tls_ca``.
+
+    Raises:
+        click.UsageError: A file cannot be used, or is missing.
+    """
+    import grpc
+
+    ca, certificate, key, name = settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name
+    if ca is None:
+        if certificate or key or name:
+            raise click.UsageError(
+                "--tls-cert, --tls-key and --tls-server-name go with --tls-ca; give the authorities to trust, such as "
+                "/etc/ssl/certs/ca-certificates.crt for the public ones"
+            )
+        return {}
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together; give both, or neither")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with _named("--tls-ca", ca):
+        context.load_verify_locations(ca)
+        roots = ca.read_bytes()
+    own: tuple[bytes | None, bytes | None] = (None, None)
+    if certificate and key:
+        with _named("--tls-cert", certificate):
+            context.load_cert_chain(certificate, key, password="")  # an encrypted key fails, without a prompt
+            own = (key.read_bytes(), certificate.read_bytes())
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    return {"credentials": grpc.ssl_channel_credentials(roots, *own), "options": options}
+
+
+@contextmanager
+def _named(flag: str, file: Path) -> Iterator[None]:
+    """Report that the file of a flag, or its key, cannot be used."""
+    try:
+        yield
+    except OSError as error:  # SSLError is one, too
+        reason = getattr(error, "reason", None) or error.strerror
+        raise click.BadParameter(f"{file} cannot be used: {reason}", param_hint=repr(flag)) from error
 
 
 class VersionType(click.ParamType["Version"]):

@@ -39,7 +39,8 @@ class Client(ModelCalls):
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
         model_name: The model to call, by its name on the servers; their only one by default.
         credentials: Channel credentials, such as ``grpc.ssl_channel_credentials()``, which may be composed with call
-            credentials; without TLS by default.
+            credentials; without TLS by default. Several servers share the name of the option
+            ``grpc.ssl_target_name_override`` then.
         options: Channel options of gRPC. They replace the client's own of the same name, ``grpc.service_config`` too.
         interceptors: Client interceptors of grpcio, the first outermost.
         metadata: Sent with every call.
