@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import shutil
 import statistics
@@ -35,8 +34,9 @@ SAMPLES = 10
 SLOTS = 3
 WAIT_SECONDS = 120.0
 FEATURES = 64
-WIDTH = 256
+WIDTHS = (256, 240, 224, 208)
 LAYERS = 4
+ARCHITECTURES = len(WIDTHS) ** LAYERS
 
 NAMES = {
     "keras": "model-{step}.keras",
@@ -172,11 +172,14 @@ def _resident_megabytes() -> float:
 
 
 def _model(scale: float, changed: int = 0) -> Any:
-    """Return a compiled model; any other value of `changed` makes one layer narrower than the others."""
+    """Return a compiled model; each of `ARCHITECTURES` values of `changed` gives another architecture.
+
+    The layers have few shapes between them, so that what TensorFlow caches for each shape is there once it has settled.
+    """
     import keras
 
-    widths = [WIDTH] * LAYERS
-    widths[changed % LAYERS] -= math.ceil(changed / LAYERS)
+    order = changed * 37 % ARCHITECTURES
+    widths = [WIDTHS[order // len(WIDTHS) ** layer % len(WIDTHS)] for layer in range(LAYERS)]
     x = hidden = keras.Input((FEATURES,), name="x")
     initializer = keras.initializers.Constant(scale)
     for width in widths:
