@@ -18,7 +18,7 @@ from testkit.in_process import WAIT_SECONDS
 from understudy.clients import AsyncClient, InternalError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.service.grpcio.grpc_server import GrpcServer
+from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
@@ -68,7 +68,7 @@ class RunningTask:
             settings,
             EvaluatorSettings(state_dir=state_dir, devices=replicas, max_device_failures=LIMIT),
             announce=self._announce,
-            make_front_end=partial(GrpcServer, max_message_bytes=settings.max_message_bytes),
+            make_front_end=partial(server_of, settings),
         )
         self.ended: asyncio.Task[ServiceExit] = asyncio.create_task(service.run(self.stop))
 

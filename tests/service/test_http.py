@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,9 @@ from understudy.service import http
 from understudy.service.metrics.registry import new_registry
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import PortInUseError
+
+MAX_CONNECTIONS = 4
+SECONDS = 20.0
 
 
 @pytest.fixture
@@ -37,7 +42,11 @@ async def client(
     registry: CollectorRegistry, readiness: Readiness, executor: ThreadPoolExecutor
 ) -> AsyncIterator[httpx.AsyncClient]:
     listener = http.bind("127.0.0.1", 0)
-    server = http.HttpServer(http.build_app(registry=registry, readiness=readiness, executor=executor), listener)
+    server = http.HttpServer(
+        http.build_app(registry=registry, readiness=readiness, executor=executor),
+        listener,
+        max_connections=MAX_CONNECTIONS,
+    )
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
         yield client
@@ -73,6 +82,29 @@ async def test_it_is_ready_from_the_first_checkpoint_until_draining(
     assert waiting.json() == {"ready": False, "reason": "no checkpoint has been loaded yet"}
     assert ready.json() == {"ready": True, "reason": "ready"}
     assert "draining" in draining.json()["reason"]
+
+
+async def test_a_connection_without_the_headers_of_a_request_ends(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.service.http_connection.HEADER_SECONDS", 0.1)
+    whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    for first in (b"", whole[:20], whole + whole[:20]):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(first)
+        answer = await asyncio.wait_for(reader.read(), SECONDS)
+        assert answer.count(b"200 OK") == first.count(whole)
+        writer.close()
+
+
+async def test_a_connection_beyond_the_limit_is_closed_at_once(client: httpx.AsyncClient) -> None:
+    held = [await asyncio.open_connection(client.base_url.host, client.base_url.port) for _ in range(MAX_CONNECTIONS)]
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), SECONDS) == b""
+    for _, each in [*held, (reader, writer)]:
+        each.close()
+    assert (await client.get("/healthz")).status_code == 200
 
 
 async def test_another_path_is_not_found(client: httpx.AsyncClient) -> None:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from testkit.certificates import SECONDS, Credentials, replace
 from understudy.service.calls.methods import foreign_service
 from understudy.service.calls.served_method import served_methods
-from understudy.service.grpcio.grpc_server import GrpcServer
+from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.handlers.status_handlers import HealthHandler
 from understudy.service.metrics.registry import new_registry
 from understudy.service.readiness import Readiness
@@ -148,12 +148,12 @@ def test_a_callback_that_fails_is_called_again(server: Credentials, authority: t
     assert certificates.current.certificate == server.certificate.read_bytes()
 
 
-async def test_without_authorities_of_clients_every_client_is_served(server: Credentials) -> None:
+async def test_without_authorities_of_clients_every_client_is_served(server: Credentials, tmp_path: Path) -> None:
     readiness = Readiness()
     readiness.become_ready()
     health = HealthHandler(readiness, [])
     service = foreign_service(HEALTH, {"Check": health.check, "List": health.list, "Watch": health.watch})
-    front_end = GrpcServer(ServerCertificates(files_of(server)), max_message_bytes=1 << 20)
+    front_end = server_of(ServeSettings(run_dir=tmp_path), ServerCertificates(files_of(server)))
     port = front_end.bind("127.0.0.1", 0)
     await front_end.start(served_methods([service], new_registry()))
     try:

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from testkit.front_ends import GRPCIO
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.service.grpcio.grpc_server import GrpcServer
+from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
@@ -128,7 +128,7 @@ def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ru
     started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
     failures: list[Exception] = []
 
-    make_front_end = partial(GrpcServer, max_message_bytes=settings.max_message_bytes)
+    make_front_end = partial(server_of, settings)
 
     async def main() -> None:
         stop = asyncio.Event()

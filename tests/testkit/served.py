@@ -86,10 +86,12 @@ def serving_both(folder: Path, *flags: str) -> Iterator[Pair]:
 
 
 @contextmanager
-def serving(run: Path, model_name: str, *flags: str) -> Iterator[Served]:
-    """Serve a run until the block ends."""
+def serving(run: Path, model_name: str, *flags: str, open_files: int | None = None) -> Iterator[Served]:
+    """Serve a run until the block ends, with at most this many open files."""
+    limited = () if open_files is None else ("bash", "-c", f'ulimit -n {open_files} && exec "$0" "$@"')
     process = subprocess.Popen(
         [
+            *limited,
             *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run), "--model-name", model_name),
             *("--logical-cpus", "2", "--grpc-port", "0", "--http-port", "0", "--log-level", "error", *flags),
         ],

@@ -21,6 +21,14 @@ from understudy.service.tls import ServerCertificates
 ENTRY_POINTS: Final = "understudy.front_ends"
 """The group of the entry points."""
 
+HANDSHAKE_SECONDS: Final = 10.0
+"""The longest wait for the beginning of HTTP/2 on a new connection."""
+KEEPALIVE_SECONDS: Final = 120.0
+KEEPALIVE_TIMEOUT_SECONDS: Final = 20.0
+"""A connection that is silent for the first is pinged, and closed if no answer comes within the second."""
+MAX_STREAMS: Final = 1000
+"""The most calls under way on one connection; a client sends further ones when others have ended."""
+
 _T = TypeVar("_T")
 
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from understudy.service.http_connection import HttpConnection, limited
 from understudy.service.metrics.registry import exposition
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.service_errors import PortInUseError
@@ -67,13 +67,21 @@ class HttpServer:
         listener: A bound socket, which the server closes.
         certificates: The certificates for HTTPS; None to serve HTTP. If they name authorities of clients, callers
             without a certificate reach `PROBES` only.
+        max_connections: The most connections at once.
     """
 
-    def __init__(self, app: Starlette, listener: socket.socket, certificates: ServerCertificates | None = None) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        listener: socket.socket,
+        certificates: ServerCertificates | None = None,
+        *,
+        max_connections: int,
+    ) -> None:
         needs_certificate = certificates is not None and certificates.current.client_ca is not None
         config = uvicorn.Config(
             app,
-            http=_CertificateProtocol if needs_certificate else "auto",
+            http=limited(_CertificateConnection if needs_certificate else HttpConnection, max_connections),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -115,10 +123,11 @@ def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
     return context
 
 
-class _CertificateProtocol(H11Protocol):
+class _CertificateConnection(HttpConnection):
     """A connection whose caller reaches `PROBES` only, unless it has a certificate."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
         if transport.get_extra_info("ssl_object").getpeercert(binary_form=True) is None:
             self.app = _probes_only(self.app)

@@ -251,7 +251,7 @@ class Service:
         app = http.build_app(
             registry=self._registry, readiness=self._readiness, executor=self._executor, routes=rest_app.routes()
         )
-        server = http.HttpServer(app, listener, certificates)
+        server = http.HttpServer(app, listener, certificates, max_connections=self._settings.max_http_connections)
         await server.start()
         stack.push_async_callback(server.stop)
 

