@@ -20,6 +20,7 @@ from testkit.certificates import Credentials, certificate_of, handshake, replace
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import WAIT_SECONDS, RunningService, running_service, until
+from testkit.prometheus_tools import scraping, value_of
 from understudy.cli.main import main
 from understudy.clients import AsyncClient, Client, UnavailableError
 
@@ -172,6 +173,13 @@ def test_probes_need_no_certificate_and_all_else_over_http_does(site: Site) -> N
             assert "needs a client certificate" in refused.json()["error"]
         assert "understudy_serving_step 10.0" in caller.get("/metrics").text
         assert caller.get("/v2/health/ready").status_code == 200
+
+
+def test_a_real_prometheus_scrapes_over_https_with_its_certificate(site: Site, tmp_path: Path) -> None:
+    own = {"ca_file": site.caller.ca, "cert_file": site.caller.certificate, "key_file": site.caller.key}
+    tls = {name: str(file) for name, file in own.items()}
+    with scraping(site.service.http, tmp_path, scheme="https", tls_config=tls) as prometheus:
+        until(lambda: value_of(prometheus, "understudy_serving_step") == STEP)
 
 
 @dataclass

@@ -1,10 +1,17 @@
-"""Finds the real Prometheus, on PATH or where tools/fetch_prometheus.sh installs it."""
+"""The real Prometheus, on PATH or where tools/fetch_prometheus.sh installs it."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 FETCHED = Path(__file__).parents[2] / ".tools" / "prometheus" / "usr" / "bin"
@@ -16,3 +23,49 @@ def tool(name: str) -> Path:
     if found is None:
         pytest.skip(f"{name} is neither on PATH nor in {FETCHED}; tools/fetch_prometheus.sh fetches it")
     return Path(found)
+
+
+@contextmanager
+def scraping(target: str, folder: Path, **job: Any) -> Iterator[httpx.Client]:
+    """Run a Prometheus that scrapes ``HOST:PORT``; yield a client of its API.
+
+    Args:
+        target: What to scrape.
+        folder: Where its files go.
+        job: More of the scrape configuration.
+    """
+    program = tool("prometheus")
+    configuration = {
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+        "scrape_configs": [{"job_name": "understudy", "static_configs": [{"targets": [target]}], **job}],
+    }
+    file = folder / "prometheus.yml"
+    file.write_text(json.dumps(configuration), encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen(
+        [
+            program,
+            f"--config.file={file}",
+            f"--storage.tsdb.path={folder / 'tsdb'}",
+            f"--web.listen-address={address}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with httpx.Client(base_url=f"http://{address}") as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def value_of(prometheus: httpx.Client, query: str) -> float | None:
+    """Return what a query for one series gives now, or None if there is nothing yet."""
+    try:
+        answer = prometheus.get("/api/v1/query", params={"query": query}).raise_for_status()
+    except httpx.HTTPError:  # it has not started yet
+        return None
+    found = answer.json()["data"]["result"]
+    return float(found[0]["value"][1]) if found else None
