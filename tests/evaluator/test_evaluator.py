@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testkit.in_process import until
 from testkit.real_run import (
     FEATURES,
     GOAL,
@@ -272,6 +274,25 @@ def test_a_score_that_is_not_to_be_recorded_leaves_no_entry_and_decides_nothing(
         assert recorded in before
         assert evaluator.ledger.page() == before
         assert evaluator.best_step == 2
+
+
+def test_old_evaluations_are_removed_but_not_those_of_checkpoints_that_exist(run: RealRun) -> None:
+    gone = range(1, 7)
+    run.publish(*gone)
+    with run.running(datasets=[dataset(rows=4)]) as evaluator:
+        wait_for_records(evaluator, len(gone))
+        assert evaluator.best_step == 4
+    for step in gone:
+        shutil.rmtree(run.dir.checkpoint(step))
+    run.publish(9, 10)
+    with run.running(datasets=[dataset(rows=4)], keep_evaluations=1) as evaluator:
+        until(lambda: evaluator.last_sequence == 8 and not {1, 2, 3, 5} & set(evaluator.ledger.steps()))
+        assert set(evaluator.ledger.steps()) >= {4, 9, 10}
+    with run.running(datasets=[dataset(rows=4)], keep_evaluations=1) as evaluator:
+        run.publish(11)
+        until(lambda: evaluator.ledger.steps()[-1] == 11)
+        assert evaluator.last_sequence == 9
+        assert evaluator.best_step == 4
 
 
 def test_a_scoring_that_is_cancelled_stops_and_frees_its_slot(run: RealRun) -> None:

@@ -324,6 +324,7 @@ def _open_records(
     stack.callback(ledger.close)
     recorder = Recorder(
         ledger=ledger,
+        keep=settings.keep_evaluations,
         results=ResultFiles(settings.state_dir / RESULTS_DIR),
         summaries=Summaries(settings.state_dir / SUMMARIES_DIR),
         datasets=datasets,

@@ -147,6 +147,14 @@ class EvaluatorSettings:
         default=60.0,
         metadata={"help": "How long an Evaluate stream may be silent, in seconds.", "metavar": "SECONDS"},
     )
+    keep_evaluations: int | None = field(
+        default=None,
+        metadata={
+            "help": "How many entries the ledger keeps, about; the oldest are removed, except those of checkpoints "
+            "that still exist. All by default.",
+            "metavar": "N",
+        },
+    )
     poll_interval_seconds: float = field(
         default=0.5, metadata={"help": "Interval of the polls for new checkpoints, in seconds.", "metavar": "SECONDS"}
     )
@@ -188,6 +196,12 @@ class EvaluatorSettings:
             raise ConfigurationError(
                 f"evaluation_policy is {self.evaluation_policy!r}; give every, latest, or a number from 1 up"
             )
+        if self.keep_evaluations is not None:
+            self._check_at_least("keep_evaluations", 1)
+            if isinstance(self.evaluation_policy, int) and self.evaluation_policy > 1:
+                raise ConfigurationError(
+                    "keep_evaluations goes with evaluation_policy every or latest; one in K counts from the first entry"
+                )
         self._check_gate()
         if isinstance(self.version_policy, str) and self.version_policy not in ("latest", "best"):
             raise ConfigurationError(f"version_policy is {self.version_policy!r}; give latest, best or a step")

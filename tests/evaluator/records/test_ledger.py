@@ -250,3 +250,45 @@ def test_an_entry_on_nfs_survives_a_kill_of_its_writer(path: Path) -> None:
     reopened = Ledger(path, file_system_of=lambda _: "nfs")
     assert [record.step for record in reopened.page()] == [5]
     reopened.close()
+
+
+def test_the_oldest_entries_are_removed_but_not_those_of_protected_steps(ledger: Ledger) -> None:
+    for step in range(1, 21):
+        append(ledger, step)
+    page = ledger.page(limit=4)
+    assert ledger.remove_oldest(keep=5, protected={3, 8}) == 13
+
+    assert [entry.step for entry in ledger.page()] == [3, 8, 16, 17, 18, 19, 20]
+    following = ledger.page(after_sequence=page[-1].sequence, limit=3)
+    assert [entry.step for entry in following] == [8, 16, 17]
+    assert ledger.remove_oldest(keep=5, protected={3, 8}) == 0
+    assert append(ledger, 21).sequence == 21
+    assert ledger.remove_oldest(keep=100, protected=()) == 0
+
+
+def test_sequence_numbers_are_not_used_again_after_a_removal(path: Path, ledger: Ledger) -> None:
+    for step in range(1, 4):
+        append(ledger, step)
+    assert ledger.remove_oldest(keep=1, protected=()) == 2
+    ledger.close()
+    again = Ledger(path)
+    assert (again.last_sequence, append(again, 4).sequence) == (3, 4)
+    again.close()
+
+
+def test_entries_are_written_and_read_while_old_ones_are_removed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.evaluator.records.ledger._PIECE", 5)
+    for step in range(1, 201):
+        append(ledger, step)
+    removed: list[int] = []
+    remover = threading.Thread(target=lambda: removed.append(ledger.remove_oldest(keep=10, protected={1})))
+    remover.start()
+    steps = [append(ledger, step).step for step in range(201, 231)]
+    seen = [entry.step for entry in ledger.page(after_sequence=200)]
+    remover.join(60)
+    assert not remover.is_alive()
+    assert steps == seen == list(range(201, 231))
+    assert removed == [230 - len(ledger.page(limit=1000))]
+    assert ledger.page(limit=1)[0].step == 1

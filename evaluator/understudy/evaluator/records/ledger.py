@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ WHOLE_CHECKPOINT = ""
 
 _SUPERSEDED = "superseded-"
 """The prefix of the dataset digest in entries that no longer settle a checkpoint."""
+
+_PIECE = 500
+"""Entries that are removed in one transaction."""
+_BUSY_SECONDS = 30.0
+"""The longest wait for a transaction of the other connection."""
 
 _TRIED_AGAIN = (
     "%differs from the % in its architecture%",  # recorded by versions that served only one architecture
@@ -62,7 +67,7 @@ _COLUMNS = (
 
 
 class Ledger:
-    """An append-only table in an SQLite file. Thread-safe; for the one process that holds the state folder's lock.
+    """A table of entries in an SQLite file. Thread-safe; for the one process that holds the state folder's lock.
 
     An entry is on disk when `append` returns. Entries with the same checkpoint, dataset, content of the dataset and
     outcome are the same entry. Opening the ledger supersedes failures that an earlier evaluator caused: they stay on
@@ -211,6 +216,40 @@ class Ledger:
         with self._changed, self._reporting():
             rows = self._connection.execute("SELECT DISTINCT step FROM evaluations ORDER BY step").fetchall()
         return [int(step) for (step,) in rows]
+
+    def remove_oldest(self, *, keep: int, protected: Collection[int]) -> int:
+        """Remove the oldest entries and return how many. Blocks neither `append` nor `page` for more than one piece.
+
+        Sequence numbers are never used again, so a page after a removed entry begins with the next one.
+
+        Args:
+            keep: How many of the newest entries to keep, at least 1.
+            protected: The steps whose entries stay, in addition.
+
+        Raises:
+            LedgerError: The file cannot be written. What was removed before stays removed.
+        """
+        removed, after = 0, 0
+        with self._reporting(), contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            row = connection.execute(
+                "SELECT sequence FROM evaluations ORDER BY sequence DESC LIMIT 1 OFFSET ?", (keep,)
+            ).fetchone()
+            last = 0 if row is None else int(row[0])
+            while after < last:
+                piece = connection.execute(
+                    "SELECT sequence, step FROM evaluations WHERE sequence > ? AND sequence <= ? ORDER BY sequence "
+                    "LIMIT ?",
+                    (after, last, _PIECE),
+                ).fetchall()
+                if not piece:
+                    break
+                after = int(piece[-1][0])
+                old = [(sequence,) for sequence, step in piece if step not in protected]
+                with connection:
+                    connection.executemany("DELETE FROM evaluations WHERE sequence = ?", old)
+                removed += len(old)
+        return removed
 
     def wait_beyond(self, sequence: int, timeout_seconds: float) -> bool:
         """Wait for an entry after a sequence number; return whether there is one. Returns early when closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ _Point = tuple[int, str]
 """A step and the name of a metric."""
 
 _PAGE = 1000
+
+_REMOVALS = 20
+"""Old entries are removed when the ledger has grown by this fraction of the number to keep."""
 
 
 class ResultFiles:
@@ -147,6 +150,7 @@ class Recorder:
         datasets: The datasets that each checkpoint is scored on.
         observer: Notified of each new entry.
         listener: Called with each new entry; must be quick and must not raise.
+        keep: How many entries `remove_old` keeps; None for all.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class Recorder:
         datasets: Sequence[EvaluationDataset],
         observer: Observer,
         listener: Callable[[EvaluationRecord], None],
+        keep: int | None = None,
     ) -> None:
         self._ledger = ledger
         self._results = results
@@ -165,6 +170,8 @@ class Recorder:
         self.datasets = tuple(datasets)
         self._observer = observer
         self._listener = listener
+        self._keep = keep
+        self._removed_up_to = 0
         self._lock = threading.Lock()
         self._recorded = ledger.identities()
 
@@ -248,6 +255,25 @@ class Recorder:
             LedgerError: The ledger cannot be read.
         """
         return self._ledger.steps()
+
+    def remove_old(self, protected: Collection[int]) -> None:
+        """Remove the oldest entries of the ledger beyond the number to keep, if there are new ones. For one thread.
+
+        Result files and summaries stay.
+
+        Args:
+            protected: The steps whose entries stay.
+
+        Raises:
+            LedgerError: The ledger cannot be written.
+        """
+        newest = self._ledger.last_sequence
+        if self._keep is None or newest - self._removed_up_to < max(1, self._keep // _REMOVALS):
+            return
+        removed = self._ledger.remove_oldest(keep=self._keep, protected=protected)
+        self._removed_up_to = newest
+        if removed:
+            _log.info("%d old evaluations removed from the ledger", removed)
 
     def recover(self) -> None:
         """Write the result files and summaries that are missing after a crash or a full disk.

@@ -189,6 +189,12 @@ class CheckpointWatcher:
         if self._is_done:
             self._store.discard_leftovers()
         self._caught_up_at = -math.inf if self._unsettled else began
+        self._recorder.remove_old(self._remembered(stored))
+
+    def _remembered(self, stored: Iterable[CheckpointInfo]) -> set[int]:
+        """Return the steps whose entries must stay: without them, a checkpoint would be evaluated again."""
+        steps = {info.step for info in stored} | {step for step, _ in self._unsettled | self._leases}
+        return steps | self._controller.wanted()
 
     def _classify(self, stored: Iterable[CheckpointInfo]) -> None:
         """Determine which checkpoints are unsettled."""
