@@ -60,6 +60,7 @@ def site(
     Chief(folder / "run").publish(STEP)
     authority = trustme.CA()
     server = Credentials(folder / "server", authority, "127.0.0.1")
+    replace(server.ca, b"# Zertifizierungsstelle f\xfcr Anrufer\n" + server.ca.read_bytes())  # as bundles have it
     caller = Credentials(folder / "caller", authority, "caller")
     settings = {
         "run_dir": folder / "run",

@@ -73,7 +73,7 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ser
         evaluator_settings: The settings of the evaluator; `ServeSettings.evaluator_state_dir` overrides ``state_dir``.
 
     Raises:
-        ServiceError: A port is not available, or the front end does not start.
+        ServiceError: A port is not available, a certificate cannot be used, or the front end does not start.
         ModuleNotFoundError: The front end's extra is not installed.
         ExperimentError: The experiment cannot be loaded.
         EvaluatorError: A setting, a dataset or the ledger cannot be used.

@@ -73,7 +73,7 @@ class Certificates:
         if files.client_ca is not None:
             client_ca = _read("--tls-client-ca", files.client_ca)
             _check_certificates("--tls-client-ca", files.client_ca, client_ca)
-            context.load_verify_locations(cadata=client_ca.decode("ascii"))
+            context.load_verify_locations(cadata=_text(client_ca))
             context.verify_mode = ssl.CERT_OPTIONAL
         return cls(certificate=certificate, key=key, client_ca=client_ca, context=context)
 
@@ -151,9 +151,14 @@ def _read(flag: str, file: Path) -> bytes:
         ) from error
 
 
+def _text(content: bytes) -> str:
+    """Return what PEM consists of; comments between certificates may have other characters."""
+    return content.decode("ascii", errors="ignore")
+
+
 def _check_certificates(flag: str, file: Path, content: bytes) -> None:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(content))
     except (ssl.SSLError, ValueError) as error:
         raise SettingsError(f"{flag} {file} holds no certificate; give a PEM file with one or several") from error
 

@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import trustme
 
+from testkit.certificates import Credentials
+from understudy.service.envoy.envoy_tls import transport_socket, write_secrets
 from understudy.service.envoy.launch import VARIABLE, ReexecState, configuration
 from understudy.service.settings import ServeSettings
+from understudy.service.tls import Certificates, TlsFiles
 
 SECONDS = 60
 
@@ -32,6 +36,25 @@ def test_streams_may_be_silent_for_ever_and_connections_may_not(tmp_path: Path) 
     (monitor,) = config["overload_manager"]["resource_monitors"]
     assert monitor["typed_config"]["max_active_downstream_connections"] == 100
     assert json.dumps(config)
+
+
+def test_tls_begins_with_1_2_and_requires_certificates_only_if_there_is_an_authority(tmp_path: Path) -> None:
+    mine = Credentials(tmp_path, trustme.CA(), "127.0.0.1")
+    for client_ca in (None, mine.ca):
+        files = TlsFiles(certificate=mine.certificate, key=mine.key, client_ca=client_ca)
+        socket = transport_socket(tmp_path, Certificates.read(files))["typed_config"]
+        assert socket["common_tls_context"]["tls_params"]["tls_minimum_protocol_version"] == "TLSv1_2"
+        assert socket["require_client_certificate"] == (client_ca is not None)
+
+
+def test_only_this_user_can_read_the_key_that_envoy_is_given(tmp_path: Path) -> None:
+    mine = Credentials(tmp_path / "own", trustme.CA(), "127.0.0.1")
+    files = TlsFiles(certificate=mine.certificate, key=mine.key, client_ca=None)
+    (tmp_path / "envoy").mkdir()
+    for _ in range(2):
+        write_secrets(tmp_path / "envoy", Certificates.read(files))
+        (file,) = (tmp_path / "envoy").iterdir()
+        assert file.stat().st_mode & 0o077 == 0
 
 
 def run_again(script: Path, *arguments: str, source: str) -> subprocess.CompletedProcess[str]:

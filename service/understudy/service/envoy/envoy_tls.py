@@ -5,6 +5,7 @@ Envoy watches each file (its secret discovery service) and uses new content for 
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -57,7 +58,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _inline(content: bytes) -> dict[str, str]:
-    return {"inline_string": content.decode("utf-8")}
+    return {"inline_bytes": base64.b64encode(content).decode("ascii")}
 
 
 def _write(folder: Path, name: str, secret: dict[str, Any]) -> None:
