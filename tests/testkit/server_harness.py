@@ -147,6 +147,6 @@ def _grpcio_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Que
 def _bridged_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended: asyncio.Queue[str] = asyncio.Queue()
     server = grpc.aio.server()
-    application = GrpcAsgiApp(methods, DisconnectMonitor(), MAX_MESSAGE_BYTES)
+    application = GrpcAsgiApp(methods, DisconnectMonitor(), MAX_MESSAGE_BYTES, max_body_bytes=4 * MAX_MESSAGE_BYTES)
     server.add_generic_rpc_handlers([AsgiHandler(application, ended)])
     return server, ended

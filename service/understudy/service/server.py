@@ -22,6 +22,7 @@ from understudy.evaluator.observer import END_AFTER
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
 from understudy.service.addresses import write_address_file
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.served_method import ServedMethods, served_methods
 from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end
 from understudy.service.handlers.compare_stream import Spools
@@ -246,6 +247,7 @@ class Service:
             methods,
             readiness=self._readiness,
             max_body_bytes=self._settings.max_rest_bytes,
+            bodies=BodyBudget(self._settings.max_body_bytes),
             executor=self._builder,
         )
         app = http.build_app(

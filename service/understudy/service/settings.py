@@ -22,6 +22,7 @@ _LARGEST_MESSAGE_MIB = 2047
 _LARGEST_SECONDS = 2_000_000
 """About what gRPC can hold in milliseconds."""
 _HTTP_SHARE = 4
+_BODY_MIB = 1024
 _MOST_CONNECTIONS = 100_000
 """The default's limit, where open files have none."""
 
@@ -152,6 +153,14 @@ class ServeSettings:
         default=16,
         metadata={"help": "The largest body of a REST request, decompressed, in MiB.", "metavar": "MIB"},
     )
+    max_body_mib: int | None = field(
+        default=None,
+        metadata={
+            "help": "The most memory that all unfinished request bodies together may hold, on the HTTP port and on the "
+            "gRPC port of the envoy front end, in MiB; 1024 or --max-message-mib by default.",
+            "metavar": "MIB",
+        },
+    )
     max_connections: int | None = field(
         default=None,
         metadata={
@@ -243,6 +252,8 @@ class ServeSettings:
         self._check_range("max_message_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("max_rest_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("stream_depth", low=1)
+        if self.max_body_mib is not None:
+            self._check_range("max_body_mib", low=max(self.max_message_mib, self.max_rest_mib))
         if self.max_connections is not None:
             self._check_range("max_connections", low=_HTTP_SHARE)
         self._check_range("max_connection_idle_seconds", low=0, high=_LARGEST_SECONDS)
@@ -328,6 +339,12 @@ class ServeSettings:
     def max_http_connections(self) -> int:
         """The most connections to the HTTP port."""
         return self.connections.count // _HTTP_SHARE
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The most that all unfinished bodies on one port may hold, in bytes."""
+        mib = self.max_body_mib or max(_BODY_MIB, self.max_message_mib, self.max_rest_mib)
+        return mib * 1024 * 1024
 
     @property
     def max_rest_bytes(self) -> int:

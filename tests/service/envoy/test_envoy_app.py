@@ -22,6 +22,8 @@ from understudy.v1 import prediction_pb2
 
 PREDICT = "/understudy.v1.PredictionService/Predict"
 STREAM = "/understudy.v1.PredictionService/PredictStream"
+SECONDS = 20.0
+MAX_BODY_BYTES = 3 << 19
 GRPC = {b"content-type": b"application/grpc"}
 
 
@@ -32,7 +34,7 @@ class Knocking:
         self.handlers = ScriptedHandlers()
         methods = served_methods(self.handlers.services(Readiness()), new_registry())
         self.monitor = DisconnectMonitor()
-        self.app = GrpcAsgiApp(methods, self.monitor, MAX_MESSAGE_BYTES)
+        self.app = GrpcAsgiApp(methods, self.monitor, MAX_MESSAGE_BYTES, max_body_bytes=MAX_BODY_BYTES)
         self.gone = False
 
     async def knock(
@@ -104,6 +106,64 @@ async def test_a_request_that_is_too_large_is_refused_though_it_comes_in_one_pie
     code, message = status_of(await knocking.knock(PREDICT, framed(request)))
     assert code == "8"
     assert "Received message larger than max" in message
+
+
+async def test_unfinished_bodies_hold_bounded_memory_and_a_small_request_is_answered(knocking: Knocking) -> None:
+    begun, may_go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def unfinished(path: str) -> list[Any]:
+        """Send most of a message, and no more until the end of the test."""
+        sent: list[Any] = []
+        chunks = [struct.pack(">BI", 0, MAX_MESSAGE_BYTES), bytes(MAX_MESSAGE_BYTES - 100)]
+
+        async def receive() -> dict[str, Any]:
+            if chunks:
+                return {"type": "http.request", "body": chunks.pop(0), "more_body": True}
+            begun.release()
+            await may_go_on.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": list(GRPC.items())}
+        await knocking.app(scope, receive, send)
+        return sent
+
+    for held, refused in ((PREDICT, STREAM), (STREAM, PREDICT)):
+        holding = asyncio.create_task(unfinished(held))
+        await asyncio.wait_for(begun.acquire(), SECONDS)
+        code, message = status_of(await asyncio.wait_for(unfinished(refused), SECONDS))
+        assert code == "8"
+        assert "--max-body-mib" in message
+        body = framed(asking_for(7))
+        assert answer_in(await knocking.knock(PREDICT, body[:7], body[7:], b"")).step == 7
+        may_go_on.set()
+        await asyncio.wait_for(holding, SECONDS)
+        may_go_on.clear()
+
+
+async def test_an_unfinished_request_without_a_next_piece_fails(
+    knocking: Knocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.service.envoy.asgi_app.BODY_IDLE_SECONDS", 0.05)
+    sent: list[Any] = []
+    chunks = [framed(asking_for(7))[:6]]
+
+    async def receive() -> dict[str, Any]:
+        if chunks:
+            return {"type": "http.request", "body": chunks.pop(0), "more_body": True}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": "POST", "path": PREDICT, "headers": list(GRPC.items())}
+    await asyncio.wait_for(knocking.app(scope, receive, send), SECONDS)
+    code, message = status_of(sent)
+    assert code == "4"
+    assert "unfinished after 6 bytes" in message
 
 
 async def test_what_is_refused_anyway_is_not_read(knocking: Knocking) -> None:

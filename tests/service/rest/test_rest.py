@@ -23,6 +23,7 @@ from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.served_method import served_methods
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.served_model import ServedModel
@@ -72,7 +73,14 @@ async def serving(
         executor=executor,
     )
     methods = served_methods([inference_service(handler, plain_codecs())], new_registry())
-    rest_app = RestApp(handler, methods, readiness=readiness, max_body_bytes=max_bytes, executor=executor)
+    rest_app = RestApp(
+        handler,
+        methods,
+        readiness=readiness,
+        max_body_bytes=max_bytes,
+        bodies=BodyBudget(2 * max_bytes),
+        executor=executor,
+    )
     app = Starlette(routes=rest_app.routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client

@@ -21,6 +21,7 @@ from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.served_method import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
@@ -83,7 +84,9 @@ async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
         executor=executor,
     )
     methods = served_methods([inference_service(handler, plain_codecs())], registry)
-    rest_app = RestApp(handler, methods, readiness=readiness, max_body_bytes=1000, executor=executor)
+    rest_app = RestApp(
+        handler, methods, readiness=readiness, max_body_bytes=1000, bodies=BodyBudget(2 * 1000), executor=executor
+    )
     app = http.build_app(registry=registry, readiness=readiness, executor=executor, routes=rest_app.routes())
     listener = http.bind("127.0.0.1", 0)
     http_server = http.HttpServer(app, listener, max_connections=20)

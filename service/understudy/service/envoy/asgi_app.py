@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.calls.body_budget import BodyBudget, BodyShare
 from understudy.service.calls.call import accept_id
 from understudy.service.calls.disconnect_monitor import DisconnectMonitor
 from understudy.service.calls.served_method import ServedMethod, ServedMethods
-from understudy.service.calls.status import Code, Failure
+from understudy.service.calls.status import CallEndedError, Code, Failure
 from understudy.service.envoy.asgi_call import AsgiCall, CallerGoneError, Receive, Reply, Scope, Send, refuse_media_type
 from understudy.service.envoy.grpc_wire import PREFIX_BYTES, Unframer, is_grpc, is_whole
 from understudy.service.readiness import ReadinessState
+
+BODY_IDLE_SECONDS = 30.0
+"""The longest wait for the next chunk of an unfinished body of one message."""
 
 
 class Endpoint(ABC):
@@ -24,15 +29,19 @@ class Endpoint(ABC):
         served: The method.
         monitor: Watches the running calls.
         max_message_bytes: The largest message to receive or send.
+        bodies: Bounds the memory of unfinished bodies.
     """
 
-    def __init__(self, served: ServedMethod, monitor: DisconnectMonitor, max_message_bytes: int) -> None:
+    def __init__(
+        self, served: ServedMethod, monitor: DisconnectMonitor, max_message_bytes: int, bodies: BodyBudget
+    ) -> None:
         self._served = served
         self._handle: Any = served.method.answer
         self._encode = served.encode
         self._path = served.method.rpc.path
         self._monitor = monitor
         self._max_bytes = max_message_bytes
+        self._bodies = bodies
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve a call as an ASGI application."""
@@ -59,13 +68,17 @@ class Endpoint(ABC):
         """Return the single message of a body; fail as soon as a second one begins."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         found: bytes | None = None
-        while chunk is not None:
-            unframer.feed(chunk)
-            if found is None:
-                found = unframer.next()
-            if found is not None and unframer.has_more:
-                raise InvalidInputError(f"got more than one message; {self._path} takes one")
-            chunk = await call.next_chunk()
+        size = 0
+        with BodyShare(self._bodies) as share:
+            while chunk is not None:
+                size += len(chunk)
+                share.hold(size)
+                unframer.feed(chunk)
+                if found is None:
+                    found = unframer.next()
+                if found is not None and unframer.has_more:
+                    raise InvalidInputError(f"got more than one message; {self._path} takes one")
+                chunk = await _next_in_time(call, size)
         unframer.check_end()
         if found is None:
             raise InvalidInputError(f"got no message; {self._path} takes one")
@@ -75,10 +88,13 @@ class Endpoint(ABC):
         """Yield every message; read the next chunk only when it is needed."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         decode = self._served.decode
-        while (chunk := await call.chunk_or_cancelled()) is not None:
-            unframer.feed(chunk)
-            while (data := unframer.next()) is not None:
-                yield decode(call, data)
+        with BodyShare(self._bodies) as share:
+            while (chunk := await call.chunk_or_cancelled()) is not None:
+                share.hold(unframer.unread_bytes + len(chunk))
+                unframer.feed(chunk)
+                while (data := unframer.next()) is not None:
+                    yield decode(call, data)
+                share.hold(unframer.unread_bytes)
         unframer.check_end()
 
     async def _send_each(self, request: Any, call: AsgiCall) -> None:
@@ -88,6 +104,16 @@ class Endpoint(ABC):
                 await reply.message(self._encode(response))
                 self._served.sent()
         await reply.end()
+
+
+async def _next_in_time(call: AsgiCall, size: int) -> bytes | None:
+    """Return the next chunk of a body of one message, or None at the end; its beginning holds memory meanwhile."""
+    try:
+        async with asyncio.timeout(BODY_IDLE_SECONDS):
+            return await call.next_chunk()
+    except TimeoutError:
+        message = f"the request is unfinished after {size} bytes; each piece may take {BODY_IDLE_SECONDS:g} s"
+        raise CallEndedError(Failure(code=Code.DEADLINE_EXCEEDED, message=message)) from None
 
 
 class UnaryEndpoint(Endpoint):
@@ -141,11 +167,15 @@ class GrpcAsgiApp:
         methods: The methods to serve.
         monitor: Watches the running calls.
         max_message_bytes: The largest message to receive or send.
+        max_body_bytes: The most bytes that all unfinished bodies together may hold.
     """
 
-    def __init__(self, methods: ServedMethods, monitor: DisconnectMonitor, max_message_bytes: int) -> None:
+    def __init__(
+        self, methods: ServedMethods, monitor: DisconnectMonitor, max_message_bytes: int, *, max_body_bytes: int
+    ) -> None:
+        bodies = BodyBudget(max_body_bytes)
         self._endpoints = {
-            path: _ENDPOINTS[served.method.rpc.rpc_type](served, monitor, max_message_bytes)
+            path: _ENDPOINTS[served.method.rpc.rpc_type](served, monitor, max_message_bytes, bodies)
             for path, served in methods.items()
         }
         self._max_bytes = max_message_bytes

@@ -202,7 +202,9 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
     host = current()
     if host is None:
         exec_envoy(settings)
-    make = partial(EnvoyServer, host=host, max_message_bytes=settings.max_message_bytes)
+    make = partial(
+        EnvoyServer, host=host, max_message_bytes=settings.max_message_bytes, max_body_bytes=settings.max_body_bytes
+    )
     return host.run(main(make, host.hear_signals))
 
 
@@ -213,12 +215,15 @@ class EnvoyServer:
         certificates: The certificates for TLS, which `launch` gave to Envoy; None without TLS.
         host: The Envoy in this process.
         max_message_bytes: The largest message to receive or send.
+        max_body_bytes: The most bytes that all unfinished bodies together may hold.
     """
 
     coalescing: Final = CoalescingOptions(loop_turns=24, examples=16)
     """Simultaneous calls arrive together, but their bodies are requested and arrive one by one."""
 
-    def __init__(self, certificates: ServerCertificates | None, *, host: Host, max_message_bytes: int) -> None:
+    def __init__(
+        self, certificates: ServerCertificates | None, *, host: Host, max_message_bytes: int, max_body_bytes: int
+    ) -> None:
         self._host = host
         if certificates is not None:
             write = partial(write_secrets, Path(host.launched.folder))
@@ -227,6 +232,7 @@ class EnvoyServer:
         self._admin = Admin(host.launched.admin_socket)
         self._monitor = DisconnectMonitor()
         self._max_message_bytes = max_message_bytes
+        self._max_body_bytes = max_body_bytes
         self._app: GrpcAsgiApp | None = None
 
     def bind(self, host: str, port: int) -> int:
@@ -241,7 +247,7 @@ class EnvoyServer:
             FrontEndError: Envoy does not listen.
         """
         await self._admin.until_live(_LIVE_SECONDS)
-        self._app = GrpcAsgiApp(methods, self._monitor, self._max_message_bytes)
+        self._app = GrpcAsgiApp(methods, self._monitor, self._max_message_bytes, max_body_bytes=self._max_body_bytes)
         self._host.open(self._app)
 
     async def drain(self, seconds: float) -> None:

@@ -93,6 +93,11 @@ class Unframer:
         return self._decompress(message) if flag else message
 
     @property
+    def unread_bytes(self) -> int:
+        """The bytes after the messages returned so far."""
+        return self._left
+
+    @property
     def has_more(self) -> bool:
         """Whether there are bytes after the messages returned so far."""
         return self._left > 0

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.oip import inference_pb2
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.call import REQUEST_ID_HEADER
 from understudy.service.calls.disconnect_monitor import DisconnectMonitor
 from understudy.service.calls.served_method import ServedMethods
@@ -52,6 +53,7 @@ class RestApp:
         methods: The methods of the gRPC form.
         readiness: The state of the service.
         max_body_bytes: The largest body to accept.
+        bodies: Bounds the memory of unfinished bodies.
         executor: Decompresses bodies, and parses and renders large ones, with one thread.
     """
 
@@ -62,6 +64,7 @@ class RestApp:
         *,
         readiness: Readiness,
         max_body_bytes: int,
+        bodies: BodyBudget,
         executor: Executor,
     ) -> None:
         self._handler = handler
@@ -69,7 +72,7 @@ class RestApp:
         self._readiness = readiness
         self._monitor = DisconnectMonitor()
         self._new_call = functools.partial(
-            RestCall, monitor=self._monitor, max_body_bytes=max_body_bytes, executor=executor
+            RestCall, monitor=self._monitor, max_body_bytes=max_body_bytes, bodies=bodies, executor=executor
         )
 
     def routes(self) -> list[Route]:

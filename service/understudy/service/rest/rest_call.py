@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.calls.body_budget import BodyBudget, BodyShare
 from understudy.service.calls.disconnect_monitor import DisconnectMonitor, WatchedCall
 from understudy.service.calls.served_method import ServedMethod
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, UnsupportedError
@@ -88,13 +89,14 @@ class RestCall(WatchedCall):
         served: The method, which counts the request message.
         monitor: Watches the call.
         max_body_bytes: The largest body to accept.
+        bodies: Bounds the memory of unfinished bodies.
         executor: Decompresses bodies, and parses and renders large ones, with one thread.
 
     Attributes:
         request: The request.
     """
 
-    __slots__ = ("_body_ended", "_executor", "_failure", "_max_body_bytes", "_probe", "_served", "request")
+    __slots__ = ("_bodies", "_body_ended", "_executor", "_failure", "_max_body_bytes", "_probe", "_served", "request")
 
     def __init__(
         self,
@@ -103,12 +105,14 @@ class RestCall(WatchedCall):
         monitor: DisconnectMonitor,
         *,
         max_body_bytes: int,
+        bodies: BodyBudget,
         executor: Executor,
     ) -> None:
         self.request = request
         self._served = served
         self._failure: Failure = CALLER_GONE
         self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._executor = executor
         self._body_ended = False
         self._probe: asyncio.Task[Any] | None = None
@@ -182,11 +186,13 @@ class RestCall(WatchedCall):
         loop = asyncio.get_running_loop()
         ends = loop.time() + TOTAL_SECONDS
         try:
-            async with asyncio.timeout(IDLE_SECONDS) as patience:
-                async for chunk in self.request.stream():
-                    body += chunk
-                    _check_size(len(body), self._max_body_bytes)
-                    patience.reschedule(min(loop.time() + IDLE_SECONDS, ends))
+            with BodyShare(self._bodies) as share:
+                async with asyncio.timeout(IDLE_SECONDS) as patience:
+                    async for chunk in self.request.stream():
+                        share.hold(len(body) + len(chunk))
+                        body += chunk
+                        _check_size(len(body), self._max_body_bytes)
+                        patience.reschedule(min(loop.time() + IDLE_SECONDS, ends))
         except ClientDisconnect:
             raise CallEndedError(CALLER_GONE) from None
         except TimeoutError:
