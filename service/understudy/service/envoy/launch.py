@@ -163,7 +163,7 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
     certificates = None if settings.tls_files is None else Certificates.read(settings.tls_files)
     reserved = reserve(settings.host, settings.grpc_port)
     address, port = reserved.getsockname()[:2]
-    folder = Path(tempfile.mkdtemp(prefix="understudy-", dir=_memory_folder()))
+    folder = Path(tempfile.mkdtemp(prefix="understudy-", dir=_memory_folder() if certificates else None))
     if certificates is not None:
         write_secrets(folder, certificates)
     program = ReexecState.of_this_process(
@@ -232,7 +232,7 @@ def configuration(
 
 
 def _memory_folder() -> str | None:
-    """Return a folder in memory, for the private key and the socket; None for the default of temporary folders."""
+    """Return a folder in memory, for the private key; None for the default of temporary folders."""
     folder = "/dev/shm"  # noqa: S108 - only a folder of this user is made there
     return folder if os.access(folder, os.W_OK) else None
 
