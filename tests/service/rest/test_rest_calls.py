@@ -196,6 +196,28 @@ async def test_a_call_that_is_not_admitted_gets_429_and_the_time_of_a_retry_befo
     assert server.counted("msg_received_total") == 0
 
 
+async def test_unfinished_bodies_hold_bounded_memory_and_a_small_request_is_answered(server: RestServer) -> None:
+    part = f"POST {INFER} HTTP/1.1\r\nhost: server\r\ncontent-length: 1000\r\n\r\n".encode() + b" " * 900
+    for round_number in range(2):  # the second time shows that what was held is given back
+        connections = [await asyncio.open_connection(*server.address) for _ in range(3)]
+        for _, writer in connections:
+            writer.write(part)
+        heads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in connections]
+        done, waiting = await asyncio.wait(heads, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        assert [head.result().split()[1] for head in done] == [b"429"]
+        assert len(waiting) == 2
+
+        response = await asked(server)
+        (await server.evaluator.predictions.get()).set_result(prediction(1))
+        assert (await response).status_code == 200
+        for _, writer in connections:
+            writer.close()
+        await asyncio.gather(*heads, return_exceptions=True)
+        async with asyncio.timeout(SECONDS):
+            while server.counted("handled_total", grpc_code="Canceled") != 2 * (round_number + 1):  # noqa: ASYNC110 - the count says nothing by itself
+                await asyncio.sleep(0.01)
+
+
 async def test_a_call_whose_caller_disconnects_is_cancelled_and_counted(server: RestServer) -> None:
     with structlog.testing.capture_logs() as lines:
         response = await asked(server)
