@@ -43,6 +43,16 @@ def test_lines_of_the_standard_library_look_the_same() -> None:
     assert (line["event"], line["level"], line["logger"]) == ("took 3 s", "warning", "library")
 
 
+def test_the_extra_fields_of_the_standard_library_s_lines_are_written() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="json", stream=stream)
+    extra = {"step": 7, "metrics": {"loss": 0.5}, "color_message": "\x1b[36m7"}
+    logging.getLogger("library").info("evaluation recorded", extra=extra)
+    (line,) = lines_of(stream)
+    assert (line["event"], line["step"], line["metrics"]) == ("evaluation recorded", 7, {"loss": 0.5})
+    assert "color_message" not in line
+
+
 def test_lines_of_a_call_carry_its_id() -> None:
     stream = io.StringIO()
     configure(level="info", log_format="json", stream=stream)

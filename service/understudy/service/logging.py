@@ -34,7 +34,12 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.PositionalArgumentsFormatter()],
+            foreign_pre_chain=[
+                *shared,
+                structlog.stdlib.ExtraAdder(),
+                _drop_color_message,
+                structlog.stdlib.PositionalArgumentsFormatter(),
+            ],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format, stream)],
         )
     )
@@ -64,4 +69,10 @@ def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
 def _add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     if identifier := REQUEST_ID.get():
         event.setdefault("request_id", identifier)
+    return event
+
+
+def _drop_color_message(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Remove uvicorn's second copy of its message, for terminals."""
+    event.pop("color_message", None)
     return event
