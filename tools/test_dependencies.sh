@@ -29,14 +29,15 @@ tests=("$@")
   tests/clients/test_channels.py
   tests/integration/test_calls.py
   tests/integration/test_foreign_checkpoints.py
+  tests/integration/test_tls.py
   tests/protocols/test_services.py
-  tests/service/test_around_calls.py
+  tests/service/calls/test_around_calls.py
   tests/service/test_grown_descriptors.py
-  tests/service/test_health.py
+  tests/service/handlers/test_health.py
   tests/service/test_http.py
-  tests/service/test_metrics.py
-  tests/service/test_oip_tensors.py
-  tests/service/test_tf_tensors.py
+  tests/service/metrics/test_metrics.py
+  tests/service/handlers/oip/test_oip_tensors.py
+  tests/service/handlers/tfserving/test_tf_tensors.py
   tests/trainer/test_training.py::test_one_device_gives_what_fit_gives
   tests/trainer/test_training.py::test_replicas_give_the_weights_of_one_device
   tests/trainer/test_training.py::test_tensorboard_reads_the_scalars
