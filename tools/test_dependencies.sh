@@ -58,4 +58,7 @@ if ! cmp -s "$folder.txt" "$folder/resolved.txt"; then
 fi
 "$uv" pip install --quiet --python "$folder" --no-deps --reinstall-package understudy .
 "$uv" pip check --quiet --python "$folder"
-exec "$folder/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "${tests[@]}"
+# The lowest versions leave sockets of event loops to the garbage collector, which may close them during any test.
+lenient=()
+[ "$which" = newest ] || lenient=(-W ignore::ResourceWarning)
+exec "$folder/bin/python" -m pytest "${lenient[@]}" -n 2 --dist loadfile --no-loadscope-reorder "${tests[@]}"
