@@ -1,4 +1,4 @@
-"""Checkpoints that would harm whoever loads them, written on the spot: what each would do is known, and can be seen.
+"""Malicious checkpoints, written on the spot: what each would do is known, and can be seen.
 
 Each writer gets a folder of its own for the model, and a file that must not appear. A `Harm` says in what the refusal
 must be specific. Those of `keras` are a model of one ``Dense`` layer, whose configuration is changed afterwards.

@@ -33,7 +33,7 @@ class ConnectionLimits:
 
     Attributes:
         count: The most connections at once.
-        idle_seconds: How long a connection may have no call; 0 for ever.
+        idle_seconds: How long a connection may have no call; 0 for no limit.
         age_seconds: The age at which a connection takes no new calls; 0 for never.
         grace_seconds: How long its calls may run after that.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints that would harm whoever loads them are refused before Keras or TensorFlow reads them."""
+"""Checkpoints that would harm the process that loads them are refused before Keras or TensorFlow reads them."""
 
 from __future__ import annotations
 
