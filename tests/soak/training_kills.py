@@ -60,9 +60,7 @@ _OTHERS_ENDS = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, Preempte
 def run(trial: Trial) -> None:
     """Send the requested number of signals, and compare each training that finished."""
     wanted = trial.count(SIGNALS)
-    commit = _commit()
     state: dict[str, Any] = {
-        "commit": commit,
         "SIGKILL": 0,
         "SIGTERM": 0,
         "before_the_first_step": 0,
@@ -74,8 +72,6 @@ def run(trial: Trial) -> None:
         "without_a_score": [],
     }
     state |= trial.load_state()
-    if state["commit"] != commit:
-        raise SystemExit(f"{trial.work} is of {state['commit']}, this is {commit}; delete it to begin anew")
     steps = STEPS if wanted >= SAMPLE else SAMPLE_STEPS
     while _disturbances(state) < wanted or _is_unfinished(trial.work):
         _train_to_the_end(trial, state, wanted=wanted, steps=steps)
@@ -234,13 +230,6 @@ def _is_equal(one: Path, other: Path, step: int) -> bool:
     with states[0], states[1]:
         first, second = ({name: arrays[name].tobytes() for name in arrays.files} for arrays in states)
         return first == second
-
-
-def _commit() -> str:
-    """Return the state of the code, from Git."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return told.stdout.strip() or "unknown"
 
 
 def _free_ports(count: int) -> list[int]:
