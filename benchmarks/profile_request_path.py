@@ -26,13 +26,12 @@ from benchmarks.speed.models import INPUT, MODELS
 from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.evaluator import Evaluator, EvaluatorSettings
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
+from understudy.service.calls.metrics import new_registry
+from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.metrics.evaluator_metrics import ServiceObserver
-from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.templates.codecs import template_codecs

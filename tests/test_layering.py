@@ -52,14 +52,11 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 """Libraries that a layer is kept free of."""
 
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
-    "metrics": frozenset({"calls"}),
-    "calls": frozenset({"metrics"}),
-    "handlers": frozenset({"calls", "metrics", "predictor", "readiness"}),
+    "calls": frozenset(),
+    "handlers": frozenset({"calls", "evaluator_metrics", "predictor", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "rest": frozenset({"calls", "handlers", "readiness"}),
-    "grpcio": frozenset(
-        {"addresses", "calls", "front_end", "metrics", "predictor", "service_errors", "settings", "tls"}
-    ),
+    "grpcio": frozenset({"addresses", "calls", "front_end", "predictor", "service_errors", "settings", "tls"}),
     "envoy": frozenset(
         {"addresses", "calls", "front_end", "logging", "predictor", "readiness", "service_errors", "settings", "tls"}
     ),

@@ -19,8 +19,8 @@ from prometheus_client.metrics_core import Metric
 
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
-from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, MetricsObserver
-from understudy.service.metrics.rpc_metrics import RpcMethod, RpcMetrics
+from understudy.service.calls.metrics import RpcMethod, RpcMetrics
+from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics
@@ -63,7 +63,7 @@ def metrics_table() -> str:
 def _every_metric() -> list[Metric]:
     """Collect the metrics of a training task, and of a service after one evaluation, with one method."""
     registry = CollectorRegistry()
-    observer = MetricsObserver(registry)
+    observer = ServiceObserver(registry, statistics=InferenceStatistics(), on_record=lambda: None)
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks

@@ -35,7 +35,7 @@ tests=("$@")
   tests/service/test_grown_descriptors.py
   tests/service/handlers/test_health.py
   tests/service/test_http.py
-  tests/service/metrics/test_metrics.py
+  tests/service/test_evaluator_metrics.py
   tests/service/handlers/oip/test_oip_tensors.py
   tests/service/handlers/tfserving/test_tf_tensors.py
   tests/trainer/test_training.py::test_one_device_gives_what_fit_gives

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from testkit.stub_libraries import build, needs_compiler
 from understudy.evaluator.types import GpuReading
-from understudy.service.metrics.evaluator_metrics import EvaluatorCollector
-from understudy.service.metrics.registry import exposition
+from understudy.service.calls.metrics import exposition
+from understudy.service.evaluator_metrics import EvaluatorCollector
 
 STUB = """
 #include <string.h>

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from understudy.service import http
-from understudy.service.metrics.registry import new_registry
+from understudy.service.calls.metrics import new_registry
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import PortInUseError
 

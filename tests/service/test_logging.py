@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from understudy.service.calls.call import REQUEST_ID, accept_id
+from understudy.service.calls.served_call import REQUEST_ID, accept_id
 from understudy.service.logging import configure
 
 

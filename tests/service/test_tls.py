@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from testkit.certificates import SECONDS, Credentials, replace
 from understudy.service.calls.methods import foreign_service
-from understudy.service.calls.served_method import served_methods
+from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.served_call import served_methods
 from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.handlers.status_handlers import HealthHandler
-from understudy.service.metrics.registry import new_registry
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import SettingsError
 from understudy.service.services import HEALTH

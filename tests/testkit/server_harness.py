@@ -12,15 +12,14 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from testkit.asgi_bridge import AsgiHandler
-from understudy.service.calls.call import CallContext
-from understudy.service.calls.disconnect_monitor import DisconnectMonitor
-from understudy.service.calls.methods import Service, foreign_service, service
-from understudy.service.calls.served_method import ServedMethods, served_methods
+from understudy.service.calls.call_limits import DisconnectMonitor
+from understudy.service.calls.methods import CallContext, Service, foreign_service, service
+from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.served_call import ServedMethods, served_methods
 from understudy.service.calls.status import Code
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.grpcio.grpc_endpoint import MethodHandlers
 from understudy.service.handlers.status_handlers import HealthHandler
-from understudy.service.metrics.registry import new_registry
 from understudy.service.readiness import Readiness
 from understudy.service.services import HEALTH, PREDICTION
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc

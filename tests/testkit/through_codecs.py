@@ -7,8 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from understudy.oip import inference_pb2
-from understudy.service.calls.call import CallContext
-from understudy.service.calls.methods import Codec
+from understudy.service.calls.methods import CallContext, Codec
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.services import Codecs, plain_codecs

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from importlib import metadata
 from typing import Any, Final, Protocol, TypeVar
 
-from understudy.service.calls.served_method import ServedMethods
+from understudy.service.calls.served_call import ServedMethods
 from understudy.service.predictor import CoalescingOptions
 from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from understudy.service.calls.metrics import exposition
 from understudy.service.http_connection import HttpConnection, limited
-from understudy.service.metrics.registry import exposition
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.service_errors import PortInUseError
 from understudy.service.tls import ServerCertificates

@@ -10,8 +10,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from understudy.service.calls import audit
-from understudy.service.calls.call import REQUEST_ID
+from understudy.service.calls.served_call import AUDIT_LOGGER, REQUEST_ID
 from understudy.service.settings import LogFormat, LogLevel
 
 
@@ -46,7 +45,7 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
-    logging.getLogger(audit.LOGGER).setLevel(logging.INFO)
+    logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),

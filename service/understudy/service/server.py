@@ -22,8 +22,10 @@ from understudy.evaluator.observer import END_AFTER
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http, logging
 from understudy.service.addresses import write_address_file
-from understudy.service.calls.body_budget import BodyBudget
-from understudy.service.calls.served_method import ServedMethods, served_methods
+from understudy.service.calls.call_limits import BodyBudget
+from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.served_call import ServedMethods, served_methods
+from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
@@ -32,9 +34,6 @@ from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
-from understudy.service.metrics.evaluator_metrics import EvaluatorCollector, ServiceObserver
-from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp

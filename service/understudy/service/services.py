@@ -14,8 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.calls.call import CallContext
-from understudy.service.calls.methods import Codec, Requests, Service, foreign_service, refusals, service
+from understudy.service.calls.methods import CallContext, Codec, Requests, Service, foreign_service, refusals, service
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.oip.infer_codec import (

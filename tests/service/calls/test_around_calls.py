@@ -12,7 +12,7 @@ from google.rpc.status_pb2 import Status
 
 from testkit.server_harness import ServerHarness
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, VersionNotFoundError
-from understudy.service.calls.call import REQUEST_ID, REQUEST_ID_HEADER
+from understudy.service.calls.served_call import REQUEST_ID, REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, Code
 from understudy.v1 import prediction_pb2
 

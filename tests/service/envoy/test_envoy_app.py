@@ -13,10 +13,10 @@ import pytest
 
 from testkit.server_harness import MAX_MESSAGE_BYTES, ScriptedHandlers
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service.calls.disconnect_monitor import DisconnectMonitor
-from understudy.service.calls.served_method import served_methods
+from understudy.service.calls.call_limits import DisconnectMonitor
+from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.served_call import served_methods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
-from understudy.service.metrics.registry import new_registry
 from understudy.service.readiness import Readiness
 from understudy.v1 import prediction_pb2
 

@@ -20,7 +20,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import Code
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits

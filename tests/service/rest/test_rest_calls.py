@@ -21,13 +21,13 @@ from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http
-from understudy.service.calls.body_budget import BodyBudget
-from understudy.service.calls.served_method import served_methods
+from understudy.service.calls.call_limits import BodyBudget
+from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
+from understudy.service.evaluator_metrics import InferenceStatistics
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.metrics.registry import new_registry
-from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp

@@ -11,12 +11,29 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.metrics import RpcMethod, methods_of
 from understudy.service.calls.status import UnsupportedError
-from understudy.service.metrics.rpc_metrics import RpcMethod, methods_of
 
 _Request_co = TypeVar("_Request_co", covariant=True)
 _Response_contra = TypeVar("_Response_contra", contravariant=True)
+
+
+class CallContext:
+    """The context of one call, for its handler. A disconnect of the caller cancels the handler's asyncio task.
+
+    Attributes:
+        audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing.
+        deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
+    """
+
+    __slots__ = ("audited", "deadline")
+
+    audited: Mapping[str, Any] | None
+
+    def __init__(self, *, deadline: float | None) -> None:
+        self.audited = None
+        self.deadline = deadline
+
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]
 """Takes a request, or an iterator of requests, and returns the response."""

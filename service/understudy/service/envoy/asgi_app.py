@@ -9,10 +9,8 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.body_budget import BodyBudget, BodyShare
-from understudy.service.calls.call import accept_id
-from understudy.service.calls.disconnect_monitor import DisconnectMonitor
-from understudy.service.calls.served_method import ServedMethod, ServedMethods
+from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor
+from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id
 from understudy.service.calls.status import CallEndedError, Code, Failure
 from understudy.service.envoy.asgi_call import AsgiCall, CallerGoneError, Receive, Reply, Scope, Send, refuse_media_type
 from understudy.service.envoy.grpc_wire import PREFIX_BYTES, Unframer, is_grpc, is_whole

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from understudy.service.calls.disconnect_monitor import DisconnectMonitor, WatchedCall
+from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure
 from understudy.service.envoy.grpc_wire import (
     RESPONSE_HEADERS,

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from understudy.service.calls.disconnect_monitor import DisconnectMonitor
-from understudy.service.calls.served_method import ServedMethods
+from understudy.service.calls.call_limits import DisconnectMonitor
+from understudy.service.calls.served_call import ServedMethods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.envoy.asgi_call import Receive, Scope, Send
 from understudy.service.envoy.envoy_tls import write_secrets

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.call import REQUEST_ID_HEADER
+from understudy.service.calls.served_call import REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, CallEndedError, Code, Failure, UnsupportedError, status_details
 
 

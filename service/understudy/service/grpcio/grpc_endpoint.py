@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 
-from understudy.service.calls.call import REQUEST_ID_HEADER, Call
-from understudy.service.calls.served_method import ServedMethod, ServedMethods
+from understudy.service.calls.metrics import RpcType
+from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods
 from understudy.service.calls.status import (
     CALLER_GONE,
     COMPUTATION_CANCELLED,
@@ -22,7 +22,6 @@ from understudy.service.calls.status import (
     Failure,
     status_details,
 )
-from understudy.service.metrics.rpc_metrics import RpcType
 
 if TYPE_CHECKING:  # generic in the stubs only
     Context = grpc.aio.ServicerContext[Any, Any]

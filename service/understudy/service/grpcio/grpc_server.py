@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import grpc
 
 from understudy.service.addresses import reserve
-from understudy.service.calls.served_method import ServedMethods
+from understudy.service.calls.served_call import ServedMethods
 from understudy.service.front_end import (
     HANDSHAKE_SECONDS,
     KEEPALIVE_SECONDS,

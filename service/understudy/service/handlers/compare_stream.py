@@ -15,7 +15,7 @@ from pathlib import Path
 from understudy.evaluator.evaluation.comparison import Comparison
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, OverloadedError, StorageError
 from understudy.evaluator.types import Batch, Signature
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.handlers.served_model import ServedModel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, StreamIdleError
 from understudy.evaluator.types import Array, Batch, EvaluationResult
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.served_model import ServedModel
 from understudy.service.predictor import abandon

@@ -13,7 +13,7 @@ from functools import partial
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.evaluator.types import EvaluationRecord
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import evaluation_handler as paging
 from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream

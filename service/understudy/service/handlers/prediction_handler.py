@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from understudy.evaluator.types import Arrays, Prediction, Version
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import Failure, status_message
 from understudy.service.handlers import messages
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order

@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import ServingChange
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
+from understudy.service.calls.metrics import exposition
 from understudy.service.calls.status import PermissionDeniedError, UnknownServiceError
 from understudy.service.handlers import messages
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.metrics.registry import exposition
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.v1 import metrics_pb2, model_pb2
 

@@ -16,9 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.body_budget import BodyBudget, BodyShare
-from understudy.service.calls.disconnect_monitor import DisconnectMonitor, WatchedCall
-from understudy.service.calls.served_method import ServedMethod
+from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor, WatchedCall
+from understudy.service.calls.served_call import ServedMethod
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, UnsupportedError
 
 TIMEOUT_HEADER: Final = "x-request-timeout"

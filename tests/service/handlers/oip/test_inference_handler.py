@@ -19,13 +19,13 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import UnknownModelError, UnsupportedError
+from understudy.service.evaluator_metrics import InferenceStatistics
 from understudy.service.handlers.oip.infer_codec import InferMessage
 from understudy.service.handlers.oip.inference import Inference
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.served_model import ServedModel
-from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.services import Codecs

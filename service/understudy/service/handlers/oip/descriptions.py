@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import ModelDescription, TensorSpec, VersionState, VersionStatus
 from understudy.oip import inference_pb2, model_config_pb2
+from understudy.service.evaluator_metrics import StepStatistics, Times
 from understudy.service.handlers.oip.tensors import DATATYPES, config_type
-from understudy.service.metrics.statistics import StepStatistics, Times
 
 PLATFORM = "keras"
 BACKEND = "tensorflow"

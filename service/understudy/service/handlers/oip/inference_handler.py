@@ -11,13 +11,13 @@ from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFound
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import ArrayForm, Prediction, VersionState
 from understudy.oip import inference_pb2
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
+from understudy.service.evaluator_metrics import InferenceStatistics
 from understudy.service.handlers.oip import descriptions
 from understudy.service.handlers.oip.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
 from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, Inference, elements_in
 from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
 from understudy.service.handlers.served_model import ServedModel, version_of, wanted_outputs
-from understudy.service.metrics.statistics import InferenceStatistics
 from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness, ReadinessState
 

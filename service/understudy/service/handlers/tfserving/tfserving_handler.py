@@ -19,7 +19,7 @@ from tensorflow_serving.apis import (
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
 from understudy.evaluator.types import Array, TensorSpec, Version, VersionStatus
-from understudy.service.calls.call import CallContext
+from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import Code
 from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, elements_in
 from understudy.service.handlers.served_model import ServedModel, label_of, wanted_outputs

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from understudy.service.calls.disconnect_monitor import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
+from understudy.service.calls.call_limits import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
 from understudy.service.calls.status import DEADLINE_PASSED, SERVER_ENDED, Failure
 
 SECONDS = 5

@@ -1,10 +1,14 @@
-"""Metrics of the evaluator: from its events, and read from it at each scrape."""
+"""Metrics of the evaluator, from its events or read from it at each scrape, and the statistics of each version."""
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,9 +18,97 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import LoadOutcome, Operation
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
-from understudy.service.calls.audit import audit_record
-from understudy.service.metrics.registry import TalliedHistogram
-from understudy.service.metrics.statistics import InferenceStatistics
+from understudy.service.calls.metrics import TalliedHistogram
+from understudy.service.calls.served_call import audit_record
+
+REMEMBERED_STEPS = 64
+"""How many versions to keep: those that were used last."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Times:
+    """A number of events and their total duration."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float, *, count: int = 1) -> None:
+        """Add a number of events and their total duration."""
+        self.count += count
+        self.seconds += seconds
+
+
+@dataclass(kw_only=True, slots=True)
+class StepStatistics:
+    """The predictions of one version, over all protocols.
+
+    Attributes:
+        examples: The number of examples, without padding.
+        succeeded: The successful requests, from arrival to the end of their batch.
+        failed: The requests whose computation failed.
+        queued: The waiting times of the requests.
+        computed: The requests, each with the whole time of its batch.
+        batches: The batches by their number of examples.
+        last_at: When the last batch ended, in seconds since the epoch; 0 if none.
+    """
+
+    examples: int = 0
+    succeeded: Times = field(default_factory=Times)
+    failed: Times = field(default_factory=Times)
+    queued: Times = field(default_factory=Times)
+    computed: Times = field(default_factory=Times)
+    batches: defaultdict[int, Times] = field(default_factory=lambda: defaultdict(Times))
+    last_at: float = 0.0
+
+    def add_batch(self, examples: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
+        """Add one batch and its requests."""
+        requests = len(queue_seconds)
+        queued, computed = sum(queue_seconds), compute_seconds * requests
+        self.examples += examples
+        self.succeeded.add(queued + computed, count=requests)
+        self.queued.add(queued, count=requests)
+        self.computed.add(computed, count=requests)
+        self.batches[examples].add(compute_seconds)
+
+
+class InferenceStatistics:
+    """Keeps the statistics of the versions that were used last. Thread-safe.
+
+    Args:
+        clock: Returns the time in seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._steps: OrderedDict[int, StepStatistics] = OrderedDict()
+
+    def of(self, step: int) -> StepStatistics:
+        """Return the current statistics of one version."""
+        with self._lock:
+            return copy.deepcopy(self._steps.get(step, StepStatistics()))
+
+    def batch_computed(
+        self, step: int, *, examples: int, queue_seconds: Sequence[float], compute_seconds: float
+    ) -> None:
+        """A batch of Predict left the device."""
+        with self._lock:
+            statistics = self._touch(step)
+            statistics.add_batch(examples, queue_seconds, compute_seconds)
+            statistics.last_at = self._clock()
+
+    def request_failed(self, step: int, *, seconds: float) -> None:
+        """The computation of a Predict request failed, so many seconds after its arrival."""
+        with self._lock:
+            self._touch(step).failed.add(seconds)
+
+    def _touch(self, step: int) -> StepStatistics:
+        statistics = self._steps.setdefault(step, StepStatistics())
+        self._steps.move_to_end(step)
+        if len(self._steps) > REMEMBERED_STEPS:
+            self._steps.popitem(last=False)
+        return statistics
+
 
 DURATION_BUCKETS_SECONDS = (
     *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
@@ -31,14 +123,23 @@ _RECALL_PAGE = 1000
 REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
 
-class MetricsObserver:
-    """An `understudy.evaluator.observer.Observer` that keeps Prometheus metrics. Thread-safe.
+class ServiceObserver:
+    """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
+
+    It is an `understudy.evaluator.observer.Observer`.
 
     Args:
         registry: Where to register the metrics.
+        statistics: Keeps the statistics of every version.
+        on_record: Called on one of the evaluator's threads after each entry.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, *, statistics: InferenceStatistics, on_record: Callable[[], None]
+    ) -> None:
+        self._statistics = statistics
+        self._on_record = on_record
+
         def histogram(name: str, text: str, bounds: Sequence[float]) -> TalliedHistogram:
             return TalliedHistogram(name, text, bounds, registry)
 
@@ -104,15 +205,19 @@ class MetricsObserver:
         step: int | None = None,
     ) -> None:
         """A batch left the device."""
-        del step
         self._queue_seconds.observe_each(queue_seconds)
         self._fill_seconds.observe(fill_seconds)
         self._compute_seconds.observe(compute_seconds)
         self._batch_examples.observe(examples)
         self._examples[operation].inc(examples)
+        if step is not None:
+            self._statistics.batch_computed(
+                step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
+            )
 
     def request_failed(self, *, step: int, seconds: float) -> None:
-        """The computation of a request failed; ``grpc_server_handled_total`` counts it."""
+        """The computation of a Predict request failed; ``grpc_server_handled_total`` counts it."""
+        self._statistics.request_failed(step, seconds=seconds)
 
     def queue_changed(self, examples: int) -> None:
         """The queue now holds this many examples."""
@@ -132,7 +237,21 @@ class MetricsObserver:
         self._load_seconds.observe(seconds)
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
-        """An entry was committed to the ledger. Entries older than the one shown for the dataset are ignored."""
+        """An entry was committed to the ledger."""
+        self._show(record)
+        audit_record(record)
+        self._on_record()
+
+    def recall(self, ledger: Ledger) -> None:
+        """Show the results of an earlier process until newer ones are recorded. Blocks."""
+        after = 0
+        while entries := ledger.page(after_sequence=after, limit=_RECALL_PAGE):
+            for entry in entries:
+                self._show(entry)
+            after = entries[-1].sequence
+
+    def _show(self, record: EvaluationRecord) -> None:
+        """Show the metrics of an entry, unless a newer one of its dataset is shown."""
         if record.outcome is not EvaluationOutcome.SCORED:
             return
         with self._lock:
@@ -142,64 +261,6 @@ class MetricsObserver:
             self._evaluation_step.labels(record.dataset).set(record.step)
             for metric, value in record.metrics.items():
                 self._evaluation_metric.labels(record.dataset, metric).set(value)
-
-
-class ServiceObserver(MetricsObserver):
-    """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
-
-    Args:
-        registry: Where to register the metrics.
-        statistics: Keeps the statistics of every version.
-        on_record: Called on one of the evaluator's threads after each entry.
-    """
-
-    def __init__(
-        self, registry: CollectorRegistry, *, statistics: InferenceStatistics, on_record: Callable[[], None]
-    ) -> None:
-        super().__init__(registry)
-        self._statistics = statistics
-        self._on_record = on_record
-
-    def batch_computed(
-        self,
-        operation: Operation,
-        *,
-        examples: int,
-        queue_seconds: Sequence[float],
-        fill_seconds: float,
-        compute_seconds: float,
-        step: int | None = None,
-    ) -> None:
-        """A batch left the device."""
-        super().batch_computed(
-            operation,
-            examples=examples,
-            queue_seconds=queue_seconds,
-            fill_seconds=fill_seconds,
-            compute_seconds=compute_seconds,
-        )
-        if step is not None:
-            self._statistics.batch_computed(
-                step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
-            )
-
-    def request_failed(self, *, step: int, seconds: float) -> None:
-        """The computation of a Predict request failed."""
-        self._statistics.request_failed(step, seconds=seconds)
-
-    def evaluation_recorded(self, record: EvaluationRecord) -> None:
-        """An entry was committed to the ledger."""
-        super().evaluation_recorded(record)
-        audit_record(record)
-        self._on_record()
-
-    def recall(self, ledger: Ledger) -> None:
-        """Show the results of an earlier process until newer ones are recorded. Blocks."""
-        after = 0
-        while entries := ledger.page(after_sequence=after, limit=_RECALL_PAGE):
-            for entry in entries:
-                super().evaluation_recorded(entry)
-            after = entries[-1].sequence
 
 
 class EvaluatorCollector(Collector):

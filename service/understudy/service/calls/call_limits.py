@@ -1,4 +1,4 @@
-"""Watches running calls: ends those whose deadline has passed or whose caller has gone.
+"""Limits of calls whose transport sets none: deadlines, disconnected callers, and the memory of unfinished bodies.
 
 Envoy reports disconnects only when polled, and a poll takes a round trip between threads. So the monitor does not poll
 at the start of a call, when most calls end, and polls less often the longer a call lasts.
@@ -12,9 +12,11 @@ import itertools
 import time
 from abc import abstractmethod
 from collections import deque
-from typing import Any, Final, Protocol
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
 
-from understudy.service.calls.call import Call
+from understudy.evaluator.evaluator_errors import OverloadedError
+from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
     DEADLINE_PASSED,
@@ -167,3 +169,62 @@ class WatchedCall(Call):
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         return COMPUTATION_CANCELLED
+
+
+_RETRY_SECONDS = 1.0
+
+
+class BodyBudget:
+    """Bounds the bytes that unfinished bodies hold. Belongs to the event loop's thread.
+
+    Args:
+        max_bytes: The most bytes at once.
+
+    Attributes:
+        max_bytes: The most bytes at once.
+        held_bytes: The bytes held now.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+
+
+class BodyShare:
+    """What one body holds of a budget, inside a ``with`` block, which gives it back.
+
+    Args:
+        budget: The budget.
+    """
+
+    __slots__ = ("_budget", "_held")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del kind, error, traceback
+        self._budget.held_bytes -= self._held
+        self._held = 0
+
+    def hold(self, size: int) -> None:
+        """Hold this many bytes from now on, in place of those before.
+
+        Raises:
+            OverloadedError: All bodies together would hold too many.
+        """
+        budget, more = self._budget, size - self._held
+        if more > 0 and budget.held_bytes + more > budget.max_bytes:
+            raise OverloadedError(
+                f"unfinished request bodies hold {budget.held_bytes} bytes, and {more} more would exceed the "
+                f"{budget.max_bytes} of --max-body-mib; try again",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        budget.held_bytes += more
+        self._held = size

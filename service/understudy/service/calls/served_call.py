@@ -1,11 +1,21 @@
-"""What is around every call, whatever its transport: an id, metrics, admission, errors and the access log."""
+"""One call of one method, and what is around every call, whatever its transport.
+
+A transport passes on a `Call`; `ServedMethod` gives it metrics, admission, errors, and its lines in the access log and
+the audit log. The audit log says who changed what is served, what the gate decided, and who was refused. Its lines have
+the logger name ``understudy.audit`` and are written at every ``--log-level``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
+import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -13,11 +23,79 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.audit import audit_call
-from understudy.service.calls.call import REQUEST_ID, Call
-from understudy.service.calls.methods import Method, Service
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.calls.methods import CallContext, Method, Service
+from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
-from understudy.service.metrics.rpc_metrics import MethodMetrics, RpcMetrics
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+"""The metadata key of the id that links a call's log lines to the caller's logs, in requests and responses."""
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""The id of the current task's call; empty outside of calls."""
+
+_PROCESS: Final = secrets.token_hex(8)
+_NUMBERS: Final = itertools.count(1)
+_ACCEPTABLE: Final = re.compile(r"[!-~]{1,128}")
+
+
+def accept_id(candidate: str | bytes | None) -> str:
+    """Return the caller's id if it is 1 to 128 printable ASCII characters, else a new one of 32 hexadecimal digits."""
+    if isinstance(candidate, str) and _ACCEPTABLE.fullmatch(candidate):
+        return candidate
+    return f"{_PROCESS}{next(_NUMBERS):016x}"
+
+
+class Call(CallContext, ABC):
+    """One call of one method. A transport implements it, and `ServedMethod.serve` drives it, in one task.
+
+    Attributes:
+        has_callers_id: Whether the caller sent the id; then every response carries it.
+        received_bytes: The size of the request messages so far, decompressed.
+        request_id: The id of the call.
+        started: When it began, on `time.monotonic`'s clock in seconds.
+    """
+
+    __slots__ = ("has_callers_id", "received_bytes", "request_id", "started")
+
+    def __init__(self) -> None:  # sets what `CallContext` would, as each function costs every call
+        self.audited = None
+        self.deadline = None
+        self.started = time.monotonic()
+        self.received_bytes = 0
+        came = self.header(REQUEST_ID_HEADER)
+        self.has_callers_id = came is not None
+        self.request_id = accept_id(came)
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """The address of the caller, as the transport writes it."""
+
+    @abstractmethod
+    def header(self, name: str) -> str | bytes | None:
+        """Return the value of a metadata key or header that the caller sent, by its name in lower case."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Set the deadline, and begin to enforce it.
+
+        Raises:
+            InvalidInputError: The caller's timeout is malformed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop enforcing the deadline. The task is not cancelled from now on."""
+
+    @abstractmethod
+    def why_cancelled(self) -> Failure:
+        """Return why the task was cancelled; raise CancelledError if it was not to end the call."""
+
+    @abstractmethod
+    async def fail(self, failure: Failure) -> None:
+        """Send a failure to the caller, if it is still there."""
+
 
 _log = structlog.get_logger(__name__)
 _threshold: Final = logging.getLogger(__name__)
@@ -150,3 +228,51 @@ def served_methods(services: Iterable[Service], registry: CollectorRegistry) -> 
     methods = [method for service in services for method in service.methods]
     metrics = RpcMetrics(registry, [method.rpc for method in methods])
     return {method.rpc.path: ServedMethod(method, metrics.of(method.rpc.path)) for method in methods}
+
+
+AUDIT_LOGGER: Final = "understudy.audit"
+
+_DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED})
+_REFUSED: Final = frozenset({Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
+
+_audit_log = structlog.wrap_logger(
+    None, wrapper_class=structlog.make_filtering_bound_logger(logging.INFO), logger_factory_args=(AUDIT_LOGGER,)
+)
+
+
+def audit_call(call: Call, method: str, failure: Failure | None) -> None:
+    """Write the line of a call that ended, if it decides something or was refused.
+
+    Args:
+        call: The call.
+        method: Its path.
+        failure: Why it failed, or None.
+    """
+    refused = failure is not None and failure.code in _REFUSED
+    if call.audited is None and not refused:
+        return
+    _audit_log.info(
+        "caller refused" if refused else "serving version requested",
+        peer=call.peer,
+        method=method,
+        **(call.audited or {}),
+        outcome=Code.OK.name if failure is None else failure.code.name,
+        message="" if failure is None else failure.message,
+        request_id=call.request_id,
+    )
+
+
+def audit_record(record: EvaluationRecord) -> None:
+    """Write the line of an entry of the ledger, if it is a decision of the gate."""
+    if record.outcome not in _DECISIONS:
+        return
+    _audit_log.info(
+        "gate decided",
+        step=record.step,
+        checkpoint_digest=record.checkpoint_digest,
+        dataset=record.dataset,
+        outcome=record.outcome.value,
+        message=record.reason,
+        metrics=dict(record.metrics),
+        sequence=record.sequence,
+    )

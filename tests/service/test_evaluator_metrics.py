@@ -8,10 +8,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.calls.metrics import RpcMetrics, exposition, methods_of, new_registry
 from understudy.service.calls.status import Code
-from understudy.service.metrics.evaluator_metrics import MetricsObserver
-from understudy.service.metrics.registry import exposition, new_registry
-from understudy.service.metrics.rpc_metrics import RpcMetrics, methods_of
+from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
 from understudy.service.services import LIGHT_SERVICES, PREDICTION
 
 PREDICT = {"grpc_type": "unary", "grpc_service": "understudy.v1.PredictionService", "grpc_method": "Predict"}
@@ -22,9 +21,13 @@ def registry() -> CollectorRegistry:
     return new_registry()
 
 
+def observing(registry: CollectorRegistry) -> ServiceObserver:
+    return ServiceObserver(registry, statistics=InferenceStatistics(), on_record=lambda: None)
+
+
 @pytest.fixture
-def observer(registry: CollectorRegistry) -> MetricsObserver:
-    return MetricsObserver(registry)
+def observer(registry: CollectorRegistry) -> ServiceObserver:
+    return observing(registry)
 
 
 def record(sequence: int, *, step: int, outcome: EvaluationOutcome = EvaluationOutcome.SCORED) -> EvaluationRecord:
@@ -74,7 +77,7 @@ def test_a_call_is_counted_and_timed(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("grpc_server_handling_seconds_sum", PREDICT) == 0.003
 
 
-def test_a_batch_is_measured(registry: CollectorRegistry, observer: MetricsObserver) -> None:
+def test_a_batch_is_measured(registry: CollectorRegistry, observer: ServiceObserver) -> None:
     observer.batch_computed(
         "predict", examples=5, queue_seconds=[0.00001, 0.2], fill_seconds=0.0, compute_seconds=0.001
     )
@@ -89,7 +92,7 @@ def test_a_batch_is_measured(registry: CollectorRegistry, observer: MetricsObser
 
 
 def test_refusals_loads_and_the_queue_are_shown_from_the_start(
-    registry: CollectorRegistry, observer: MetricsObserver
+    registry: CollectorRegistry, observer: ServiceObserver
 ) -> None:
     value = registry.get_sample_value
     for reason in ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining"):
@@ -105,7 +108,7 @@ def test_refusals_loads_and_the_queue_are_shown_from_the_start(
 
 
 def test_the_newest_score_of_a_dataset_is_shown_in_whatever_order_they_are_told(
-    registry: CollectorRegistry, observer: MetricsObserver
+    registry: CollectorRegistry, observer: ServiceObserver
 ) -> None:
     for told in (record(2, step=20), record(1, step=10), record(3, step=30, outcome=EvaluationOutcome.SKIPPED)):
         observer.evaluation_recorded(told)
@@ -116,13 +119,13 @@ def test_the_newest_score_of_a_dataset_is_shown_in_whatever_order_they_are_told(
 
 def test_two_services_in_one_process_do_not_share_metrics() -> None:
     first, second = new_registry(), new_registry()
-    MetricsObserver(first).rejected("invalid")
-    MetricsObserver(second)
+    observing(first).rejected("invalid")
+    observing(second)
     assert second.get_sample_value("understudy_rejected_total", {"reason": "invalid"}) == 0
 
 
 def test_the_exposition_can_be_parsed_and_doubles_no_series(
-    registry: CollectorRegistry, observer: MetricsObserver
+    registry: CollectorRegistry, observer: ServiceObserver
 ) -> None:
     del observer
     content, _ = exposition(registry)
@@ -131,7 +134,7 @@ def test_the_exposition_can_be_parsed_and_doubles_no_series(
     assert not [name for name in families if name.endswith("_created")]
 
 
-def test_promtool_accepts_the_metrics(registry: CollectorRegistry, observer: MetricsObserver, promtool: Path) -> None:
+def test_promtool_accepts_the_metrics(registry: CollectorRegistry, observer: ServiceObserver, promtool: Path) -> None:
     RpcMetrics(registry, [method for service in LIGHT_SERVICES for method in methods_of(service)])
     observer.evaluation_recorded(record(1, step=10))
     content, _ = exposition(registry)

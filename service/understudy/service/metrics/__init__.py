@@ -1,1 +1,0 @@
-"""The Prometheus metrics of the service."""
