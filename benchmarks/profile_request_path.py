@@ -31,9 +31,8 @@ from understudy.service.calls.metrics import new_registry
 from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.served_model import ServedModel
-from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
+from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.templates.codecs import template_codecs
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode

@@ -53,12 +53,12 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "calls": frozenset(),
-    "handlers": frozenset({"calls", "evaluator_metrics", "predictor", "readiness"}),
+    "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),
-    "rest": frozenset({"calls", "handlers", "readiness"}),
-    "grpcio": frozenset({"addresses", "calls", "front_end", "predictor", "service_errors", "settings", "tls"}),
+    "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
+    "grpcio": frozenset({"addresses", "calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
     "envoy": frozenset(
-        {"addresses", "calls", "front_end", "logging", "predictor", "readiness", "service_errors", "settings", "tls"}
+        {"addresses", "calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}
     ),
 }
 """The packages of the service, and which of its packages and modules each may import."""

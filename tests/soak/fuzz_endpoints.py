@@ -19,11 +19,10 @@ from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 from soak.fuzz_messages import WORDS, fuzzed
 from soak.hostile import hostile_body, hostile_requests
 from understudy.oip import inference_pb2
+from understudy.service.handlers import tfserving_handler as tf_plane
 from understudy.service.handlers.oip import inference_handler as oip
 from understudy.service.handlers.oip.infer_codec import datatype_of
-from understudy.service.handlers.oip.tensors import encode_raw
-from understudy.service.handlers.tfserving import tensors
-from understudy.service.handlers.tfserving import tfserving_handler as tf_plane
+from understudy.service.handlers.oip.inference import encode_raw
 from understudy.service.services import LIGHT_SERVICES, tf_serving_services
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.v1 import model_pb2 as own_model_pb2
@@ -210,7 +209,7 @@ def right_requests(model: str, inputs: Arrays) -> Iterator[Message]:
     yield inference_pb2.ModelConfigRequest(name=model)
     yield inference_pb2.ModelStatisticsRequest(name=model)
     spec = model_pb2.ModelSpec(name=model)
-    encoded = {name: tensors.encode(array) for name, array in inputs.items()}
+    encoded = {name: tf_plane.encode_tensor(array) for name, array in inputs.items()}
     yield predict_pb2.PredictRequest(model_spec=spec, inputs=encoded)
     yield get_model_metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=["signature_def"])
     yield get_model_status_pb2.GetModelStatusRequest(model_spec=spec)

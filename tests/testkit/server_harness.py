@@ -18,7 +18,7 @@ from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import ServedMethods, served_methods
 from understudy.service.calls.status import Code
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
-from understudy.service.grpcio.grpc_endpoint import MethodHandlers
+from understudy.service.grpcio.grpc_server import MethodHandlers
 from understudy.service.handlers.status_handlers import HealthHandler
 from understudy.service.readiness import Readiness
 from understudy.service.services import HEALTH, PREDICTION

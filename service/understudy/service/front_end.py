@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any, Final, Protocol, TypeVar
 
 from understudy.service.calls.served_call import ServedMethods
-from understudy.service.predictor import CoalescingOptions
+from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates

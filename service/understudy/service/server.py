@@ -32,11 +32,10 @@ from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
-from understudy.service.handlers.served_model import ServedModel
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
-from understudy.service.predictor import Predictor
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import RequestHandlers, all_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
@@ -266,7 +265,7 @@ class Service:
         return devices
 
     def _handlers(self, opened: NamedEvaluator, predictor: Predictor) -> RequestHandlers:
-        from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler  # imports TensorFlow
+        from understudy.service.handlers.tfserving_handler import TfServingHandler  # imports TensorFlow
 
         settings, evaluator = self._settings, opened.evaluator
         model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)

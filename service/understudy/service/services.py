@@ -36,7 +36,7 @@ from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
 
 if TYPE_CHECKING:
-    from understudy.service.handlers.tfserving.tfserving_handler import TfServingHandler
+    from understudy.service.handlers.tfserving_handler import TfServingHandler
 
 
 PREDICTION: ServiceDescriptor = prediction_pb2.DESCRIPTOR.services_by_name["PredictionService"]
@@ -172,11 +172,11 @@ def tf_serving_services() -> tuple[ServiceDescriptor, ServiceDescriptor]:
 
 
 def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
-    from understudy.service.handlers.tfserving import tfserving_handler
+    from understudy.service.handlers.tfserving_handler import UNSUPPORTED as UNSUPPORTED_BY_TF_SERVING
 
     tf_serving = handlers.tf_serving
     prediction, model = tf_serving_services()
-    refused = refusals(tfserving_handler.UNSUPPORTED)
+    refused = refusals(UNSUPPORTED_BY_TF_SERVING)
     return (
         foreign_service(
             prediction,

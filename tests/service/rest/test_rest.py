@@ -28,12 +28,11 @@ from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.evaluator_metrics import InferenceStatistics
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
-from understudy.service.handlers.served_model import ServedModel
-from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import inference_service, plain_codecs
 from understudy.wire import WireError
 

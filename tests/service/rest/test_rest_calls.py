@@ -27,11 +27,10 @@ from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
 from understudy.service.evaluator_metrics import InferenceStatistics
 from understudy.service.handlers.oip.inference_handler import InferenceHandler
-from understudy.service.handlers.served_model import ServedModel
-from understudy.service.predictor import Predictor
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS
+from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import inference_service, plain_codecs
 
 SECONDS = 10

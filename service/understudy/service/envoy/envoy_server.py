@@ -23,7 +23,7 @@ from understudy.service.envoy.asgi_call import Receive, Scope, Send
 from understudy.service.envoy.envoy_tls import write_secrets
 from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState, exec_envoy
 from understudy.service.front_end import Main
-from understudy.service.predictor import CoalescingOptions
+from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates

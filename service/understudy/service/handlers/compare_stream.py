@@ -18,8 +18,7 @@ from understudy.evaluator.types import Batch, Signature
 from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
-from understudy.service.handlers.served_model import ServedModel
-from understudy.service.predictor import abandon, begun
+from understudy.service.served_model import ServedModel, abandon, begun
 from understudy.v1 import evaluation_pb2
 
 _LENGTH = struct.Struct("<q")

@@ -15,8 +15,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedE
 from understudy.evaluator.types import Array, Batch, EvaluationResult
 from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
-from understudy.service.handlers.served_model import ServedModel
-from understudy.service.predictor import abandon
+from understudy.service.served_model import ServedModel, abandon
 from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:

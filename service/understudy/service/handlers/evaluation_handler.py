@@ -18,9 +18,8 @@ from understudy.service.handlers import evaluation_handler as paging
 from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream
 from understudy.service.handlers.evaluate_stream import Places, StreamLimits, score_stream
-from understudy.service.handlers.served_model import ServedModel
-from understudy.service.predictor import abandon, begun
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
+from understudy.service.served_model import ServedModel, abandon, begun
 from understudy.v1 import evaluation_pb2
 
 DEFAULT_PAGE_SIZE = 100

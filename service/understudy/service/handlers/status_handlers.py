@@ -20,8 +20,8 @@ from understudy.service.calls.methods import CallContext
 from understudy.service.calls.metrics import exposition
 from understudy.service.calls.status import PermissionDeniedError, UnknownServiceError
 from understudy.service.handlers import messages
-from understudy.service.handlers.served_model import ServedModel
 from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.served_model import ServedModel
 from understudy.v1 import metrics_pb2, model_pb2
 
 

@@ -17,9 +17,9 @@ from understudy.service.handlers.oip.inference import (
     add_input,
     check_parameters,
     check_tensor_parameters,
+    decode_raw,
+    encode_raw,
 )
-from understudy.service.handlers.oip.tensors import decode_raw, encode_raw
-from understudy.service.handlers.served_model import wanted_outputs
 from understudy.service.rest.json_values import (
     decode_data,
     encode_data,
@@ -31,6 +31,7 @@ from understudy.service.rest.json_values import (
     read_json,
     text,
 )
+from understudy.service.served_model import wanted_outputs
 from understudy.wire import WireError
 
 _SIZE: Final = "binary_data_size"

@@ -13,17 +13,15 @@ from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.oip.inference import (
+    BYTES,
+    CONTENTS_FIELDS,
+    DATATYPES,
     Inference,
     Parameters,
     add_form,
     add_input,
     check_parameters,
     check_tensor_parameters,
-)
-from understudy.service.handlers.oip.tensors import (
-    BYTES,
-    CONTENTS_FIELDS,
-    DATATYPES,
     decode_raw,
     decode_typed,
     encode_raw,

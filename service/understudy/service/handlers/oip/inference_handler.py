@@ -1,25 +1,29 @@
-"""The RPCs of GRPCInferenceService, which the REST form also calls."""
+"""The RPCs of the Open Inference Protocol, and its descriptions of a model, its versions and its statistics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from importlib import metadata
 
 from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import ArrayForm, Prediction, VersionState
-from understudy.oip import inference_pb2
+from understudy.evaluator.types import ArrayForm, ModelDescription, Prediction, TensorSpec, VersionState, VersionStatus
+from understudy.oip import inference_pb2, model_config_pb2
 from understudy.service.calls.methods import CallContext
-from understudy.service.evaluator_metrics import InferenceStatistics
-from understudy.service.handlers.oip import descriptions
+from understudy.service.evaluator_metrics import InferenceStatistics, StepStatistics, Times
 from understudy.service.handlers.oip.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
-from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, Inference, elements_in
-from understudy.service.handlers.pipeline import StreamProtocol, predict_in_order
-from understudy.service.handlers.served_model import ServedModel, version_of, wanted_outputs
-from understudy.service.predictor import Predictor
+from understudy.service.handlers.oip.inference import (
+    DATATYPES,
+    MAX_ELEMENTS_AT_ONCE,
+    Inference,
+    config_type,
+    elements_in,
+)
+from understudy.service.handlers.prediction_handler import StreamProtocol, predict_in_order
 from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.served_model import Predictor, ServedModel, version_of, wanted_outputs
 
 SERVER_NAME = "understudy"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
@@ -95,7 +99,7 @@ class InferenceHandler:
         self._model.check_name(request.name)
         version = version_of(request.version)
         try:
-            self._model.describe(version)
+            self._model.evaluator.metadata(version)
         except (NotReadyError, VersionNotFoundError):
             return inference_pb2.ModelReadyResponse(ready=False)
         return inference_pb2.ModelReadyResponse(ready=True)
@@ -115,8 +119,8 @@ class InferenceHandler:
         """Describe the inputs and outputs of a version."""
         del call
         self._model.check_name(request.name)
-        described = self._model.describe(version_of(request.version))
-        return descriptions.model_metadata(request.name, self._model.loaded_steps(), described)
+        described = self._model.evaluator.metadata(version_of(request.version))
+        return _metadata_of(request.name, self._model.loaded_steps(), described)
 
     async def model_config(
         self, request: inference_pb2.ModelConfigRequest, call: CallContext
@@ -124,10 +128,8 @@ class InferenceHandler:
         """Return the configuration of a version."""
         del call
         self._model.check_name(request.name)
-        described = self._model.describe(version_of(request.version))
-        return inference_pb2.ModelConfigResponse(
-            config=descriptions.model_config(request.name, described, self._settings)
-        )
+        described = self._model.evaluator.metadata(version_of(request.version))
+        return inference_pb2.ModelConfigResponse(config=_config_of(request.name, described, self._settings))
 
     async def model_statistics(
         self, request: inference_pb2.ModelStatisticsRequest, call: CallContext
@@ -136,11 +138,13 @@ class InferenceHandler:
         del call
         if request.name:
             self._model.check_name(request.name)
-        steps = [self._model.describe(version_of(request.version)).step] if request.version else self._newest_first()
+        steps = (
+            [self._model.evaluator.metadata(version_of(request.version)).step]
+            if request.version
+            else self._newest_first()
+        )
         return inference_pb2.ModelStatisticsResponse(
-            model_stats=[
-                descriptions.model_statistics(self._model.name, step, self._statistics.of(step)) for step in steps
-            ]
+            model_stats=[_statistics_of(self._model.name, step, self._statistics.of(step)) for step in steps]
         )
 
     async def repository_index(
@@ -150,8 +154,8 @@ class InferenceHandler:
         del call
         return inference_pb2.RepositoryIndexResponse(
             models=[
-                descriptions.index_entry(self._model.name, status)
-                for status in self._model.statuses()
+                _index_entry(self._model.name, status)
+                for status in self._model.evaluator.status()
                 if status.state is VersionState.AVAILABLE or not request.ready
             ]
         )
@@ -173,16 +177,16 @@ class InferenceHandler:
         return predict_in_order(requests, protocol, depth=self._stream_depth)
 
     def check_admission(self, call: CallContext) -> None:
-        """Refuse a prediction before it is parsed, if the refusal is certain; see `Predictor.check_admission`."""
-        self._predictor.check_admission(call.deadline)
+        """Refuse a prediction before it is parsed, if the refusal is certain; see `Evaluator.check_admission`."""
+        self._model.evaluator.check_admission(call.deadline)
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError unless this is the model's name."""
         self._model.check_name(name)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], model_version: str) -> None:
-        """Refuse inputs that do not fit, before decoding; raise as `Predictor.check_forms`. Thread-safe."""
-        self._predictor.check_forms(forms, version=version_of(model_version))
+        """Refuse inputs that do not fit, before decoding; raise as `Evaluator.check_forms`. Thread-safe."""
+        self._model.evaluator.check_forms(forms, version=version_of(model_version))
 
     def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
         """Start a prediction; raise what `Predictor.begin` raises."""
@@ -219,3 +223,120 @@ def _response(spec: ResponseSpec, prediction: Prediction) -> InferResponse:
     if spec.outputs:
         prediction = prediction._replace(outputs=wanted_outputs(prediction, spec.outputs))
     return InferResponse(spec, prediction)
+
+
+PLATFORM = "keras"
+BACKEND = "tensorflow"
+
+_ANY_LENGTH = -1
+_NANOSECONDS = 1e9
+_MILLISECONDS = 1e3
+_MICROSECONDS_PER_MILLISECOND = 1e3
+
+_STATES: Mapping[VersionState, str] = {
+    VersionState.START: "UNAVAILABLE",
+    VersionState.LOADING: "LOADING",
+    VersionState.AVAILABLE: "READY",
+    VersionState.UNLOADING: "UNLOADING",
+    VersionState.END: "UNAVAILABLE",
+}
+
+_Tensor = inference_pb2.ModelMetadataResponse.TensorMetadata
+
+
+def _metadata_of(name: str, steps: Sequence[int], described: ModelDescription) -> inference_pb2.ModelMetadataResponse:
+    """Return the inputs and outputs of a model."""
+    return inference_pb2.ModelMetadataResponse(
+        name=name,
+        versions=[str(step) for step in steps],
+        platform=PLATFORM,
+        inputs=[_tensor(spec) for spec in described.signature.inputs],
+        outputs=[_tensor(spec) for spec in described.signature.outputs],
+    )
+
+
+def _config_of(name: str, described: ModelDescription, settings: EvaluatorSettings) -> model_config_pb2.ModelConfig:
+    """Return the configuration of a version."""
+    kinds = model_config_pb2.ModelInstanceGroup
+    on_gpus = any("GPU" in device for device in described.devices)
+    return model_config_pb2.ModelConfig(
+        name=name,
+        platform=PLATFORM,
+        backend=BACKEND,
+        version_policy=model_config_pb2.ModelVersionPolicy(
+            latest=model_config_pb2.ModelVersionPolicy.Latest(num_versions=settings.slots)
+        ),
+        max_batch_size=settings.max_batch_size,
+        input=[
+            model_config_pb2.ModelInput(name=spec.name, data_type=config_type(spec.dtype), dims=_shape(spec)[1:])
+            for spec in described.signature.inputs
+        ],
+        output=[
+            model_config_pb2.ModelOutput(name=spec.name, data_type=config_type(spec.dtype), dims=_shape(spec)[1:])
+            for spec in described.signature.outputs
+        ],
+        instance_group=[
+            kinds(name="replicas", count=described.replicas, kind=kinds.KIND_GPU if on_gpus else kinds.KIND_CPU)
+        ],
+        dynamic_batching=model_config_pb2.ModelDynamicBatching(
+            max_queue_delay_microseconds=round(settings.max_batch_delay_ms * _MICROSECONDS_PER_MILLISECOND),
+            preserve_ordering=True,
+        ),
+    )
+
+
+def _index_entry(name: str, status: VersionStatus) -> inference_pb2.RepositoryIndexResponse.ModelIndex:
+    """Return the state of one version."""
+    return inference_pb2.RepositoryIndexResponse.ModelIndex(
+        name=name, version=str(status.step), state=_STATES[status.state], reason=status.error
+    )
+
+
+def _statistics_of(name: str, step: int, statistics: StepStatistics) -> inference_pb2.ModelStatistics:
+    """Return the statistics of one version."""
+    done = statistics.succeeded.count
+    return inference_pb2.ModelStatistics(
+        name=name,
+        version=str(step),
+        last_inference=round(statistics.last_at * _MILLISECONDS),
+        inference_count=statistics.examples,
+        execution_count=sum(batches.count for batches in statistics.batches.values()),
+        inference_stats=inference_pb2.InferStatistics(
+            success=_duration(statistics.succeeded),
+            fail=_duration(statistics.failed),
+            queue=_duration(statistics.queued),
+            compute_input=_no_time(done),
+            compute_infer=_duration(statistics.computed),
+            compute_output=_no_time(done),
+            cache_hit=_no_time(0),
+            cache_miss=_no_time(0),
+        ),
+        batch_stats=[
+            _batch_statistics(examples, statistics.batches[examples]) for examples in sorted(statistics.batches)
+        ],
+    )
+
+
+def _batch_statistics(examples: int, batches: Times) -> inference_pb2.InferBatchStatistics:
+    return inference_pb2.InferBatchStatistics(
+        batch_size=examples,
+        compute_input=_no_time(batches.count),
+        compute_infer=_duration(batches),
+        compute_output=_no_time(batches.count),
+    )
+
+
+def _duration(times: Times) -> inference_pb2.StatisticDuration:
+    return inference_pb2.StatisticDuration(count=times.count, ns=round(times.seconds * _NANOSECONDS))
+
+
+def _no_time(count: int) -> inference_pb2.StatisticDuration:
+    return inference_pb2.StatisticDuration(count=count, ns=0)
+
+
+def _tensor(spec: TensorSpec) -> _Tensor:
+    return _Tensor(name=spec.name, datatype=DATATYPES[spec.dtype], shape=_shape(spec))
+
+
+def _shape(spec: TensorSpec) -> list[int]:
+    return [_ANY_LENGTH if length is None else length for length in spec.shape]

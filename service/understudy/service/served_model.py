@@ -1,17 +1,116 @@
-"""Awaits the evaluator's work on the event loop."""
+"""The served model, as handlers see it: its name, its versions as text, and its predictions."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.types import ArrayForm, Arrays, Outcome, Prediction, Version
+from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
+from understudy.evaluator.types import (
+    Arrays,
+    Outcome,
+    Prediction,
+    Version,
+    VersionLabel,
+    VersionState,
+)
+from understudy.service.calls.status import UnknownModelError
+
+LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """The one model of this server.
+
+    Attributes:
+        name: The name the model is served under.
+        evaluator: Runs the model.
+    """
+
+    name: str
+    evaluator: Evaluator
+
+    def check_name(self, name: str) -> None:
+        """Raise UnknownModelError unless this is the model's name."""
+        if name != self.name:
+            raise UnknownModelError(f"there is no model {name!r}; this server serves {self.name!r}")
+
+    def check_optional_name(self, name: str) -> None:
+        """Raise UnknownModelError unless this is the model's name, or empty."""
+        if name:
+            self.check_name(name)
+
+    def loaded_steps(self) -> list[int]:
+        """Return the loaded steps, in ascending order."""
+        return sorted(status.step for status in self.evaluator.status() if status.state is VersionState.AVAILABLE)
+
+    def step_of(self, version: Version) -> int:
+        """Return the step of a version.
+
+        Raises:
+            VersionNotFoundError: The label has no step yet.
+        """
+        if isinstance(version, int):
+            return version
+        evaluator = self.evaluator
+        steps = {"serving": evaluator.serving_step, "latest": evaluator.latest_step, "best": evaluator.best_step}
+        step = steps[version]
+        if step is None:
+            raise VersionNotFoundError(f"no version is {version!r} yet; the loaded ones are {self.loaded_steps()}")
+        return step
+
+
+def label_of(text: str) -> VersionLabel:
+    """Return a version's label.
+
+    Raises:
+        InvalidInputError: There is no such label.
+    """
+    for label in LABELS:
+        if text == label:
+            return label
+    raise InvalidInputError(f"the version label {text!r} is unknown; give {', '.join(LABELS)}")
+
+
+def version_of(text: str) -> Version:
+    """Return the version that a text names: a step or a label; the serving version if it is empty.
+
+    Raises:
+        InvalidInputError: It is neither.
+    """
+    if not text:
+        return "serving"
+    if text.isascii() and text.isdigit() and len(text) < len(str(2**63)):
+        return int(text)
+    try:
+        return label_of(text)
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"the version is {text!r}; give a step as a number from 0 up, or {', '.join(LABELS)}"
+        ) from None
+
+
+def wanted_outputs(prediction: Prediction, names: tuple[str, ...]) -> Arrays:
+    """Return the requested outputs, in that order, or all.
+
+    Raises:
+        InvalidInputError: The model has no such output.
+    """
+    if not names:
+        return prediction.outputs
+    unknown = [name for name in names if name not in prediction.outputs]
+    if unknown:
+        known = ", ".join(map(repr, prediction.outputs))
+        raise InvalidInputError(f"there is no output {unknown[0]!r}; there is {known}")
+    return {name: prediction.outputs[name] for name in names}
+
 
 _T = TypeVar("_T")
 
@@ -57,14 +156,6 @@ class Predictor:
         self._requests_before = 0
         self._examples = 0
         self._loop_turns = 0
-
-    def check_admission(self, deadline: float | None) -> None:
-        """Refuse a request before it is parsed, if the refusal is certain; raise as `Evaluator.check_admission`."""
-        self._evaluator.check_admission(deadline)
-
-    def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
-        """Refuse inputs that do not fit, before decoding; raise as `Evaluator.check_forms`. Thread-safe."""
-        self._evaluator.check_forms(forms, version=version)
 
     def begin(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None

@@ -17,7 +17,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink
-from understudy.service.predictor import CoalescingOptions, EventLoopSink, Predictor
+from understudy.service.served_model import CoalescingOptions, EventLoopSink, Predictor
 
 TIMEOUT = 10.0
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2, types_pb2
 
-from understudy.service.handlers.tfserving.tensors import decode, encode
+from understudy.service.handlers.tfserving_handler import decode_tensor, encode_tensor
 from understudy.wire import WireError
 
 MAX_BYTES = 4096
@@ -44,16 +44,18 @@ def tensor(*shape: int, kind: Any = types_pb2.DT_FLOAT, **fields: Any) -> tensor
 @pytest.mark.parametrize("dtype", ARRAYS)
 def test_every_datatype_is_encoded_as_tensorflow_reads_it(dtype: str) -> None:
     array = ARRAYS[dtype]
-    read = tf.make_ndarray(encode(array))
+    read = tf.make_ndarray(encode_tensor(array))
     assert read.dtype == array.dtype
     assert read.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("dtype", ARRAYS)
-@pytest.mark.parametrize("form", [tf.make_tensor_proto, typed, encode], ids=["made by TensorFlow", "typed", "ours"])
+@pytest.mark.parametrize(
+    "form", [tf.make_tensor_proto, typed, encode_tensor], ids=["made by TensorFlow", "typed", "ours"]
+)
 def test_every_datatype_is_decoded_in_whichever_form_it_comes(dtype: str, form: Any) -> None:
     array = ARRAYS[dtype]
-    decoded = decode(form(array), max_bytes=MAX_BYTES, name="x")
+    decoded = decode_tensor(form(array), max_bytes=MAX_BYTES, name="x")
     assert decoded.dtype == array.dtype
     assert decoded.tolist() == array.tolist()
     assert not decoded.flags.writeable
@@ -63,7 +65,7 @@ def test_every_datatype_is_decoded_in_whichever_form_it_comes(dtype: str, form: 
     ("fields", "expected"), [({}, [0.0] * 4), ({"float_val": [3.0]}, [3.0] * 4), ({"float_val": [1, 2]}, [1, 2, 2, 2])]
 )
 def test_elements_that_are_left_out_are_the_last_one_or_zero(fields: Any, expected: list[float]) -> None:
-    assert decode(tensor(2, 2, **fields), max_bytes=MAX_BYTES, name="x").ravel().tolist() == expected
+    assert decode_tensor(tensor(2, 2, **fields), max_bytes=MAX_BYTES, name="x").ravel().tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -86,11 +88,11 @@ def test_elements_that_are_left_out_are_the_last_one_or_zero(fields: Any, expect
 )
 def test_malformed_tensors_are_refused_with_a_sentence(message: Any, sentence: str) -> None:
     with pytest.raises(WireError, match=f"^{sentence}"):
-        decode(message, max_bytes=MAX_BYTES, name="x")
+        decode_tensor(message, max_bytes=MAX_BYTES, name="x")
 
 
 def test_a_shape_of_unknown_rank_is_refused() -> None:
     message = tensor(float_val=[1])
     message.tensor_shape.unknown_rank = True
     with pytest.raises(WireError, match="x: the shape is of unknown rank"):
-        decode(message, max_bytes=MAX_BYTES, name="x")
+        decode_tensor(message, max_bytes=MAX_BYTES, name="x")

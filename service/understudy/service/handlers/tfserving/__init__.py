@@ -1,1 +1,0 @@
-"""TensorFlow Serving's protocol. Its messages are in ``tensorflow-serving-api``, which imports TensorFlow."""
