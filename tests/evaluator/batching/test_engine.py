@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.batch_runner import Cost
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.batching.request_queue import MAX_PREDICTS_BEFORE_EVALUATE, LatencyEstimator
@@ -106,7 +107,7 @@ class EngineHarness:
         self, *values: float, key: Any = 1, deadline: float | None = None, width: int = 1
     ) -> Future[Prediction]:
         rows = np.repeat(np.array(values, np.float32)[:, None], width, axis=1)
-        return self.engine.predict({"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
+        return predict_on(self.engine, {"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
 
     def submit(self, value: float) -> Future[Prediction]:
         """Queue one example without waking the device."""
@@ -271,7 +272,7 @@ def test_a_handle_that_cannot_be_borrowed_fails_the_batch(harness: EngineHarness
     def refuse() -> CountedHandle:
         raise NotReadyError("nothing is serving yet")
 
-    future = harness.engine.predict({"x": np.ones((1, 1), np.float32)}, borrow=refuse, key=1)
+    future = predict_on(harness.engine, {"x": np.ones((1, 1), np.float32)}, borrow=refuse, key=1)
     with pytest.raises(NotReadyError):
         future.result(TIMEOUT)
 

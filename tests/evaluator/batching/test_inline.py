@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.engine_calls import predict_on
 from understudy.evaluator.assembly import engine_settings
 from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, Cost, InlineJudge
 from understudy.evaluator.batching.engine import Engine, EngineSettings
@@ -185,7 +186,7 @@ def test_the_engine_may_be_woken_while_its_thread_takes_note_of_batches(engine: 
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             pending += [
-                engine.predict({"x": np.zeros((rows, 1), np.float32)}, borrow=lambda: model, key=1)
+                predict_on(engine, {"x": np.zeros((rows, 1), np.float32)}, borrow=lambda: model, key=1)
                 for rows in (1, 2, 3)
             ]
             for _ in range(20):

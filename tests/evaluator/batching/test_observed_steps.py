@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.observer import SilentObserver
 
@@ -67,7 +68,7 @@ def engine(observer: Steps) -> Iterator[Engine]:
 
 def predict(engine: Engine, value: float) -> Any:
     inputs = {"x": np.full((1, 1), value, np.float32)}
-    return engine.predict(inputs, borrow=DividingHandle, key=STEP)
+    return predict_on(engine, inputs, borrow=DividingHandle, key=STEP)
 
 
 def test_a_batch_of_predict_is_told_with_its_step_and_one_of_evaluate_without(engine: Engine, observer: Steps) -> None:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from testkit import sample_models
+from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError
@@ -269,7 +270,7 @@ def test_predict_gets_in_between_the_pieces_of_a_large_batch(
             if not order:
                 order.append("first piece")
                 inputs = {"inputs": rows(1, 2)[0]}
-                engine.predict(inputs, borrow=servable.borrow, key=1).add_done_callback(
+                predict_on(engine, inputs, borrow=servable.borrow, key=1).add_done_callback(
                     lambda _: order.append("predict")
                 )
             original()

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from testkit import exactness, sample_models
+from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.replica_forward import ReplicaForward
@@ -212,7 +213,7 @@ def test_an_engine_that_overlaps_batches_answers_each_request_with_its_own_examp
     images = np.random.default_rng(0).normal(size=(40, 3, 6, 6, 1)).astype(np.float32)
     expected = model(images.reshape(-1, 6, 6, 1), training=False).numpy().reshape(40, 3, -1)
     engine = Engine(EngineSettings(max_batch_size=24, overlap_batches=True, inline_batches=False), SilentObserver())
-    futures = [engine.predict({"inputs": image}, borrow=Borrowed, key=1) for image in images]
+    futures = [predict_on(engine, {"inputs": image}, borrow=Borrowed, key=1) for image in images]
     for future, wanted in zip(futures, expected, strict=True):
         np.testing.assert_allclose(future.result(30).outputs["outputs"], wanted, rtol=0, atol=1e-5)
     engine.close(10)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testkit.engine_calls import predict_on
 from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle, TextSlot
 from understudy.checkpoints import LocalCheckpoint
 from understudy.evaluator.batching.engine import Engine, EngineSettings
@@ -476,7 +477,7 @@ def test_no_prediction_waits_for_a_load_that_is_running(lifecycle: TextLifecycle
 
     for _ in range(20):
         rows = lifecycle.manager.servable().slot.check_inputs({"x": _rows(3)})
-        prediction = engine.predict({"x": _rows(rows)}, borrow=lifecycle.manager.borrow, key="serving")
+        prediction = predict_on(engine, {"x": _rows(rows)}, borrow=lifecycle.manager.borrow, key="serving")
         assert prediction.result(WAIT_SECONDS).step == 1
     assert not loading.done()
 

@@ -1,8 +1,10 @@
-"""Runs batches of dequeued requests, delivers the outcomes, and judges which batches may run inline."""
+"""Runs batches of dequeued requests, delivers the outcomes, judges which may run inline, and tells failing devices."""
 
 from __future__ import annotations
 
 import functools
+import logging
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -11,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
+import tensorflow as tf
 
-from understudy.evaluator.batching.device_thread import DeviceHealth
 from understudy.evaluator.batching.request_queue import (
     BorrowedHandle,
     EvaluateRequest,
@@ -22,9 +24,18 @@ from understudy.evaluator.batching.request_queue import (
     is_late,
     late,
 )
-from understudy.evaluator.library_errors import blame_machine
-from understudy.evaluator.observer import Observer
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.library_errors import blame_machine, first_line
+from understudy.evaluator.observer import END_AFTER, DeviceListener, DeviceState, Observer
 from understudy.evaluator.types import Array, Arrays, Outcome, Prediction, ResultSink
+
+_log = logging.getLogger(__name__)
+
+_DEVICE_ERRORS = (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.AbortedError)
+"""The errors of TensorFlow's runtime for a failing device. Errors of a caller's data have other classes."""
+
+_FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+:\s*(\S.*)$", re.MULTILINE)
+"""Matches the first replica's message in the text of an error of several replicas."""
 
 BRIEF_SECONDS = 1e-3
 """A handover to another thread and back takes some tenths of this, and more on a busy machine."""
@@ -313,6 +324,61 @@ class BatchRunner:
         request.future.set_result(result)
 
 
+class DeviceHealth:
+    """Counts consecutive runs that fail because of a device. For one thread at a time.
+
+    Args:
+        limit: The number of consecutive failures for ``FAILING``; twice as many give ``FAILED``, which is final.
+        listener: Called when the state changes.
+    """
+
+    def __init__(self, limit: int, listener: DeviceListener) -> None:
+        self._limit = limit
+        self._listener = listener
+        self._failures = 0
+        self._state = DeviceState.WORKING
+
+    def answered(self) -> None:
+        """Record a successful run."""
+        self._failures = 0
+        if self._state is DeviceState.FAILING:
+            self._become(DeviceState.WORKING, "")
+
+    def raised(self, error: Exception, trial: Callable[[], object] | None) -> None:
+        """Record the error of a run. An error of the caller's data shows that the devices work.
+
+        Args:
+            error: The error.
+            trial: Runs the same model on generated data, where the run was on a caller's. A caller's values can make a
+                model's own code raise the error of a failing device; such an error counts only if the trial fails, too.
+        """
+        if isinstance(error, _DEVICE_ERRORS) and trial is not None:
+            try:
+                trial()
+            except Exception as failure:  # noqa: BLE001 - its class decides
+                error = failure
+            else:
+                self.answered()
+                return
+        if isinstance(error, _DEVICE_ERRORS):
+            self._count(error)
+        elif isinstance(error, tf.errors.OpError | InvalidInputError):
+            self.answered()
+
+    def _count(self, error: Exception) -> None:
+        self._failures += 1
+        text = f"{type(error).__name__}: {_reason(error)}"
+        _log.error("a device failed, %d times in a row: %s", self._failures, text)
+        if self._state is DeviceState.WORKING and self._failures >= self._limit:
+            self._become(DeviceState.FAILING, text)
+        if self._state is DeviceState.FAILING and self._failures >= END_AFTER * self._limit:
+            self._become(DeviceState.FAILED, text)
+
+    def _become(self, state: DeviceState, text: str) -> None:
+        self._state = state
+        self._listener(state, text)
+
+
 class _Outcomes:
     """The outcomes of the requests of one batch, delivered to each sink in one call."""
 
@@ -335,3 +401,8 @@ def _merge(batch: Sequence[PredictRequest]) -> Arrays:
     if len(batch) == 1:
         return batch[0].inputs
     return {name: np.concatenate([request.inputs[name] for request in batch]) for name in batch[0].inputs}
+
+
+def _reason(error: Exception) -> str:
+    several = _FIRST_OF_SEVERAL.search(str(error))
+    return several[1] if several else first_line(error)

@@ -1,8 +1,9 @@
-"""Runs all work on the devices one at a time, and merges queued requests into batches."""
+"""Runs all work on the devices one at a time on a thread, and merges queued requests into batches."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 import time
@@ -11,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from understudy.evaluator.batching.batch_runner import BatchRunner, InlineJudge
-from understudy.evaluator.batching.device_thread import DeviceHealth, DeviceThread, Job, do
+from understudy.evaluator.batching.batch_runner import BatchRunner, DeviceHealth, InlineJudge
 from understudy.evaluator.batching.request_queue import (
     MAX_PREDICTS_BEFORE_EVALUATE,
     Admission,
@@ -27,11 +27,16 @@ from understudy.evaluator.batching.request_queue import (
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.library_errors import blame_machine
 from understudy.evaluator.observer import DeviceListener, Observer
-from understudy.evaluator.types import Arrays, FutureSink, Prediction, ResultSink
+from understudy.evaluator.types import Arrays, ResultSink
+
+_log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
 _T = TypeVar("_T")
 _Token = TypeVar("_Token")
+
+Job = Callable[[], Callable[[], None] | None]
+"""Does its work, or launches it and returns a function that completes it once the device is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +95,6 @@ class Engine:
         self._judge = InlineJudge()
         health = DeviceHealth(settings.max_device_failures, on_device_state)
         self._runner = BatchRunner(observer, self._latency, self._judge, health)
-        self._futures = FutureSink()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._room = threading.Condition(lock)
@@ -99,14 +103,6 @@ class Engine:
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
         self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
         self._thread.start()
-
-    def predict(
-        self, inputs: Arrays, *, borrow: Borrow, key: Hashable, deadline: float | None = None
-    ) -> Future[Prediction]:
-        """Queue examples to predict and return their future; see `submit`."""
-        future: Future[Prediction] = Future()
-        self.submit(inputs, borrow=borrow, key=key, deadline=deadline, token=future, sink=self._futures)
-        return future
 
     def submit(
         self,
@@ -359,3 +355,62 @@ class Engine:
             if self._scheduler.predicts.examples_like(oldest) >= self._settings.max_batch_size:
                 return
             self._changed.wait(left)
+
+
+class DeviceThread:
+    """A thread that runs one job after another; while it is idle, another thread may run one. Thread-safe.
+
+    Args:
+        wait: Called on the thread, with whether to wait for work; returns how many seconds it waited to fill the batch,
+            or None after shutdown, or None if the launched job must be completed first.
+        next_job: Called with these seconds when the device is free; returns the job.
+    """
+
+    def __init__(self, *, wait: Callable[[bool], float | None], next_job: Callable[[float], Job]) -> None:
+        self._wait = wait
+        self._next_job = next_job
+        self._device = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def do_here(self, next_job: Callable[[], Job | None]) -> None:
+        """Run the next job, if any, on the calling thread if the device is free."""
+        if not self._device.acquire(blocking=False):
+            return
+        try:
+            job = next_job()
+            if job is not None:
+                do(job)
+        finally:
+            self._device.release()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait until the thread has ended, or until the timeout."""
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        launched: Callable[[], None] | None = None
+        while (fill_seconds := self._wait(launched is None)) is not None or launched is not None:
+            with self._device:
+                following = None if fill_seconds is None else _begin(self._next_job(fill_seconds))
+                if launched is not None:
+                    _begin(launched)
+                launched = following
+
+
+def do(job: Job) -> None:
+    """Run a job, and wait for the device if it was launched. Errors are logged."""
+    launched = _begin(job)
+    if launched is not None:
+        _begin(launched)
+
+
+def _begin(job: Job) -> Callable[[], None] | None:
+    try:
+        return job()
+    except Exception:  # noqa: BLE001 - the thread serves all requests and must survive a faulty observer
+        _log.exception("an observer or a callback failed on the device's thread")
+        return None
