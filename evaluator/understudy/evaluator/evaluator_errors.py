@@ -1,4 +1,4 @@
-"""The evaluator's exceptions.
+"""The evaluator's exceptions, and what the errors of libraries say: their first line, and a resource that lacks.
 
 EvaluatorError
 ├── InvalidInputError             the caller's data does not fit the model
@@ -24,6 +24,13 @@ The service maps each to one gRPC status; any other exception is a defect and be
 """
 
 from __future__ import annotations
+
+import enum
+import errno
+import re
+from collections.abc import Iterator
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
 
 
 class EvaluatorError(Exception):
@@ -109,3 +116,89 @@ class LedgerError(EvaluatorError):
 
 class StorageError(EvaluatorError):
     """A file of the evaluator cannot be written, for example on a full disk. The text names it and the remedy."""
+
+
+_GRAPH_ERROR = "Graph execution error:"
+_NODE = "[[{{node"
+
+_MEMORY_ERRNOS = {errno.ENOMEM}
+_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ETIMEDOUT}
+_OTHER_TEXT = re.compile(
+    r"no space left on device|disk quota exceeded|too many open files|input/output error", re.IGNORECASE
+)
+_MEMORY_TEXT = re.compile(
+    r"out of memory|\boom when allocating|fail(ed|ure) to allocate|bad_alloc|(cannot|unable to) allocate|"
+    r"memory allocation failed|resource_exhausted|cuda_error_out_of_memory|_status_alloc_failed|\bMemoryError\b",
+    re.IGNORECASE,
+)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if there is no text.
+
+    For an error in a graph, whose text begins with a traceback, it is the line with the actual error.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines and lines[0] == _GRAPH_ERROR:
+        said = next((index for index, line in enumerate(lines) if _NODE in line), 0)
+        lines = [lines[said].partition(_NODE)[0].strip() or lines[said - 1]]
+    return (lines or [""])[0] or type(error).__name__
+
+
+class Resource(enum.Enum):
+    """A resource that a machine may run out of."""
+
+    MEMORY = "memory"
+    OTHER = "disk space, file descriptors, processor time or a disk that works"
+
+
+def exhausted_resource(error: BaseException) -> Resource | None:
+    """Return the resource that the machine ran out of, or None if the error has another cause.
+
+    Such an error says nothing about the checkpoint or dataset: a retry may succeed. TensorFlow, CUDA, HDF5 and Keras
+    report it as errors of many classes, some of which wrap others, so texts are searched as well.
+    """
+    chain = list(_chain(error))
+    is_damaged = any(isinstance(link, CheckpointError) for link in chain)
+    found = (_by_kind(link) or (None if is_damaged else _by_text(link)) for link in chain)
+    return next(filter(None, found), None)
+
+
+def blame_machine(error: Exception) -> Exception:
+    """Return an `OutOfResourcesError` if the machine ran out of a resource, else the error unchanged."""
+    resource = exhausted_resource(error)
+    if resource is None or isinstance(error, OutOfResourcesError):
+        return error
+    text = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+    blamed = OutOfResourcesError(f"the machine has not enough {resource.value} for this now: {text}")
+    blamed.__cause__ = error
+    return blamed
+
+
+def _by_kind(error: BaseException) -> Resource | None:
+    if isinstance(error, MemoryError | OutOfResourcesError):
+        return Resource.MEMORY
+    if isinstance(error, OSError) and error.errno in _MEMORY_ERRNOS | _OTHER_ERRNOS:
+        return Resource.MEMORY if error.errno in _MEMORY_ERRNOS else Resource.OTHER
+    return None
+
+
+def _by_text(error: BaseException) -> Resource | None:
+    if isinstance(error, EvaluatorError):  # our own text, whose cause is checked separately
+        return None
+    text = str(error)
+    if _OTHER_TEXT.search(text):
+        return Resource.OTHER
+    if type(error).__name__ == "ResourceExhaustedError" or _MEMORY_TEXT.search(text):
+        return Resource.MEMORY
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)

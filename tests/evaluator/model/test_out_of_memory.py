@@ -14,8 +14,14 @@ import pytest
 import tensorflow as tf
 
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
-from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, OutOfResourcesError
-from understudy.evaluator.library_errors import Resource, blame_machine, exhausted_resource
+from understudy.evaluator.evaluator_errors import (
+    InvalidInputError,
+    LoadError,
+    OutOfResourcesError,
+    Resource,
+    blame_machine,
+    exhausted_resource,
+)
 from understudy.evaluator.model import replica_forward
 from understudy.evaluator.model.forward import BatchLimits, ForwardPass
 from understudy.evaluator.model.replica_forward import _Replica

@@ -24,8 +24,7 @@ from understudy.evaluator.batching.request_queue import (
     is_late,
     late,
 )
-from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.library_errors import blame_machine, first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError, blame_machine, first_line
 from understudy.evaluator.observer import END_AFTER, DeviceListener, DeviceState, Observer
 from understudy.evaluator.types import Array, Arrays, Outcome, Prediction, ResultSink
 

@@ -24,8 +24,7 @@ from understudy.evaluator.batching.request_queue import (
     Refusal,
     is_dead,
 )
-from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
-from understudy.evaluator.library_errors import blame_machine
+from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, blame_machine
 from understudy.evaluator.observer import DeviceListener, Observer
 from understudy.evaluator.types import Arrays, ResultSink
 

@@ -21,8 +21,8 @@ from understudy.evaluator.evaluator_errors import (
     LedgerError,
     NotEvaluableError,
     OverloadedError,
+    exhausted_resource,
 )
-from understudy.evaluator.library_errors import exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import compiled_loss, loss_for, put_mask
-from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, first_line
 from understudy.evaluator.model import metric_catalog
 from understudy.evaluator.model.scoring_program import ProgramOptions, ScoringData, alone
 from understudy.evaluator.types import Array, MetricSpec

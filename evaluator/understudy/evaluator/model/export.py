@@ -20,8 +20,7 @@ from understudy.checkpoints.layout import BEST_FILE, LEASES_DIR, MODEL_FILE, Run
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.checkpoints.manifest import read_manifest
 from understudy.checkpoints.source import PublishedCheckpoint
-from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError, first_line
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.loaders import BuiltModel

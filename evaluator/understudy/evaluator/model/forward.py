@@ -12,8 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.evaluator.evaluator_errors import InvalidInputError, OutOfResourcesError
-from understudy.evaluator.library_errors import Resource, exhausted_resource, first_line
+from understudy.evaluator.evaluator_errors import (
+    InvalidInputError,
+    OutOfResourcesError,
+    Resource,
+    exhausted_resource,
+    first_line,
+)
 from understudy.evaluator.model.graph_analysis import draws_random_numbers, find_value_ranges
 from understudy.evaluator.model.traced_call import DirectCall, ModelCall, Tensors, reclaim_memory, tensor_specs
 

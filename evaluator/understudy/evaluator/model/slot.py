@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
-from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError, first_line
 from understudy.evaluator.model.compilation import Compilation, NoExampleLossesError, PerExampleLosses, check_metrics
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass

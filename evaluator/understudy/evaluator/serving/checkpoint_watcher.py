@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError
-from understudy.evaluator.library_errors import exhausted_resource
+from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
 from understudy.evaluator.serving.promotion import BestFile, Ranking

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
-from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
-from understudy.evaluator.library_errors import Resource, exhausted_resource
+from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, Resource, exhausted_resource
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.serving.slot_pool import (

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
-from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, NotReadyError, VersionNotFoundError
-from understudy.evaluator.library_errors import exhausted_resource
+from understudy.evaluator.evaluator_errors import (
+    EvaluatorError,
+    LoadError,
+    NotReadyError,
+    VersionNotFoundError,
+    exhausted_resource,
+)
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
 from understudy.evaluator.settings import MIN_SLOTS
 from understudy.evaluator.types import CheckpointInfo
@@ -222,7 +227,7 @@ class SlotFactory(Protocol):
         """Create a slot that holds the model and weights of a checkpoint.
 
         Raises:
-            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.library_errors.exhausted_resource` returns
+            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.evaluator_errors.exhausted_resource` returns
                 the resource if the machine lacked one.
         """
 

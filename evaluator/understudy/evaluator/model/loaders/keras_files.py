@@ -11,8 +11,7 @@ import h5py
 import keras
 
 from understudy.checkpoints.file_part import start_of_member
-from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.evaluator_errors import LoadError, first_line
 from understudy.evaluator.model.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.weights import assign_from_hdf5

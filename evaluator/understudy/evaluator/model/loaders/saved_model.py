@@ -13,8 +13,7 @@ import keras
 import tensorflow as tf
 
 from understudy.compat import parse_saved_model
-from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.evaluator_errors import LoadError, first_line
 from understudy.evaluator.model.loaders.loader import BuiltModel
 
 _SERVING = "serving_default"

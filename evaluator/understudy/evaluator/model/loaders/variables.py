@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.kinds import ModelKind
 from understudy.compat import parse_object_graph, take_apart
-from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.library_errors import first_line
+from understudy.evaluator.evaluator_errors import LoadError, first_line
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.weights import assign_from_hdf5
 
