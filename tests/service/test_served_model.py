@@ -15,8 +15,7 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.batching.request_queue import BorrowedHandle
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
-from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink
+from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink, SilentObserver
 from understudy.service.served_model import CoalescingOptions, EventLoopSink, Predictor
 
 TIMEOUT = 10.0

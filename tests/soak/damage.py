@@ -27,9 +27,8 @@ from soak.trial import Trial
 from understudy.checkpoints import RunDir, RunSource
 from understudy.evaluator.datasets.dataset import load_npz
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, SilentObserver
 
 DAMAGED = 10_000
 PER_ROUND = 9

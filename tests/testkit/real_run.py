@@ -16,9 +16,8 @@ from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.observer import LoadOutcome, SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord, LoadOutcome, SilentObserver
 
 WAIT_SECONDS = 30.0
 """How long a test waits for an expected event; reached only if it fails."""

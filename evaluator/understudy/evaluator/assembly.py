@@ -25,7 +25,6 @@ from understudy.evaluator.model.devices import DeviceSettings, build_strategy, u
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
-from understudy.evaluator.observer import DeviceListener, Observer
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
@@ -43,6 +42,7 @@ from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import DeviceListener, Observer
 
 LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"

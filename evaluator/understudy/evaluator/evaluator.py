@@ -19,7 +19,6 @@ from understudy.evaluator.evaluator_errors import (
     InvalidInputError,
     NotReadyError,
 )
-from understudy.evaluator.observer import DeviceListener, DeviceState, Observer
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.serving.servable import ModelSlot, Servable, borrow_checked
 from understudy.evaluator.serving.serving_controller import ReadySignal
@@ -28,11 +27,14 @@ from understudy.evaluator.types import (
     ArrayForm,
     Arrays,
     CheckpointInfo,
+    DeviceListener,
+    DeviceState,
     EvaluationRecord,
     FutureSink,
     GpuReading,
     MetricSpec,
     ModelDescription,
+    Observer,
     Prediction,
     Progress,
     ResultSink,

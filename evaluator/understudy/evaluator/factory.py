@@ -20,8 +20,8 @@ from understudy.evaluator.datasets.experiment_datasets import datasets_of
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy
-from understudy.evaluator.observer import Observer
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
+from understudy.evaluator.types import Observer
 from understudy.experiments import Experiment, load_experiment
 
 DEFAULT_MODEL_NAME = "model"

@@ -15,9 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.observer import LoadOutcome, Operation
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading, LoadOutcome, Operation
 from understudy.service.calls.metrics import TalliedHistogram
 from understudy.service.calls.served_call import audit_record
 
@@ -126,7 +125,7 @@ REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "d
 class ServiceObserver:
     """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
 
-    It is an `understudy.evaluator.observer.Observer`.
+    It is an `understudy.evaluator.types.Observer`.
 
     Args:
         registry: Where to register the metrics.

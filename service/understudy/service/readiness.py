@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from understudy.evaluator.observer import DeviceListener, DeviceState
+from understudy.evaluator.types import DeviceListener, DeviceState
 
 _SECONDS_BETWEEN_TRIALS = 1.0
 

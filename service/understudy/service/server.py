@@ -18,8 +18,8 @@ import structlog
 
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.observer import END_AFTER
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.types import END_AFTER
 from understudy.service import http, logging
 from understudy.service.addresses import write_address_file
 from understudy.service.calls.call_limits import BodyBudget

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from understudy.evaluator.batching.batch_runner import DeviceHealth
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
-from understudy.evaluator.observer import DeviceState
+from understudy.evaluator.types import DeviceState
 
 WORKING, FAILING, FAILED = DeviceState.WORKING, DeviceState.FAILING, DeviceState.FAILED
 DEVICE = tf.errors.InternalError(None, None, "CUDA_ERROR_ILLEGAL_ADDRESS\nand more")

@@ -27,8 +27,7 @@ from understudy.evaluator.evaluator_errors import (
     NotReadyError,
     OverloadedError,
 )
-from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction
+from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction, SilentObserver
 
 TIMEOUT = 10.0
 

@@ -18,9 +18,8 @@ from testkit.engine_calls import predict_on
 from understudy.evaluator.assembly import engine_settings
 from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, Cost, InlineJudge
 from understudy.evaluator.batching.engine import Engine, EngineSettings
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import FutureSink, Prediction
+from understudy.evaluator.types import FutureSink, Prediction, SilentObserver
 
 TIMEOUT = 30.0
 GROUP = ("serving", ("tokens", "int32", (8,)))

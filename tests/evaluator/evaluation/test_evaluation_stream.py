@@ -19,9 +19,8 @@ from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, 
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import Batch
+from understudy.evaluator.types import Batch, SilentObserver
 
 TIMEOUT = 30.0
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.datasets.dataset import ArrayDataset
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, SilentObserver
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 

@@ -17,7 +17,6 @@ import pytest
 from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
 from understudy.checkpoints import manifest, source
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving import checkpoint_watcher
@@ -26,7 +25,7 @@ from understudy.evaluator.serving.promotion import BestFile, Gatekeeper, Ranking
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog
 from understudy.evaluator.settings import EvaluationPolicy, VersionPolicy
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, VersionState
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, SilentObserver, VersionState
 
 SCORED, SKIPPED, FAILED = EvaluationOutcome.SCORED, EvaluationOutcome.SKIPPED, EvaluationOutcome.FAILED
 ACCEPTED, REFUSED = EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED

@@ -23,9 +23,8 @@ from understudy.evaluator.evaluator_errors import (
     OverloadedError,
     VersionNotFoundError,
 )
-from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Handle
-from understudy.evaluator.types import Array, VersionState
+from understudy.evaluator.types import Array, SilentObserver, VersionState
 
 
 class BuildWatch(TextLifecycle):

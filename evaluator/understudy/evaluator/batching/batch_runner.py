@@ -25,8 +25,17 @@ from understudy.evaluator.batching.request_queue import (
     late,
 )
 from understudy.evaluator.evaluator_errors import InvalidInputError, blame_machine, first_line
-from understudy.evaluator.observer import END_AFTER, DeviceListener, DeviceState, Observer
-from understudy.evaluator.types import Array, Arrays, Outcome, Prediction, ResultSink
+from understudy.evaluator.types import (
+    END_AFTER,
+    Array,
+    Arrays,
+    DeviceListener,
+    DeviceState,
+    Observer,
+    Outcome,
+    Prediction,
+    ResultSink,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from understudy.evaluator.batching.request_queue import (
     is_dead,
 )
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, blame_machine
-from understudy.evaluator.observer import DeviceListener, Observer
-from understudy.evaluator.types import Arrays, ResultSink
+from understudy.evaluator.types import Arrays, DeviceListener, Observer, ResultSink
 
 _log = logging.getLogger(__name__)
 

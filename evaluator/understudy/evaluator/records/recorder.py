@@ -12,9 +12,8 @@ from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.evaluation_results import RESULTS_VERSION
 from understudy.checkpoints.layout import step_name
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, Observer
 
 _log = logging.getLogger(__name__)
 

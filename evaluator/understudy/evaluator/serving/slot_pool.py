@@ -227,8 +227,8 @@ class SlotFactory(Protocol):
         """Create a slot that holds the model and weights of a checkpoint.
 
         Raises:
-            LoadError: The checkpoint cannot be loaded. `understudy.evaluator.evaluator_errors.exhausted_resource` returns
-                the resource if the machine lacked one.
+            LoadError: The checkpoint cannot be loaded. If the machine lacked a resource,
+                `understudy.evaluator.evaluator_errors.exhausted_resource` returns it.
         """
 
     def architecture_of(self, checkpoint: LocalCheckpoint) -> str:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, UnsupportedFormatError
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, OutOfResourcesError
-from understudy.evaluator.observer import Observer
 from understudy.evaluator.settings import EvaluationPolicy
-from understudy.evaluator.types import CheckpointInfo, VersionState, VersionStatus
+from understudy.evaluator.types import CheckpointInfo, Observer, VersionState, VersionStatus
 
 _log = logging.getLogger(__name__)
 
