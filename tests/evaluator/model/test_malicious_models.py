@@ -174,7 +174,7 @@ def test_each_sample_model_is_accepted(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ConvNeXtTiny", "MobileNetV3Small"])
 def test_published_architectures_are_accepted(name: str) -> None:
-    from understudy.evaluator.model.keras_allowlist import check_config
+    from understudy.evaluator.model.allowlists import check_config
 
     model = getattr(keras.applications, name)(weights=None, include_top=False, input_shape=(32, 32, 3))
 
@@ -225,7 +225,7 @@ def honest_objects() -> Iterator[tuple[str, Any]]:
 
 
 def test_every_class_of_keras_that_computes_is_accepted() -> None:
-    from understudy.evaluator.model.keras_allowlist import check_config
+    from understudy.evaluator.model.allowlists import check_config
 
     refused, accepted = set(), set()
     for name, config in honest_objects():

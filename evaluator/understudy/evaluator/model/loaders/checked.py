@@ -19,9 +19,8 @@ from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.inspection import inspect_structure
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model.keras_allowlist import check_config
+from understudy.evaluator.model.allowlists import check_config, check_operations
 from understudy.evaluator.model.loaders.loader import BuiltModel, ModelLoader
-from understudy.evaluator.model.operation_allowlist import check_operations
 
 _REMEMBERED = 64
 _CONFIG = "config.json"

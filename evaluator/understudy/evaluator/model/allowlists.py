@@ -1,14 +1,19 @@
-"""The classes and functions that a stored Keras model may name.
+"""What a stored model may name: Keras's classes and functions, and a SavedModel's operations.
 
 Keras looks up what a configuration names and calls it with the file's arguments; its safe mode refuses only what is
 known to be harmful. Here a configuration may name Keras's classes of layers, initializers, metrics and so on, Keras's
 functions of tensors, and what the experiment or an installed package registered with Keras. Of Keras's own classes,
 those that run code or read files outside of the model are excluded.
+
+Of a SavedModel's operations, those that compute are accepted: those without state, apart from the ones below, and those
+whose state is variables, tables in memory, random numbers or control flow. What reads or writes files, opens
+connections or calls Python is excluded.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import FunctionType
@@ -16,7 +21,7 @@ from typing import Any, Final
 
 import keras
 
-from understudy.compat import exported_by_keras, is_saveable, named_by_older_configurations
+from understudy.compat import exported_by_keras, is_saveable, is_stateful, named_by_older_configurations
 from understudy.evaluator.evaluator_errors import LoadError
 
 _CLASS_MODULES: Final = (
@@ -90,9 +95,10 @@ def check_config(config: object, file_name: str) -> None:
             raise LoadError(f"{file_name} {refusal}; {_REMEDY}")
 
 
+_TRUST: Final = "if you trust who wrote it, start the service with --allow-unsafe-models"
 _REMEDY: Final = (
-    "if you trust who wrote it, start the service with --allow-unsafe-models, or give the experiment that registers the"
-    " class or function with keras.saving.register_keras_serializable"
+    f"{_TRUST}, or give the experiment that registers the class or function with "
+    "keras.saving.register_keras_serializable"
 )
 
 
@@ -205,3 +211,50 @@ def _is_accepted_class(thing: Any) -> bool:
 
 def _is_accepted_function(thing: Any) -> bool:
     return any(thing is accepted for accepted in _accepted_functions())
+
+
+_WITH_STATE: Final = re.compile(
+    r"VarHandleOp|VariableV2|Variable|TemporaryVariable|VarIsInitializedOp|VariableShape"
+    r"|DestroyResourceOp|DisableCopyOnRead|ReadVariableOp"
+    r"|Assign\w*|Resource(Apply|SparseApply|Gather|Scatter|StridedSlice)\w*|ResourceCountUpTo"
+    r"|(Anonymous)?(Mutable(Dense)?)?HashTable(OfTensors)?(V2)?|InitializeTableV2|LookupTable\w+V2"
+    r"|StatefulPartitionedCall|If|While|Case|Assert|CheckNumerics(V2)?|Print(V2)?|GuaranteeConst|Empty|DeviceIndex"
+    r"|TensorArray\w*|Stack\w*|Random(Crop|Gamma|Poisson|PoissonV2|Shuffle|StandardNormal|Uniform|UniformInt)"
+    r"|Stateful(RandomBinomial|StandardNormal|StandardNormalV2|TruncatedNormal|Uniform|UniformFullInt|UniformInt)"
+    r"|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|NonDeterministicInts|Rng(ReadAndSkip|Skip)"
+    r"|StatelessRandomGetAlg|SampleDistortedBoundingBox(V2)?|\w*CandidateSampler"
+    r"|CudnnRNN\w*|\w*SparseFromTensorsMap|\w*SparseToTensorsMap|Timestamp"
+)
+"""The accepted operations with state."""
+
+_EXCLUDED: Final = re.compile(
+    r"ReadFile|MatchingFiles|PyFuncStateless|Reader\w+|\w*Dataset\w*|\w*Iterator\w*|Debug\w*|Copy|CopyHost"
+    r"|(Decode|Encode)Proto\w*|GenerateVocabRemapping|\w*Summary(V2)?|InitializeTableFromTextFile"
+)
+"""The excluded operations without state."""
+
+_RESTORING: Final = frozenset({"RestoreV2", "Restore", "RestoreSlice", "MergeV2Checkpoints", "ShardedFilename"})
+
+
+def check_operations(found: Mapping[str, Any], folder_name: str) -> None:
+    """Check what `understudy.checkpoints.inspection.graph.inspect_saved_model` found.
+
+    Raises:
+        LoadError: The model executes an operation that is not accepted. The text names it and where it is.
+    """
+    for problem in found["problems"]:
+        raise LoadError(f"{folder_name}: {problem}; {_TRUST}")
+    for part, extra in (("operations", frozenset[str]()), ("restoring", _RESTORING)):
+        for operation, place in found[part].items():
+            if operation not in extra and not _is_accepted_operation(operation):
+                raise LoadError(
+                    f"{folder_name} executes {operation!r} ({place}), which is not one of the accepted operations: "
+                    f"it may read or write files; {_TRUST}"
+                )
+
+
+def _is_accepted_operation(operation: str) -> bool:
+    if _WITH_STATE.fullmatch(operation):
+        return True
+    # An operation that TensorFlow does not know is a function of the model, or TensorFlow refuses it.
+    return not is_stateful(operation) and not _EXCLUDED.fullmatch(operation)
