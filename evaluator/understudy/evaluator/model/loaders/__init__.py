@@ -7,11 +7,14 @@ from typing import Any
 
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model.loaders.checked import CheckedLoader
 from understudy.evaluator.model.loaders.keras_files import Hdf5Loader, KerasLoader
-from understudy.evaluator.model.loaders.loader import BuiltModel, ModelLoader
-from understudy.evaluator.model.loaders.saved_model import SavedModelLoader
-from understudy.evaluator.model.loaders.variables import VariablesLoader, assign_checkpoint, assign_weights
+from understudy.evaluator.model.loaders.loader import BuiltModel, CheckedLoader, ModelLoader
+from understudy.evaluator.model.loaders.tensorflow_files import (
+    SavedModelLoader,
+    VariablesLoader,
+    assign_checkpoint,
+    assign_weights,
+)
 
 BuildModel = Callable[[], Any]
 """Returns a new Keras model, built and optionally compiled, as an experiment's ``build_model`` does."""
