@@ -14,9 +14,8 @@ from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.remote import RemoteFolderSource
 from understudy.checkpoints.source import CheckpointSource, RunSource
 from understudy.evaluator.assembly import device_settings
-from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.datasets.dataset import EvaluationDataset, datasets_of
 from understudy.evaluator.datasets.dataset_files import open_dataset
-from understudy.evaluator.datasets.experiment_datasets import datasets_of
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy

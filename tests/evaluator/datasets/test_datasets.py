@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.datasets.dataset import ArrayDataset, load_npz
-from understudy.evaluator.datasets.experiment_datasets import ExperimentDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset, ExperimentDataset, load_npz
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")

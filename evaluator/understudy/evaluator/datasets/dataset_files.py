@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.datasets.dataset import EvaluationDataset, arrange, checked_name, load_npz
-from understudy.evaluator.datasets.experiment_datasets import ExperimentDataset
+from understudy.evaluator.datasets.dataset import EvaluationDataset, ExperimentDataset, arrange, checked_name, load_npz
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
 from understudy.evaluator.types import Array, Batch
 from understudy.experiments.example_arrays import input_keys, target_keys, tensor_of
