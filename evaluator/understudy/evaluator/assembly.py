@@ -196,7 +196,7 @@ def start_components(
 
 
 class _SlotFactory:
-    """An `understudy.evaluator.serving.slot_pool.SlotFactory` of slots that share the replicas of one strategy.
+    """An `understudy.evaluator.serving.loading.SlotFactory` of slots that share the replicas of one strategy.
 
     Args:
         strategy: A `tf.distribute.MirroredStrategy`.

@@ -13,18 +13,8 @@ from functools import partial
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, Resource, exhausted_resource
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.servable import Handle, ModelSlot, Servable
-from understudy.evaluator.serving.slot_pool import (
-    LoadQueue,
-    NewSlot,
-    Purpose,
-    Request,
-    SlotFactory,
-    SlotPool,
-    build,
-    forget_frames,
-    reload,
-)
+from understudy.evaluator.serving.loading import LoadQueue, Request, SlotFactory, build, forget_frames, reload
+from understudy.evaluator.serving.servable import Handle, ModelSlot, NewSlot, Purpose, Servable, SlotPool
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.types import CheckpointInfo
 
