@@ -56,9 +56,9 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
-    "grpcio": frozenset({"addresses", "calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
+    "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
     "envoy": frozenset(
-        {"addresses", "calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}
+        {"calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}
     ),
 }
 """The packages of the service, and which of its packages and modules each may import."""

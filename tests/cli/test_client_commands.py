@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from testkit.peer_server import STEP, Failure, Peer, Script
 from understudy.cli.main import main
-from understudy.service.addresses import write_address_file
+from understudy.service.front_end import write_address_file
 from understudy.v1 import evaluation_pb2
 from understudy.wire import decode
 

@@ -21,12 +21,11 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import END_AFTER
 from understudy.service import http, logging
-from understudy.service.addresses import write_address_file
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import ServedMethods, served_methods
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
-from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end
+from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end, write_address_file
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler

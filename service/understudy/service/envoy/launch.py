@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from understudy.service.addresses import reserve
 from understudy.service.envoy.envoy_tls import transport_socket, write_secrets
 from understudy.service.front_end import (
     HANDSHAKE_SECONDS,
     KEEPALIVE_SECONDS,
     KEEPALIVE_TIMEOUT_SECONDS,
     MAX_STREAMS,
+    reserve,
 )
 from understudy.service.logging import writes_json
 from understudy.service.service_errors import FrontEndError

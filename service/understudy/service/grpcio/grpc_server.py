@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc
 
-from understudy.service.addresses import reserve
 from understudy.service.calls.metrics import RpcType
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods
 from understudy.service.calls.status import (
@@ -32,6 +31,7 @@ from understudy.service.front_end import (
     MAX_STREAMS,
     Main,
     hear_signals,
+    reserve,
 )
 from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import grpc_port_in_use

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.service.addresses import reserve, write_address_file
+from understudy.service.front_end import reserve, write_address_file
 from understudy.service.service_errors import PortInUseError, SettingsError
 
 
