@@ -12,8 +12,7 @@ import pytest
 import trustme
 
 from testkit.certificates import Credentials
-from understudy.service.envoy.envoy_tls import transport_socket, write_secrets
-from understudy.service.envoy.launch import VARIABLE, ReexecState, configuration
+from understudy.service.envoy.launch import VARIABLE, ReexecState, configuration, transport_socket, write_secrets
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import Certificates, TlsFiles
 

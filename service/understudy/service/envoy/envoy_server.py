@@ -20,8 +20,7 @@ from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.served_call import ServedMethods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.envoy.asgi_call import Receive, Scope, Send
-from understudy.service.envoy.envoy_tls import write_secrets
-from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState, exec_envoy
+from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState, exec_envoy, write_secrets
 from understudy.service.front_end import Main
 from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import FrontEndError

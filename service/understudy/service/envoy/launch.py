@@ -1,7 +1,8 @@
-"""Turns this process into Envoy, and keeps what the program needs when it re-runs inside it."""
+"""Turns this process into Envoy, with its configuration and certificates, and keeps what the program needs inside it."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import runpy
@@ -15,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from understudy.service.envoy.envoy_tls import transport_socket, write_secrets
 from understudy.service.front_end import (
     HANDSHAKE_SECONDS,
     KEEPALIVE_SECONDS,
@@ -275,3 +275,65 @@ _RUNTIME: Final[dict[str, Any]] = {
     # Use nghttp2: a tenth more requests per second than oghttp2 (docs/explanation/performance.md).
     "envoy.reloadable_features.http2_use_oghttp2": False,
 }
+
+
+_TLS_TYPES: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
+_SERVER_SECRET: Final = "server"
+_CLIENT_CA_SECRET: Final = "client-ca"
+
+
+def transport_socket(folder: Path, certificates: Certificates) -> dict[str, Any]:
+    """Return the configuration of TLS with the files that `write_secrets` writes into a folder."""
+    common: dict[str, Any] = {
+        "alpn_protocols": ["h2"],
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2", "tls_maximum_protocol_version": "TLSv1_3"},
+        "tls_certificate_sds_secret_configs": [_secret_source(folder, _SERVER_SECRET)],
+    }
+    if certificates.client_ca is not None:
+        common["validation_context_sds_secret_config"] = _secret_source(folder, _CLIENT_CA_SECRET)
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {
+            "@type": f"{_TLS_TYPES}.DownstreamTlsContext",
+            "common_tls_context": common,
+            "require_client_certificate": certificates.client_ca is not None,
+        },
+    }
+
+
+def write_secrets(folder: Path, certificates: Certificates) -> None:
+    """Write the files for Envoy; each write is atomic, and only this user can read them.
+
+    Envoy watches each file (its secret discovery service) and uses new content for new connections.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    pair = {"certificate_chain": _inline(certificates.certificate), "private_key": _inline(certificates.key)}
+    _write_secret(folder, _SERVER_SECRET, {"tls_certificate": pair})
+    if certificates.client_ca is not None:
+        _write_secret(
+            folder, _CLIENT_CA_SECRET, {"validation_context": {"trusted_ca": _inline(certificates.client_ca)}}
+        )
+
+
+def _secret_source(folder: Path, name: str) -> dict[str, Any]:
+    path = {"path": str(_secret_file(folder, name))}
+    return {"name": name, "sds_config": {"resource_api_version": "V3", "path_config_source": path}}
+
+
+def _secret_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def _inline(content: bytes) -> dict[str, str]:
+    return {"inline_bytes": base64.b64encode(content).decode("ascii")}
+
+
+def _write_secret(folder: Path, name: str, secret: dict[str, Any]) -> None:
+    file = _secret_file(folder, name)
+    unfinished = file.with_suffix(".unfinished")
+    content = json.dumps({"resources": [{"@type": f"{_TLS_TYPES}.Secret", "name": name, **secret}]})
+    unfinished.touch(mode=0o600)
+    unfinished.write_text(content, encoding="utf-8")
+    unfinished.replace(file)
