@@ -29,7 +29,7 @@ from understudy.evaluator import Evaluator, EvaluatorSettings
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.metrics import new_registry
 from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
-from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.readiness import Readiness
 from understudy.service.served_model import Predictor, ServedModel

@@ -36,7 +36,7 @@ tests=("$@")
   tests/service/handlers/test_health.py
   tests/service/test_http.py
   tests/service/test_evaluator_metrics.py
-  tests/service/handlers/oip/test_oip_tensors.py
+  tests/service/handlers/test_inference_tensors.py
   tests/service/handlers/test_tf_tensors.py
   tests/trainer/test_training.py::test_one_device_gives_what_fit_gives
   tests/trainer/test_training.py::test_replicas_give_the_weights_of_one_device

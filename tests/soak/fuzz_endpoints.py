@@ -19,10 +19,10 @@ from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 from soak.fuzz_messages import WORDS, fuzzed
 from soak.hostile import hostile_body, hostile_requests
 from understudy.oip import inference_pb2
+from understudy.service.handlers import inference_handler as oip
 from understudy.service.handlers import tfserving_handler as tf_plane
-from understudy.service.handlers.oip import inference_handler as oip
-from understudy.service.handlers.oip.infer_codec import datatype_of
-from understudy.service.handlers.oip.inference import encode_raw
+from understudy.service.handlers.infer_codec import datatype_of
+from understudy.service.handlers.inference import encode_raw
 from understudy.service.services import LIGHT_SERVICES, tf_serving_services
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.v1 import model_pb2 as own_model_pb2

@@ -8,7 +8,7 @@ from typing import Any
 
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import CallContext, Codec
-from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.services import Codecs, plain_codecs
 from understudy.service.templates.codecs import template_codecs

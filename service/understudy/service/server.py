@@ -29,7 +29,7 @@ from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, lo
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
-from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness

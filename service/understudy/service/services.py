@@ -17,14 +17,14 @@ from understudy.oip import inference_pb2
 from understudy.service.calls.methods import CallContext, Codec, Requests, Service, foreign_service, refusals, service
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
-from understudy.service.handlers.oip.infer_codec import (
+from understudy.service.handlers.infer_codec import (
     InferCodec,
     InferFailure,
     InferRequest,
     InferResponse,
     InferStreamCodec,
 )
-from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
+from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler
 from understudy.service.handlers.prediction_handler import (
     PredictCodec,
     PredictionHandler,

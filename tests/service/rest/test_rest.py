@@ -27,7 +27,7 @@ from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.evaluator_metrics import InferenceStatistics
-from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json

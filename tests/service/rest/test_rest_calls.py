@@ -26,7 +26,7 @@ from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
 from understudy.service.evaluator_metrics import InferenceStatistics
-from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS

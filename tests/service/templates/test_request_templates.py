@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Codec
-from understudy.service.handlers.oip.infer_codec import InferCodec, InferMessage, InferRequest
+from understudy.service.handlers.infer_codec import InferCodec, InferMessage, InferRequest
 from understudy.service.handlers.prediction_handler import PredictCodec, PredictMessage
 from understudy.service.templates.byte_templates import RequestTemplateCache, span_of
 from understudy.service.templates.codecs import TemplatedInfer, TemplatedPredict, template_codecs

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as nps
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.handlers.oip.infer_codec import InferCodec, InferResponse, ResponseSpec
+from understudy.service.handlers.infer_codec import InferCodec, InferResponse, ResponseSpec
 from understudy.service.handlers.prediction_handler import PredictCodec
 from understudy.service.services import plain_codecs
 from understudy.service.templates.byte_templates import ResponseTemplateCache

@@ -1,4 +1,4 @@
-"""Turns this process into Envoy, with its configuration and certificates, and keeps what the program needs inside it."""
+"""Turns this process into Envoy, with its configuration and certificates; keeps what the program needs inside it."""
 
 from __future__ import annotations
 
@@ -278,8 +278,8 @@ _RUNTIME: Final[dict[str, Any]] = {
 
 
 _TLS_TYPES: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
-_SERVER_SECRET: Final = "server"
-_CLIENT_CA_SECRET: Final = "client-ca"
+_SERVER: Final = "server"
+_CLIENT_CA: Final = "client-ca"
 
 
 def transport_socket(folder: Path, certificates: Certificates) -> dict[str, Any]:
@@ -287,10 +287,10 @@ def transport_socket(folder: Path, certificates: Certificates) -> dict[str, Any]
     common: dict[str, Any] = {
         "alpn_protocols": ["h2"],
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2", "tls_maximum_protocol_version": "TLSv1_3"},
-        "tls_certificate_sds_secret_configs": [_secret_source(folder, _SERVER_SECRET)],
+        "tls_certificate_sds_secret_configs": [_secret_source(folder, _SERVER)],
     }
     if certificates.client_ca is not None:
-        common["validation_context_sds_secret_config"] = _secret_source(folder, _CLIENT_CA_SECRET)
+        common["validation_context_sds_secret_config"] = _secret_source(folder, _CLIENT_CA)
     return {
         "name": "envoy.transport_sockets.tls",
         "typed_config": {
@@ -310,11 +310,9 @@ def write_secrets(folder: Path, certificates: Certificates) -> None:
         OSError: A file cannot be written.
     """
     pair = {"certificate_chain": _inline(certificates.certificate), "private_key": _inline(certificates.key)}
-    _write_secret(folder, _SERVER_SECRET, {"tls_certificate": pair})
+    _write_secret(folder, _SERVER, {"tls_certificate": pair})
     if certificates.client_ca is not None:
-        _write_secret(
-            folder, _CLIENT_CA_SECRET, {"validation_context": {"trusted_ca": _inline(certificates.client_ca)}}
-        )
+        _write_secret(folder, _CLIENT_CA, {"validation_context": {"trusted_ca": _inline(certificates.client_ca)}})
 
 
 def _secret_source(folder: Path, name: str) -> dict[str, Any]:

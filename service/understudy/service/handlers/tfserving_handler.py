@@ -27,7 +27,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotF
 from understudy.evaluator.types import Array, ArrayForm, TensorSpec, Version, VersionStatus
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import Code
-from understudy.service.handlers.oip.inference import MAX_ELEMENTS_AT_ONCE, elements_in
+from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, elements_in
 from understudy.service.served_model import Predictor, ServedModel, label_of, wanted_outputs
 from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, numbers, strings
 

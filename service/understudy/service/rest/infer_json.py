@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
-from understudy.service.handlers.oip.infer_codec import datatype_of
-from understudy.service.handlers.oip.inference import (
+from understudy.service.handlers.infer_codec import datatype_of
+from understudy.service.handlers.inference import (
     Inference,
     Parameters,
     add_form,

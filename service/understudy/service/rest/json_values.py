@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
-from understudy.service.handlers.oip.inference import BOOL, BYTES, Parameters, dtype_of
+from understudy.service.handlers.inference import BOOL, BYTES, Parameters, dtype_of
 from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_elements, strings
 
 MAX_BYTES_AT_ONCE: Final = 32_768

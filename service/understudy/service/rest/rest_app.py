@@ -16,7 +16,7 @@ from understudy.oip import inference_pb2
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, ServedMethods
 from understudy.service.calls.status import UnsupportedError
-from understudy.service.handlers.oip.inference_handler import UNSUPPORTED, InferenceHandler
+from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.rest.infer_json import parse_infer, parse_json, render
 from understudy.service.rest.json_values import as_json

@@ -10,7 +10,7 @@ from understudy.evaluator.types import Array, ArrayForm, Arrays, Prediction, Ver
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Codec
 from understudy.service.calls.status import Failure, UnsupportedError
-from understudy.service.handlers.oip.infer_codec import (
+from understudy.service.handlers.infer_codec import (
     InferCodec,
     InferMessage,
     InferRequest,
@@ -18,7 +18,7 @@ from understudy.service.handlers.oip.infer_codec import (
     InferStreamCodec,
     ResponseSpec,
 )
-from understudy.service.handlers.oip.inference import Inference
+from understudy.service.handlers.inference import Inference
 from understudy.service.handlers.prediction_handler import (
     PredictCodec,
     PredictMessage,

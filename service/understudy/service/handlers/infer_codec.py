@@ -1,4 +1,4 @@
-"""The bytes of the gRPC messages of an inference, and what handlers see of them."""
+"""The bytes of the gRPC messages of an inference (Open Inference Protocol), and what handlers see of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.status import Failure
-from understudy.service.handlers.oip.inference import (
+from understudy.service.handlers.inference import (
     BYTES,
     CONTENTS_FIELDS,
     DATATYPES,

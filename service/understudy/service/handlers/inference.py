@@ -1,4 +1,4 @@
-"""An inference request and its tensors, for both forms of the protocol: element types, raw bytes and typed contents."""
+"""An inference request of the Open Inference Protocol and its tensors: element types, raw bytes and typed contents."""
 
 from __future__ import annotations
 

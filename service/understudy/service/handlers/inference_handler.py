@@ -13,8 +13,8 @@ from understudy.evaluator.types import ArrayForm, ModelDescription, Prediction, 
 from understudy.oip import inference_pb2, model_config_pb2
 from understudy.service.calls.methods import CallContext
 from understudy.service.evaluator_metrics import InferenceStatistics, StepStatistics, Times
-from understudy.service.handlers.oip.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
-from understudy.service.handlers.oip.inference import (
+from understudy.service.handlers.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
+from understudy.service.handlers.inference import (
     DATATYPES,
     MAX_ELEMENTS_AT_ONCE,
     Inference,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.oip import inference_pb2
-from understudy.service.handlers.oip.inference import (
+from understudy.service.handlers.inference import (
     CONTENTS_FIELDS,
     DATATYPES,
     config_type,

@@ -22,9 +22,9 @@ from understudy.oip import inference_pb2
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import UnknownModelError, UnsupportedError
 from understudy.service.evaluator_metrics import InferenceStatistics
-from understudy.service.handlers.oip.infer_codec import InferMessage
-from understudy.service.handlers.oip.inference import Inference
-from understudy.service.handlers.oip.inference_handler import InferenceHandler
+from understudy.service.handlers.infer_codec import InferMessage
+from understudy.service.handlers.inference import Inference
+from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.readiness import Readiness
 from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import Codecs
@@ -219,7 +219,7 @@ def words_request(count: int, *, raw: bool) -> inference_pb2.ModelInferRequest:
 async def test_what_does_not_fit_is_refused_before_a_single_element_is_built(
     evaluator: ScriptedEvaluator, handler: MessagesToInfer, monkeypatch: pytest.MonkeyPatch, count: int, *, raw: bool
 ) -> None:
-    monkeypatch.setattr("understudy.service.handlers.oip.inference.strings", lambda _: pytest.fail("it was built"))
+    monkeypatch.setattr("understudy.service.handlers.inference.strings", lambda _: pytest.fail("it was built"))
     evaluator.form_refusals.append(InvalidInputError("got the inputs 'x'; expected 'y'"))
     with pytest.raises(InvalidInputError, match="expected 'y'"):
         await handler.model_infer(words_request(count, raw=raw), FOREVER)

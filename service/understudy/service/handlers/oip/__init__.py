@@ -1,1 +1,0 @@
-"""The Open Inference Protocol: tensors and requests, for its gRPC service and its REST form."""
