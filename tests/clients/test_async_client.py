@@ -79,6 +79,9 @@ async def test_a_cancelled_task_is_cancelled_in_asyncio_s_own_way(async_client: 
 
     with pytest.raises(asyncio.CancelledError):
         await task
+    script.gate.set()
+    assert (await async_client.status()).serving_step == STEP
+    assert script.calls["Predict"] == 1
 
 
 async def test_what_may_be_repeated_is_tried_again_and_a_promotion_is_not(
@@ -92,6 +95,15 @@ async def test_what_may_be_repeated_is_tried_again_and_a_promotion_is_not(
         await async_client.promote("latest")
 
     assert (script.calls["Predict"], script.calls["Promote"]) == (3, 1)
+
+
+async def test_watching_resumes_after_a_server_cancelled_it(async_client: AsyncClient, script: Script) -> None:
+    script.failures.append(Failure(code=grpc.StatusCode.CANCELLED))
+    script.record(1)
+
+    async with aclosing(async_client.watch_evaluations()) as watch:
+        assert (await anext(watch)).step == 1
+    await async_client.close()
 
 
 async def test_several_servers_take_turns() -> None:

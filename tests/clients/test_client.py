@@ -27,6 +27,8 @@ from understudy.v1.evaluation_pb2 import EvaluateRequest
 from understudy.wire import decode
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
+ATTEMPTS = 5
+"""How often the clients try a call that is safe to repeat."""
 
 
 def unavailable() -> Failure:
@@ -155,7 +157,7 @@ def test_an_array_that_cannot_travel_is_refused_before_it_is_sent(client: Client
 def test_every_status_has_its_type(
     client: Client, script: Script, code: grpc.StatusCode, kind: type[UnderstudyError]
 ) -> None:
-    script.failures.append(Failure(code=code, message="because"))
+    script.failures.extend([Failure(code=code, message="because")] * ATTEMPTS)
 
     with pytest.raises(UnderstudyError, match="because") as failure:
         client.status()
@@ -203,7 +205,8 @@ def test_a_call_ends_at_its_deadline(client: Client, script: Script) -> None:
 
 
 def test_what_may_be_repeated_is_tried_again_while_the_server_is_unavailable(client: Client, script: Script) -> None:
-    script.failures.extend([unavailable(), unavailable()])
+    cancelled = Failure(code=grpc.StatusCode.CANCELLED)  # by a server that shuts down
+    script.failures.extend([unavailable(), cancelled])
 
     assert client.predict({"image": ROWS}).step == STEP
     assert script.calls["Predict"] == 3
@@ -215,7 +218,7 @@ def test_trying_again_ends_after_five_attempts(client: Client, script: Script) -
     with pytest.raises(clients.UnavailableError, match="told to fail"):
         client.status()
 
-    assert script.calls["GetModelStatus"] == 5
+    assert script.calls["GetModelStatus"] == ATTEMPTS
 
 
 def test_a_promotion_is_never_repeated(client: Client, script: Script) -> None:
@@ -505,6 +508,23 @@ def test_watching_survives_a_restart_of_the_server() -> None:
         seen.append(next(watch))
 
     assert [evaluation.step for evaluation in seen] == [1, 2]
+
+
+def test_watching_resumes_after_a_server_cancelled_it(client: Client, script: Script) -> None:
+    script.failures.append(Failure(code=grpc.StatusCode.CANCELLED))
+    script.record(1)
+
+    assert next(client.watch_evaluations()).step == 1
+
+
+def test_watching_ends_when_the_client_is_closed(client: Client, script: Script) -> None:
+    script.record(1)
+    watch = client.watch_evaluations()
+    next(watch)
+    client.close()
+
+    with pytest.raises(clients.CancelledError):
+        next(watch)
 
 
 def test_watching_ends_on_an_error_that_time_does_not_mend(client: Client, script: Script) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import WAIT_SECONDS, until
 from testkit.served import plain_model, publish, serving
 from testkit.values import WIDTH
-from understudy.clients import Client, UnderstudyError
+from understudy.clients import AsyncClient, CancelledError, Client, UnderstudyError
 
 OPEN_FILES = 512
 SILENT = 700
@@ -128,3 +130,36 @@ def test_an_idle_connection_ends_and_the_next_call_makes_a_new_one(run_service: 
         grpc.channel_ready_future(channel).result(SECONDS)
         until(lambda: grpc.ChannelConnectivity.IDLE in states[states.index(grpc.ChannelConnectivity.READY) :])
     assert client.predict({"x": ones(1)}).step == 10
+
+
+async def test_a_watch_that_is_cut_off_by_its_connection_s_age_resumes_and_misses_nothing(
+    run_service: Run, chief: Chief, dataset_file: Path
+) -> None:
+    age = {"max_connection_age_seconds": 0.5, "max_connection_age_grace_seconds": 0.1}
+    service = run_service({**age, "eval_data": {"test": dataset_file}})
+    sees: queue.Queue[int] = queue.Queue()
+
+    def watches() -> float:
+        return service.metric("grpc_server_started_total", grpc_method="WatchEvaluations")
+
+    def watch_synchronously(client: Client) -> None:
+        with contextlib.suppress(CancelledError):  # closed at the end
+            for evaluation in client.watch_evaluations():
+                sees.put(evaluation.step)
+
+    async def watch(client: AsyncClient) -> None:
+        async for evaluation in client.watch_evaluations():
+            sees.put(evaluation.step)
+
+    async with AsyncClient(service.grpc) as asynchronous:
+        watching = asyncio.create_task(watch(asynchronous))
+        with Client(service.grpc) as client:
+            watching_too = asyncio.create_task(asyncio.to_thread(watch_synchronously, client))
+            for step in range(1, 4):
+                chief.publish(step)
+                assert [await asyncio.to_thread(sees.get, timeout=SECONDS) for _ in range(2)] == [step] * 2
+                if service.in_process:  # Envoy lets watches run
+                    seen = watches()
+                    await asyncio.to_thread(until, lambda seen=seen: watches() >= seen + 2)
+        await watching_too
+        watching.cancel()

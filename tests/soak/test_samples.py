@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from soak import swaps
+from soak import restarts, swaps
 from soak.trial import Trial
+from testkit.front_ends import ENVOY, GRPCIO
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 110.0
@@ -67,6 +68,13 @@ def test_a_model_that_was_swapped_out_is_not_kept_alive(tmp_path: Path) -> None:
 
     assert result["swaps"] == 8
     assert result["most_models_alive"] <= swaps.SLOTS
+
+
+@pytest.mark.timeout(LONG_SECONDS)
+def test_no_call_fails_while_servers_restart_in_turn(tmp_path: Path) -> None:
+    load = restarts.roll(tmp_path, (GRPCIO, ENVOY), 1)
+
+    assert load.failures == []
 
 
 @pytest.mark.timeout(LONG_SECONDS)

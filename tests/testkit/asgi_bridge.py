@@ -18,6 +18,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 _GenericHandler: Any = grpc.GenericRpcHandler  # generic in the stubs only
 _PREFIX = struct.Struct(">BI")
+_NOT_TRAILING = ("content-type", "grpc-accept-encoding")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -113,8 +114,9 @@ class _Exchange:
                     break
                 message, self._received = self._received[_PREFIX.size : end], self._received[end:]
                 await self._context.write(message)
-        elif event["type"] == "http.response.trailers":
-            self._end({key.decode(): value.decode() for key, value in event["headers"]})
+        elif event["type"] == "http.response.trailers" or not event.get("trailers", True):
+            headers = {key.decode(): value.decode() for key, value in event["headers"]}
+            self._end({key: value for key, value in headers.items() if key not in _NOT_TRAILING})
 
     def _end(self, trailers: dict[str, str]) -> None:
         self._context.set_code(_CODES[int(trailers.pop("grpc-status"))])

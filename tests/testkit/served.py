@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,15 @@ def serving(run: Path, model_name: str, *flags: str, open_files: int | None = No
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on, for servers that must keep theirs over a restart."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _ready(process: subprocess.Popen[str]) -> Served:

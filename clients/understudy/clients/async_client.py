@@ -183,6 +183,8 @@ class AsyncClient(AsyncModelCalls):
                         yield evaluation
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
+                if self._closed:
+                    raise
                 error = broken
             await asyncio.sleep(reconnection.pause_after(error))
 

@@ -59,6 +59,7 @@ class AsyncModelCalls:
         )
         self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
+        self._closed = False
         target, all_options = channel_target(targets), channel_options(max_message_bytes, options)
         self._channel = (
             aio.insecure_channel(target, all_options, interceptors=interceptors)
@@ -72,6 +73,7 @@ class AsyncModelCalls:
 
     async def close(self) -> None:
         """Close the channel and cancel running calls."""
+        self._closed = True
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:

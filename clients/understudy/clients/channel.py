@@ -36,15 +36,17 @@ _RETRY_POLICY: Final = {
     "initialBackoff": "0.1s",
     "maxBackoff": "2s",
     "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE"],
+    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
 }
+"""A server of grpcio that shuts down cancels calls that were sent before its GOAWAY was read. gRPC does not retry what
+the caller itself cancels."""
 _KEEPALIVE_SECONDS: Final = 30
 _KEEPALIVE_TIMEOUT_SECONDS: Final = 10
 _RECONNECT_SECONDS: Final = 5
 
 
 def service_config() -> str:
-    """Return the service config as JSON: retry UNAVAILABLE where that is safe, and balance targets round-robin."""
+    """Return the service config as JSON: retry where that is safe, and balance targets round-robin."""
     repeatable = [
         {"service": service, "method": method} for service, methods in _REPEATABLE.items() for method in methods
     ]

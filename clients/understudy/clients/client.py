@@ -216,6 +216,8 @@ class Client(ModelCalls):
                         yield evaluation
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
+                if self._closed:
+                    raise
                 error = broken
             time.sleep(reconnection.pause_after(error))
 

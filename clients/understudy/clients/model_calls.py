@@ -61,6 +61,7 @@ class ModelCalls:
         )
         self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
+        self._closed = False
         target, all_options = channel_target(targets), channel_options(max_message_bytes, options)
         channel = (
             grpc.insecure_channel(target, all_options)
@@ -75,6 +76,7 @@ class ModelCalls:
 
     def close(self) -> None:
         """Close the channel and cancel running calls."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:

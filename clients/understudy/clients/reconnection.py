@@ -6,7 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from understudy.clients.client_errors import DeadlineExceededError, UnavailableError, UnderstudyError
+from understudy.clients.client_errors import (
+    CancelledError,
+    DeadlineExceededError,
+    UnavailableError,
+    UnderstudyError,
+)
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -42,7 +47,10 @@ class Reconnection:
             return 0.0
         now = self._clock()
         self._away_since = now if self._away_since is None else self._away_since
-        if not isinstance(error, UnavailableError) or now - self._away_since >= self._give_up_after_seconds:
+        if (
+            not isinstance(error, UnavailableError | CancelledError)
+            or now - self._away_since >= self._give_up_after_seconds
+        ):
             raise error
         pause, self._pause_seconds = self._pause_seconds, min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
         return pause

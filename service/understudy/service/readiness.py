@@ -11,6 +11,9 @@ import structlog
 
 from understudy.evaluator.types import DeviceListener, DeviceState
 
+DRAIN_NOTICE_SECONDS = 0.5
+"""How long new calls are still answered while draining, so that callers that watch the health choose another server."""
+
 _SECONDS_BETWEEN_TRIALS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -55,11 +58,16 @@ class Readiness:
     """The state of the service. Not thread-safe: it belongs to the event loop's thread.
 
     It changes from WAITING to READY once, between READY and FAILING any number of times, and to DRAINING once.
+
+    Attributes:
+        changed: Notifies of each change.
+        watchers: How many callers watch the state, and so choose another server when it is not READY.
     """
 
     def __init__(self) -> None:
         self._state = ReadinessState.WAITING
         self.changed = Notifier()
+        self.watchers = 0
 
     @property
     def state(self) -> ReadinessState:

@@ -32,7 +32,7 @@ from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
-from understudy.service.readiness import DeviceWatch, Notifier, Readiness
+from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import RequestHandlers, all_services
@@ -136,7 +136,8 @@ class Service:
 
         1. The trials of failing devices stop, so that none begins on devices that are about to close.
         2. The address file disappears, so that no program finds the addresses any more.
-        3. Readiness changes to draining, and the gRPC front end refuses new calls and finishes the running ones.
+        3. Readiness changes to draining. If callers watch the health, they have a moment to choose another server.
+           Then the gRPC front end refuses new calls and finishes the running ones.
         4. The HTTP port closes, which until then reports the draining in ``/readyz``, and serves ``/metrics``.
         5. The evaluator closes, as no call can reach it any more; until then the running ones could.
         6. The executors stop, on which all of the above ran blocking work.
@@ -315,6 +316,8 @@ class Service:
     async def _drain(self, front_end: FrontEnd) -> None:
         self._readiness.start_draining()
         self._recorded.notify()  # ends the watches of evaluations
+        if self._readiness.watchers:
+            await asyncio.sleep(DRAIN_NOTICE_SECONDS)
         await front_end.drain(self._settings.drain_seconds)
 
     async def _close_evaluator(self, evaluator: Evaluator) -> None:

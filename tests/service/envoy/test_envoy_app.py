@@ -83,7 +83,8 @@ def asking_for(step: int) -> prediction_pb2.PredictRequest:
 
 
 def status_of(events: list[Any]) -> tuple[str, str]:
-    trailers = dict(events[-1]["headers"])
+    """Return the status from the trailers, or from the headers of a response that has nothing else."""
+    trailers = dict(next(event for event in reversed(events) if "headers" in event)["headers"])
     return trailers[b"grpc-status"].decode(), trailers.get(b"grpc-message", b"").decode()
 
 
@@ -98,6 +99,13 @@ async def test_a_request_may_come_in_pieces(knocking: Knocking, cut: int) -> Non
     events = await knocking.knock(PREDICT, body[:cut], body[cut:], b"")
     assert status_of(events) == ("0", "")
     assert answer_in(events).step == 7
+
+
+async def test_a_failure_without_a_message_is_headers_alone_so_that_clients_may_try_again(knocking: Knocking) -> None:
+    knocking.handlers.refusal = OverloadedError("full")
+    start, end = await knocking.knock(PREDICT, framed(asking_for(7)))
+    assert (dict(start["headers"])[b"grpc-status"], start["trailers"]) == (b"8", False)
+    assert (end["body"], end["more_body"]) == (b"", False)
 
 
 async def test_a_request_that_is_too_large_is_refused_though_it_comes_in_one_piece(knocking: Knocking) -> None:

@@ -144,12 +144,12 @@ _PIECE_BYTES: Final = 1 << 20
 _UNSUPPORTED_MEDIA_TYPE: Final = 415
 _NOT_GRPC: Final = b"this port speaks gRPC; the HTTP port answers everything else\n"
 
-_START: Final[dict[str, Any]] = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": RESPONSE_HEADERS,
-    "trailers": True,
-}
+
+def _start(headers: Headers, *, has_trailers: bool) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": 200, "headers": headers, "trailers": has_trailers}
+
+
+_START: Final = _start(RESPONSE_HEADERS, has_trailers=True)
 _END: Final[dict[str, Any]] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -217,10 +217,19 @@ class Reply:
             await self._body(data[begin : begin + _PIECE_BYTES])
 
     async def end(self, failure: Failure | None = None) -> None:
-        """Send the trailers with the status of the call."""
+        """Send the trailers with the status of the call.
+
+        A failure before any message is sent as headers alone: gRPC clients retry only such a response.
+        """
+        status = None if failure is None else failure_trailers(failure, self._request_id)
+        if status is not None and not self._started:
+            self._started = True
+            await self._out(_start([*RESPONSE_HEADERS, *status], has_trailers=False))
+            await self._out(_END)
+            return
         await self._start()
         await self._out(_END)
-        await self._out(self._ok() if failure is None else _trailers(failure_trailers(failure, self._request_id)))
+        await self._out(self._ok() if status is None else _trailers(status))
 
     def _ok(self) -> dict[str, Any]:
         # A new id for each call would fill HPACK's table, which costs both sides more than all other trailers.

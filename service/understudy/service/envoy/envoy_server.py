@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -33,7 +33,10 @@ _SEND_SECONDS: Final = 5.0
 """The longest wait for the last responses to leave this process."""
 _TIMEOUT_SECONDS: Final = 5.0
 _ASK_SECONDS: Final = 0.02
+_GOAWAY_SECONDS: Final = 1.0
+"""How long connections that are told to end may bring new calls."""
 _BUSY: Final = ("downstream_rq_active", "downstream_cx_tx_bytes_buffered")
+_CONNECTED: Final = ("downstream_cx_active",)
 _PREFIX: Final = "http.ingress_http."
 """The prefix of pyvoy's statistics; those of the admin interface have another."""
 
@@ -147,19 +150,28 @@ class Admin:
         if not await _until(live, seconds):
             raise FrontEndError(f"Envoy did not begin to listen within {seconds:g} s; its own log says why")
 
-    async def stop_listening(self) -> None:
-        """Stop accepting connections."""
+    async def start_draining(self) -> None:
+        """Accept no connection any more, and send GOAWAY on each with its next response."""
+        await self._ask("POST", "/healthcheck/fail")
         await self._ask("POST", "/drain_listeners")
+
+    async def until_unconnected(self, seconds: float) -> None:
+        """Wait until every connection is closed, or the time is up."""
+        await self._until_zero(_CONNECTED, seconds)
 
     async def until_sent(self, seconds: float) -> None:
         """Wait until every response has left this process, or the time is up."""
+        await self._until_zero(_BUSY, seconds)
 
-        async def sent() -> bool:
-            stats = json.loads(await self._ask("GET", f"/stats?format=json&filter={'|'.join(_BUSY)}"))["stats"]
+    async def _until_zero(self, names: Sequence[str], seconds: float) -> None:
+        """Wait until these statistics are zero, or the time is up."""
+
+        async def are_zero() -> bool:
+            stats = json.loads(await self._ask("GET", f"/stats?format=json&filter={'|'.join(names)}"))["stats"]
             values = {stat["name"]: stat["value"] for stat in stats if "name" in stat}
-            return all(not values.get(_PREFIX + name) for name in _BUSY)
+            return all(not values.get(_PREFIX + name) for name in names)
 
-        await _until(sent, seconds)
+        await _until(are_zero, seconds)
 
     async def _ask(self, method: Literal["GET", "POST"], path: str) -> bytes:
         return await asyncio.to_thread(self._ask_blocking, method, path)
@@ -250,10 +262,12 @@ class EnvoyServer:
         self._host.open(self._app)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls, let running ones finish, and cancel the rest when the time is up."""
+        """See `FrontEnd`. Calls that arrive before their caller can know of the end are answered."""
         if self._app is None:
             return
+        notice = min(_GOAWAY_SECONDS, seconds)
+        await self._admin.start_draining()
+        await self._admin.until_unconnected(notice)
         self._app.start_draining()
-        await self._admin.stop_listening()
-        await self._monitor.until_alone(seconds)
+        await self._monitor.until_alone(seconds - notice)
         await self._admin.until_sent(_SEND_SECONDS)

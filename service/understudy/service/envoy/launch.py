@@ -256,9 +256,13 @@ _FIRST_BYTES: Final[dict[str, Any]] = {
 }
 """Waits for the first bytes of a connection, so that `listener_filters_timeout` applies to them."""
 
+_FINAL_GOAWAY_SECONDS: Final = 0.2
+"""How long calls that were sent before the first GOAWAY arrived are accepted."""
+
 _CONNECTIONS: Final[dict[str, Any]] = {
     "codec_type": "HTTP2",
     "stream_idle_timeout": "0s",  # a watch may be idle for days
+    "drain_timeout": _seconds(_FINAL_GOAWAY_SECONDS),
     "http2_protocol_options": {
         "max_concurrent_streams": MAX_STREAMS,
         "connection_keepalive": {

@@ -20,7 +20,7 @@ from understudy.service.calls.methods import CallContext
 from understudy.service.calls.metrics import exposition
 from understudy.service.calls.status import PermissionDeniedError, UnknownServiceError
 from understudy.service.handlers import messages
-from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.readiness import DRAIN_NOTICE_SECONDS, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel
 from understudy.v1 import metrics_pb2, model_pb2
 
@@ -159,16 +159,21 @@ class HealthHandler:
         """Yield a service's status now and at each change, until the caller disconnects or the server drains."""
         del call
         last = None
-        while True:
-            changed = self._readiness.changed.subscribe()
-            state = self._readiness.state
-            status = self._status(request.service, state)
-            if status != last:
-                yield health_pb2.HealthCheckResponse(status=status)
-                last = status
-            if state is ReadinessState.DRAINING:
-                return
-            await changed.wait()
+        self._readiness.watchers += 1
+        try:
+            while True:
+                changed = self._readiness.changed.subscribe()
+                state = self._readiness.state
+                status = self._status(request.service, state)
+                if status != last:
+                    yield health_pb2.HealthCheckResponse(status=status)
+                    last = status
+                if state is ReadinessState.DRAINING:
+                    await asyncio.sleep(DRAIN_NOTICE_SECONDS)  # at an earlier end, gRPC clients would ask again at once
+                    return
+                await changed.wait()
+        finally:
+            self._readiness.watchers -= 1
 
     def _status(self, service: str, state: ReadinessState) -> int:
         if service not in self._services:
