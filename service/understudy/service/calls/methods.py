@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.service.calls.metrics import RpcMethod, methods_of
+from understudy.service.calls.parsing import parse
 from understudy.service.calls.status import UnsupportedError
 
 _Request_co = TypeVar("_Request_co", covariant=True)
@@ -70,7 +71,7 @@ class MessageCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> Any:
         """See `Codec`."""
-        return self._request_type.FromString(data[begin:])
+        return parse(self._request_type, data, begin)
 
     def encode(self, response: Message) -> bytes:
         """See `Codec`."""

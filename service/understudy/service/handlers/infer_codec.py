@@ -11,6 +11,7 @@ import numpy as np
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
+from understudy.service.calls.parsing import parse
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.inference import (
     BYTES,
@@ -163,7 +164,7 @@ class InferCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> InferMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return InferMessage(inference_pb2.ModelInferRequest.FromString(data[begin:]))
+        return InferMessage(parse(inference_pb2.ModelInferRequest, data, begin))
 
     def encode(self, response: InferResponse) -> bytes:
         """See `understudy.service.calls.methods.Codec`."""
@@ -175,7 +176,7 @@ class InferStreamCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> InferMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return InferMessage(inference_pb2.ModelInferRequest.FromString(data[begin:]))
+        return InferMessage(parse(inference_pb2.ModelInferRequest, data, begin))
 
     def encode(self, response: InferResponse | InferFailure) -> bytes:
         """See `understudy.service.calls.methods.Codec`."""

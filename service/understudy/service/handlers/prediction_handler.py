@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from understudy.evaluator.types import Arrays, Prediction, Version
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import parse
 from understudy.service.calls.status import Failure, failure_of, status_message
 from understudy.service.handlers import messages
 from understudy.service.served_model import Predictor, ServedModel, abandon
@@ -62,7 +63,7 @@ class PredictCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> PredictMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return PredictMessage(prediction_pb2.PredictRequest.FromString(data[begin:]))
+        return PredictMessage(parse(prediction_pb2.PredictRequest, data, begin))
 
     def encode(self, response: Prediction) -> bytes:
         """See `understudy.service.calls.methods.Codec`."""
@@ -74,7 +75,7 @@ class PredictStreamCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> PredictMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return PredictMessage(prediction_pb2.PredictStreamRequest.FromString(data[begin:]).request)
+        return PredictMessage(parse(prediction_pb2.PredictStreamRequest, data, begin).request)
 
     def encode(self, response: Prediction | Failure) -> bytes:
         """See `understudy.service.calls.methods.Codec`."""

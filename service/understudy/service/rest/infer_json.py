@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +20,7 @@ from understudy.service.handlers.inference import (
     encode_raw,
 )
 from understudy.service.rest.json_values import (
+    compact,
     decode_data,
     encode_data,
     integers,
@@ -141,23 +141,19 @@ def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int |
     """
     inference = request.inference
     chunks: list[bytes] = []
-    outputs = []
+    outputs: list[str] = []
     for name, array in wanted_outputs(prediction, inference.outputs).items():
         tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if request.binary.get(name, request.binary_by_default):
             chunks.append(encode_raw(array))
             tensor["parameters"] = {_SIZE: len(chunks[-1])}
+            outputs.append(compact(tensor))
         else:
-            tensor["data"] = encode_data(array, name=name)
-        outputs.append(tensor)
-    answer: dict[str, Any] = {
-        "model_name": inference.model_name,
-        "model_version": str(prediction.step),
-        "outputs": outputs,
-    }
+            outputs.append(f'{compact(tensor)[:-1]},"data":{encode_data(array, name=name)}}}')
+    answer = {"model_name": inference.model_name, "model_version": str(prediction.step)}
     if inference.id:
         answer["id"] = inference.id
-    header = json.dumps(answer, separators=(",", ":")).encode()
+    header = f'{compact(answer)[:-1]},"outputs":[{",".join(outputs)}]}}'.encode()
     return b"".join([header, *chunks]), len(header) if chunks else None
 
 

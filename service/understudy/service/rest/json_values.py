@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import json.scanner
+import json.decoder
 import math
+import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,35 +17,77 @@ from google.protobuf.message import Message
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array
 from understudy.service.handlers.inference import BOOL, BYTES, Parameters, dtype_of
-from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_elements, strings
+from understudy.wire import WireError, check_count, check_shape, fixed_size_dtype, from_elements, numbers, strings
 
 MAX_BYTES_AT_ONCE: Final = 32_768
-"""JSON up to this size is parsed in C, which takes a few milliseconds at most."""
+"""JSON up to this size is parsed at once, which takes a few milliseconds at most."""
 MAX_CONTAINERS: Final = 65_536
 """The limit of arrays and objects in one body, since the garbage collector visits each of them repeatedly."""
 
+MAX_MEMBERS: Final = 16_384
+"""The limit of the members of all objects in one large body."""
+
 _PIECE: Final = 8192
+_COUNTED: Final = 1 << 20
+_ELEMENTS: Final = re.compile(r"""(?:\s*+(?:"[^"\\]{0,4096}+"|[^][{}",\\\s]{1,4096}+)\s*+,){1,4096}+""")
+"""Elements of an array that are neither arrays nor objects, nor have escapes, each with its comma."""
+
+_PYTHON: Final[Any] = json.decoder  # the stubs lack its functions
 
 
-class _YieldingDecoder(json.JSONDecoder):
-    """Parses JSON in Python, so that other threads run in between."""
+class _PiecewiseDecoder(json.JSONDecoder):
+    """Accepts what `json.loads` accepts, but parses in pieces, so that other threads run in between."""
+
+    scan_once: Any
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # missing in the stubs
+        self._scan_scalar = self.scan_once  # in C
+        self.scan_once = self._scan
+        self._members = 0
+
+    def _scan(self, source: str, at: int) -> Any:
+        opening = source[at : at + 1]
+        if opening == "[":
+            return self._array(source, at + 1)
+        if opening == "{":
+            return _PYTHON.JSONObject((source, at + 1), self.strict, self._scan_member, None, None)
+        return self._scan_scalar(source, at)
+
+    def _scan_member(self, source: str, at: int) -> Any:
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise InvalidInputError(
+                f"the JSON has more than {MAX_MEMBERS} members of objects; send data as arrays, or as binary data"
+            )
+        return self._scan(source, at)
+
+    def _array(self, source: str, at: int) -> tuple[list[Any], int]:
+        values: list[Any] = []
+        while (found := _ELEMENTS.match(source, at)) is not None:
+            try:
+                values += json.loads(f"[{source[at : found.end() - 1]}]")
+            except ValueError:
+                break  # the code below finds the error's place
+            at = found.end()
+        rest, end = _PYTHON.JSONArray((source, at), self._scan)
+        if values and not rest:
+            raise json.JSONDecodeError("Expecting value", source, at)
+        values += rest
+        return values, end
 
 
 def read_json(content: bytes) -> Any:
     """Parse bytes as JSON.
 
     Raises:
-        InvalidInputError: They are not JSON, or hold too many arrays and objects.
+        InvalidInputError: They are not JSON, or hold too many arrays, objects and members.
     """
     is_large = len(content) > MAX_BYTES_AT_ONCE
     if is_large:
         _check_containers(content)
     try:
-        return json.loads(content, cls=_YieldingDecoder if is_large else None)
+        return json.loads(content, cls=_PiecewiseDecoder if is_large else None)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the body is not JSON: {error}") from None
 
@@ -61,12 +105,13 @@ def let_go(value: Any) -> None:
 
 
 def _check_containers(content: bytes) -> None:
-    containers = content.count(b"[") + content.count(b"{")
-    if containers > MAX_CONTAINERS:
-        raise InvalidInputError(
-            f"the JSON has {containers} arrays and objects; at most {MAX_CONTAINERS} are taken: send data flat, or as "
-            "binary data"
-        )
+    containers = 0
+    for start in range(0, len(content), _COUNTED):
+        containers += sum(content.count(opening, start, start + _COUNTED) for opening in (b"[", b"{"))
+        if containers > MAX_CONTAINERS:
+            raise InvalidInputError(
+                f"the JSON has more than {MAX_CONTAINERS} arrays and objects; send data flat, or as binary data"
+            )
 
 
 _Object = Mapping[str, Any]
@@ -77,7 +122,7 @@ def text(owner: _Object, field: str, what: str) -> str:
     """Return a required field that must be text; raise InvalidInputError if it is not."""
     value = owner.get(field)
     if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"{what}: {field} is {value!r}; text was expected")
+        raise InvalidInputError(f"{what}: {field} is {_short(value)}; text was expected")
     return value
 
 
@@ -85,7 +130,7 @@ def optional_text(owner: _Object, field: str, what: str) -> str:
     """Return an optional field that must be text; raise InvalidInputError if it is not."""
     value = owner.get(field, "")
     if not isinstance(value, str):
-        raise InvalidInputError(f"{what}: {field} is {value!r}; text was expected")
+        raise InvalidInputError(f"{what}: {field} is {_short(value)}; text was expected")
     return value
 
 
@@ -116,7 +161,7 @@ def parameters(owner: _Object, what: str) -> Parameters:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    shown = reprlib.repr(value)
     return shown if len(shown) < 100 else f"{shown[:100]}…"  # noqa: PLR2004 - enough to match it
 
 
@@ -141,13 +186,23 @@ def decode_data(data: Any, datatype: str, shape: Sequence[int], *, name: str) ->
     return from_elements(flat, shape, noun="elements in data", name=name)
 
 
-def encode_data(array: Array, *, name: str) -> list[Any]:
-    """Return the elements as a flat list; the inverse of `decode_data`.
+def encode_data(array: Array, *, name: str) -> str:
+    """Return the elements as a flat JSON array; the inverse of `decode_data`.
 
     Raises:
         InvalidInputError: Bytes are not UTF-8 text, as JSON requires.
     """
     flat = array.ravel()
+    pieces = (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
+    return f"[{','.join(compact(_values(piece, name))[1:-1] for piece in pieces)}]"
+
+
+def compact(value: Any) -> str:
+    """Return a value as JSON without spaces."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _values(flat: Array, name: str) -> Any:
     if flat.dtype.kind != "O":
         return (flat.astype(np.float64) if flat.dtype.name == "bfloat16" else flat).tolist()
     try:
@@ -189,8 +244,8 @@ def _numbers(elements: list[Any], datatype: str, dtype: str, name: str) -> Array
         _check_kinds(elements, {int, float}, "numbers", name)
     try:
         if element.kind in "biu":
-            return np.array(elements, element)
-        return _rounded(np.array(elements, np.float64), element, datatype, name)
+            return numbers(elements, dtype)
+        return _rounded(numbers(elements, "float64"), element, datatype, name)
     except OverflowError as error:
         raise WireError(f"{name}: an element does not fit {datatype}: {error}") from None
 
@@ -204,9 +259,11 @@ def _rounded(values: Array, element: np.dtype[Any], datatype: str, name: str) ->
 
 
 def _check_kinds(elements: list[Any], allowed: set[type], expected: str, name: str) -> None:
-    for kind in set(map(type, elements)) - allowed:
-        foreign = next(element for element in elements if type(element) is kind)
-        raise WireError(f"{name}: data holds {_kind(foreign)}; {expected} was expected")
+    for start in range(0, len(elements), _PIECE):
+        piece = elements[start : start + _PIECE]
+        for kind in set(map(type, piece)) - allowed:
+            foreign = next(element for element in piece if type(element) is kind)
+            raise WireError(f"{name}: data holds {_kind(foreign)}; {expected} was expected")
 
 
 def _kind(value: Any) -> str:

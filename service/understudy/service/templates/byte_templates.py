@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from understudy.evaluator.types import Array, Prediction
+from understudy.service.calls.parsing import LENGTH_DELIMITED, MalformedError, fields
 
 _REMEMBERED: Final = 512
 LARGEST_BYTES: Final = 1 << 22
@@ -20,13 +21,6 @@ _LARGEST_AROUND_BYTES: Final = 1 << 12
 
 COMPLEMENT: Final = bytes(range(255, -1, -1))
 """Translates every byte into a different one."""
-
-_VARINT: Final = 0
-_FIXED_64: Final = 1
-_LENGTH_DELIMITED: Final = 2
-_FIXED_32: Final = 5
-_FIXED_BYTES: Final = {_FIXED_64: 8, _FIXED_32: 4}
-_LONGEST_VARINT: Final = 10
 
 _Message = TypeVar("_Message")
 _Request = TypeVar("_Request")
@@ -149,17 +143,6 @@ class RequestTemplateCache(Generic[_Message, _Request]):
         )
 
 
-class _Field(NamedTuple):
-    number: int
-    wire_type: int
-    begin: int
-    end: int
-
-
-class _MalformedError(Exception):
-    """The bytes are not a message, or use an unsupported wire type."""
-
-
 def span_of(data: bytes, path: Sequence[int]) -> tuple[int, int] | None:
     """Return the span of a field's contents, or None unless it and each enclosing message occur exactly once.
 
@@ -173,42 +156,13 @@ def span_of(data: bytes, path: Sequence[int]) -> tuple[int, int] | None:
     begin, end = 0, len(data)
     try:
         for number in path:
-            (found,) = (field for field in _fields(data, begin, end) if field.number == number)
-            if found.wire_type != _LENGTH_DELIMITED:
+            (found,) = (field for field in fields(data, begin, end) if field.number == number)
+            if found.wire_type != LENGTH_DELIMITED:
                 return None
             begin, end = found.begin, found.end
-    except (_MalformedError, ValueError):
+    except (MalformedError, ValueError):
         return None
     return begin, end
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    while at < end:
-        tag, at = _varint(data, at, end)
-        number, wire_type = tag >> 3, tag & 7
-        begin = at
-        if wire_type == _VARINT:
-            _, at = _varint(data, at, end)
-        elif wire_type == _LENGTH_DELIMITED:
-            length, begin = _varint(data, at, end)
-            at = begin + length
-        elif wire_type in _FIXED_BYTES:
-            at += _FIXED_BYTES[wire_type]
-        else:
-            raise _MalformedError
-        if at > end:
-            raise _MalformedError
-        yield _Field(number, wire_type, begin, at)
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a varint and its end."""
-    value = 0
-    for index, byte in enumerate(data[at : min(end, at + _LONGEST_VARINT)]):
-        value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
-            return value, at + index + 1
-    raise _MalformedError
 
 
 class _Known(NamedTuple):
