@@ -17,14 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.speed import wire
 from benchmarks.speed.models import INPUT, MODELS
-from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
-from understudy.checkpoints.layout import MODEL_FILE
+from benchmarks.speed.programs.in_process import started_evaluator
 from understudy.evaluator import Evaluator, EvaluatorSettings
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.metrics import new_registry
@@ -38,10 +37,8 @@ from understudy.v1 import prediction_pb2
 from understudy.wire import encode
 
 MODEL = MODELS["mlp"]
-READY_SECONDS = 60.0
 STREAM_DEPTH = 64
 CALLERS = (1, 8, 64)
-ROUNDS, CALLS = 7, 1000
 MICROSECONDS = 1e6
 
 Answer = Callable[[bytes], Any]
@@ -80,22 +77,12 @@ class Stand:
 @contextmanager
 def stand(folder: Path) -> Iterator[Callable[[], Stand]]:
     """Yield the handlers with the serving model."""
-    run = RunDir(folder / "run")
-    publisher = CheckpointPublisher(run, keep=1)
-    publisher.publish(
-        1,
-        lambda into: MODEL.build().save(into / MODEL_FILE),
-        epoch=None,
-        final=True,
-        metrics={},
-        signature=None,
-    )
+    MODEL.build().save(folder / "model.keras")
     statistics = InferenceStatistics()
     observer = ServiceObserver(new_registry(), statistics=statistics, on_record=lambda: None)
     settings = EvaluatorSettings(state_dir=folder / "state")
-    with Evaluator(settings, source=RunSource(run), observer=observer) as evaluator:
-        if not evaluator.wait_ready(READY_SECONDS):
-            raise TimeoutError(f"nothing was serving after {READY_SECONDS:.0f} s")
+    with ExitStack() as stack:
+        evaluator = started_evaluator(folder / "model.keras", folder, {}, stack, observer)
         yield lambda: Stand(evaluator, settings, statistics)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,36 +99,11 @@ def _goals() -> list[Goal]:
             reached=ratios.stream_against_unary,
         )
     )
-    goals += [
-        Goal(
-            text=f"{model}, batch {batch}: examples/s served at best ÷ function in process",
-            wanted=0.95,
-            result=CLOSED,
-            reached=ratios.served_against_function(model, batch),
-        )
-        for model in ("mlp", "conv")
-        for batch in (32, 256)
-    ]
-    goals += [
-        Goal(
-            text=f"{model}, batch {batch}: Evaluate over gRPC ÷ model.evaluate in process",
-            wanted=1.0,
-            result="evaluating",
-            reached=ratios.evaluated(model, batch),
-        )
-        for model in ("mlp", "conv")
-        for batch in (32, 256)
-    ]
-    goals += [
-        Goal(
-            text=f"{model}, batch {batch}: two replicas ÷ one, one intra-op thread each",
-            wanted=1.9,
-            result="replicas",
-            reached=ratios.scaled(model, batch),
-        )
-        for model in ("conv", "deep")
-        for batch in (32, 256)
-    ]
+    small, large = ("mlp", "conv"), ("conv", "deep")
+    against_function = "examples/s served at best ÷ function in process"
+    goals += _each(small, against_function, 0.95, CLOSED, ratios.served_against_function)
+    goals += _each(small, "Evaluate over gRPC ÷ model.evaluate in process", 1.0, "evaluating", ratios.evaluated)
+    goals += _each(large, "two replicas ÷ one, one intra-op thread each", 1.9, "replicas", ratios.scaled)
     goals.append(
         Goal(
             text="committed to served, 200 MB, seconds",
@@ -161,6 +137,14 @@ def _goals() -> list[Goal]:
             ),
         ]
     return goals
+
+
+def _each(
+    models: tuple[str, ...], text: str, wanted: float, result: str, ratio: Callable[[str, int], Ratio]
+) -> Iterator[Goal]:
+    """Yield a goal for each model and batch size."""
+    for model, batch in itertools.product(models, (32, 256)):
+        yield Goal(text=f"{model}, batch {batch}: {text}", wanted=wanted, result=result, reached=ratio(model, batch))
 
 
 GOALS = _goals()
