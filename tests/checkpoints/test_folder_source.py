@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 import pytest
 
@@ -19,8 +19,10 @@ from understudy.checkpoints import (
     FolderSource,
     UnsupportedFormatError,
     open_local_checkpoint,
+    stable_copy,
 )
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
+from understudy.checkpoints.fs import open_within
 
 from .conftest import WriteKeras
 
@@ -272,9 +274,11 @@ def test_a_file_that_stays_torn_is_reported_as_damaged(
 
 
 def test_a_full_disk_under_the_copies_leaves_none_and_heals(
+    *,
     folder: Path,
     tmp_path: Path,
     source: FolderSource,
+    clock: Clock,
     write_keras: WriteKeras,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -285,10 +289,36 @@ def test_a_full_disk_under_the_copies_leaves_none_and_heals(
     write_keras(folder / "model.keras", iterations=10)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", fail)
-        with pytest.raises(OSError, match="No space left"):
-            source.poll()
+        assert _steps(source) == []
     assert _staged(tmp_path) == []
+    assert _steps(source) == []  # Not at once: a copy that fails late is dear.
+    clock.now += 1
     assert _steps(source) == [10]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM])
+def test_a_file_that_this_machine_cannot_read_now_delays_no_other(
+    *,
+    folder: Path,
+    source: FolderSource,
+    clock: Clock,
+    write_keras: WriteKeras,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    def open_unless_bad(path: Path, root: Path) -> BinaryIO:
+        if path.name == "bad.keras":
+            raise OSError(number, os.strerror(number), str(path))
+        return open_within(path, root)
+
+    write_keras(folder / "bad.keras", iterations=20, weight=2.0)
+    write_keras(folder / "good.keras", iterations=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(stable_copy, "open_within", open_unless_bad)
+        for _ in range(4):
+            assert _steps(source) == [10]
+            clock.now += 60
+    assert _steps(source) == [10, 20]
 
 
 def test_other_files_are_not_looked_at(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:

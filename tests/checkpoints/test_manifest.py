@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -121,3 +122,26 @@ def test_a_manifest_of_an_unknown_kind_is_refused() -> None:
 def test_what_is_no_manifest_is_refused(content: bytes) -> None:
     with pytest.raises(DamagedCheckpointError):
         decode_manifest(content, origin=_ORIGIN)
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(field=st.sampled_from(sorted(_MANIFEST.as_json())), value=_JSON)
+def test_whatever_a_field_holds_the_manifest_is_read_or_damaged(field: str, value: object) -> None:
+    with contextlib.suppress(DamagedCheckpointError, UnsupportedFormatError):
+        decode_manifest(_with(**{field: value}), origin=_ORIGIN)
+
+
+def test_a_manifest_nested_without_end_is_damaged() -> None:
+    with pytest.raises(DamagedCheckpointError, match="not a manifest"):
+        decode_manifest(b"[" * 200_000, origin=_ORIGIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -19,7 +20,8 @@ from understudy.checkpoints import (
     UnsupportedFormatError,
     open_local_checkpoint,
 )
-from understudy.checkpoints.fs import link_or_copy, remove_folder
+from understudy.checkpoints import manifest as manifest_module
+from understudy.checkpoints.fs import link_or_copy, read_within, remove_folder
 from understudy.checkpoints.manifest import read_manifest, verify_files
 
 from .conftest import Publish
@@ -223,7 +225,7 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path: Path) -> None:
     source = elsewhere / f"understudy-test-{os.getpid()}"
     try:
         source.write_bytes(b"content")
-        link_or_copy(source, tmp_path / "new" / "copy")
+        link_or_copy(source, tmp_path / "new" / "copy", root=elsewhere)
     finally:
         source.unlink()
     assert (tmp_path / "new" / "copy").read_bytes() == b"content"
@@ -257,3 +259,90 @@ def test_a_folder_above_the_highest_step_is_refused_by_name_once_and_the_others_
 def test_nothing_is_published_above_the_highest_step(publish: Publish) -> None:
     with pytest.raises(ValueError, match=f"from 0 to {2**63 - 1}, not {2**63}"):
         publish(2**63)
+
+
+def test_a_manifest_that_this_machine_cannot_read_now_delays_no_other(
+    run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def read(path: Path, root: Path, *, limit: int) -> bytes:
+        if root == run.checkpoint(2):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_within(path, root, limit=limit)
+
+    for step in (1, 2, 3):
+        publish(step)
+    source = RunSource(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest_module, "read_within", read)
+        for _ in range(3):
+            assert [checkpoint.step for checkpoint in source.poll()] == [1, 3]
+            assert source.is_complete
+    assert [checkpoint.step for checkpoint in source.poll()] == [1, 2, 3]
+
+
+def test_a_folder_that_has_not_changed_is_not_listed_for_one_that_is_not_committed(
+    run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(1)
+    run.checkpoint(2).mkdir()
+    (run.checkpoint(3)).mkdir()
+    (run.checkpoint(3) / "manifest.json").write_bytes(b"{")
+    os.utime(run.checkpoints, ns=(1, 1))
+    source = RunSource(run)
+    found = source.poll()
+    assert [checkpoint.step for checkpoint in found] == [1, 3]
+    monkeypatch.setattr(RunDir, "listed_folders", None)
+    assert source.poll() is found
+    shutil.copy(run.checkpoint(1) / "manifest.json", run.checkpoint(2))
+    assert [checkpoint.step for checkpoint in source.poll()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.keras"])
+def test_a_link_out_of_the_run_is_refused(run: RunDir, publish: Publish, tmp_path: Path, name: str) -> None:
+    publish(1)
+    publish(2)
+    (run.checkpoint(2) / name).rename(tmp_path / "elsewhere")
+    (run.checkpoint(2) / name).symlink_to(tmp_path / "elsewhere")
+    good, linked = RunSource(run).poll()
+    assert good.fetch(run.leases / "000000000001").step == 1
+    with pytest.raises(DamagedCheckpointError, match=r"symbolic link out of .* put the file itself there"):
+        linked.fetch(run.leases / "000000000002")
+    assert not (run.leases / "000000000002").exists()
+
+
+def test_a_link_within_the_run_is_copied(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    publish(2)
+    (run.checkpoint(2) / "model.keras").unlink()
+    (run.checkpoint(2) / "model.keras").symlink_to(run.checkpoint(1) / "model.keras")
+    _, linked = RunSource(run).poll()
+    local = linked.fetch(run.leases / "000000000002")
+    assert not local.model_file.is_symlink()
+    assert local.model_file.read_bytes() == (run.checkpoint(1) / "model.keras").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.keras"])
+@pytest.mark.timeout(30)
+def test_a_pipe_is_refused_without_waiting_for_its_writer(run: RunDir, publish: Publish, name: str) -> None:
+    publish(1)
+    (run.checkpoint(1) / name).unlink()
+    os.mkfifo(run.checkpoint(1) / name)
+    (piped,) = RunSource(run).poll()
+    with pytest.raises(DamagedCheckpointError, match="no regular file"):
+        piped.fetch(run.leases / "000000000001")
+
+
+def test_a_manifest_without_end_is_refused(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    with (run.checkpoint(1) / "manifest.json").open("ab") as file:
+        file.truncate(2**40)
+    (endless,) = RunSource(run).poll()
+    with pytest.raises(DamagedCheckpointError, match="more than 16777216 bytes"):
+        endless.fetch(run.leases / "000000000001")
+
+
+def test_a_file_in_the_place_of_a_checkpoint_s_folder_delays_no_other(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    run.checkpoint(2).touch()
+    assert [checkpoint.step for checkpoint in RunSource(run).poll()] == [1]

@@ -41,7 +41,7 @@ def during_copy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]
 
 def test_a_file_at_rest_is_copied(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"whole")
-    stamp = stable_copy(tmp_path / "source", tmp_path / "copy")
+    stamp = stable_copy(tmp_path / "source", tmp_path / "copy", root=tmp_path)
     assert (tmp_path / "copy").read_bytes() == b"whole"
     assert stamp.size_bytes == 5
 
@@ -56,7 +56,7 @@ def test_a_file_that_changes_meanwhile_is_refused(
     source.write_bytes(b"whole")
     during_copy(lambda: change(source))
     with pytest.raises(FileChangedError, match="changed while it was being copied"):
-        stable_copy(source, tmp_path / "copy")
+        stable_copy(source, tmp_path / "copy", root=tmp_path)
 
 
 def test_a_file_that_is_deleted_or_replaced_meanwhile_is_still_whole(
@@ -66,5 +66,5 @@ def test_a_file_that_is_deleted_or_replaced_meanwhile_is_still_whole(
     source = tmp_path / "source"
     source.write_bytes(b"whole")
     during_copy(source.unlink)
-    stable_copy(source, tmp_path / "copy")
+    stable_copy(source, tmp_path / "copy", root=tmp_path)
     assert (tmp_path / "copy").read_bytes() == b"whole"

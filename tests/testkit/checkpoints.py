@@ -14,6 +14,7 @@ from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.publish import CheckpointPublisher
 from understudy.checkpoints.signature import Signature
+from understudy.checkpoints.signing import Signer
 
 WIDTH = 4
 OUTPUTS = 8
@@ -40,9 +41,9 @@ def ones(rows: int) -> npt.NDArray[np.float32]:
 class Chief:
     """Publishes checkpoints into a run folder, as a trainer does."""
 
-    def __init__(self, run: Path, *, keep: int = 100) -> None:
+    def __init__(self, run: Path, *, keep: int = 100, signer: Signer | None = None) -> None:
         self._run = RunDir(run)
-        self._publisher = CheckpointPublisher(self._run, keep=keep)
+        self._publisher = CheckpointPublisher(self._run, keep=keep, signer=signer)
         self._model = step_model(0)
         self._signature = signature_of(self._model)
 

@@ -5,10 +5,13 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointError,
     CheckpointGoneError,
     DamagedCheckpointError,
+    KeyFileError,
     LockHeldError,
     UnsupportedFormatError,
     UnsupportedLocationError,
+    UntrustedCheckpointError,
 )
+from understudy.checkpoints.detached import sign_checkpoint
 from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
@@ -17,11 +20,13 @@ from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, read_manifest
 from understudy.checkpoints.publish import CheckpointPublisher
 from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.checkpoints.signing import AcceptedKeys, Signer, SigningKey
 from understudy.checkpoints.source import Checkpoint, CheckpointSource, RunSource
 from understudy.checkpoints.training import TrainingJournal, TrainingStatus, read_training_status
 
 __all__ = [
     "MODEL_FILE",
+    "AcceptedKeys",
     "AlreadyPublishedError",
     "Checkpoint",
     "CheckpointError",
@@ -32,6 +37,7 @@ __all__ = [
     "DirectoryLock",
     "FileEntry",
     "FolderSource",
+    "KeyFileError",
     "LocalCheckpoint",
     "LockHeldError",
     "Manifest",
@@ -39,12 +45,16 @@ __all__ = [
     "RunDir",
     "RunSource",
     "Signature",
+    "Signer",
+    "SigningKey",
     "TensorSpec",
     "TrainingJournal",
     "TrainingStatus",
     "UnsupportedFormatError",
     "UnsupportedLocationError",
+    "UntrustedCheckpointError",
     "open_local_checkpoint",
     "read_manifest",
     "read_training_status",
+    "sign_checkpoint",
 ]

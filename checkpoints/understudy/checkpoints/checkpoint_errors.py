@@ -2,10 +2,12 @@
 
 CheckpointError
 ├── DamagedCheckpointError     its files are not what its manifest or its format says
+├── UntrustedCheckpointError   it is unsigned, altered, or signed with a key or for a run that is not accepted
 ├── UnsupportedFormatError     another version wrote it, or its format is not supported
 ├── UnsupportedLocationError   its location cannot be read
 ├── CheckpointGoneError        it was deleted or overwritten before it could be fetched
 ├── AlreadyPublishedError      its step is already committed
+├── KeyFileError               a key file cannot be used
 └── LockHeldError              another process uses this folder
 """
 
@@ -18,6 +20,10 @@ class CheckpointError(Exception):
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint's files are not what its manifest or its format says. The text names the file and the difference."""
+
+
+class UntrustedCheckpointError(CheckpointError):
+    """A signature is required, and the checkpoint has none that is accepted. The text says why."""
 
 
 class UnsupportedFormatError(CheckpointError):
@@ -34,6 +40,10 @@ class CheckpointGoneError(CheckpointError):
 
 class AlreadyPublishedError(CheckpointError):
     """A checkpoint of this step is already committed; a committed checkpoint never changes."""
+
+
+class KeyFileError(CheckpointError):
+    """A file of a key cannot be used: it is missing, holds something else, or others may read it."""
 
 
 class LockHeldError(CheckpointError):

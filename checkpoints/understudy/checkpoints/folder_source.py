@@ -8,9 +8,9 @@ the copy complete.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -22,10 +22,12 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointGoneError,
     DamagedCheckpointError,
     UnsupportedFormatError,
+    UntrustedCheckpointError,
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content
 from understudy.checkpoints.layout import MAX_STEP
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint
 from understudy.checkpoints.stable_copy import FileChangedError
 from understudy.checkpoints.staging import ForeignCheckpoint, Staging
@@ -41,6 +43,10 @@ _STAGED_COPIES = 4
 
 _READING_SECONDS = 0.5
 """How long a poll reads. The first poll reads at most `_STAGED_COPIES` files, so that the newest is served early."""
+
+_RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 30.0
+"""How long a file is left alone that this machine could not read, at first and at most."""
 
 
 _Listed = tuple[ForeignFiles, Stamps]
@@ -65,6 +71,8 @@ class FolderSource:
         staging: A private folder of this source, ideally on the file system that checkpoints are fetched to. The first
             `poll` creates it, or empties it of the copies of an earlier process.
         takes_variables: Whether the caller can build the model for checkpoints that hold only variables.
+        accepted: The keys of which one must have signed each checkpoint, in a file of its own beside it; None if they
+            need not be signed.
         clock: Monotonic clock, in seconds.
 
     Raises:
@@ -77,10 +85,12 @@ class FolderSource:
         staging: Path,
         *,
         takes_variables: bool = False,
+        accepted: AcceptedKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._takes_variables = takes_variables
+        self._accepted = accepted
         self._clock = clock
         self._files: dict[Path, _WatchedFile] = {}
         self._staged: dict[str, float] = {}
@@ -120,7 +130,7 @@ class FolderSource:
             last = None if file is None else file.checkpoint
             file = _WatchedFile(origin=origin, stamps=stamps, since=self._clock(), checkpoint=last)
             self._files[origin.path] = file
-        return not file.settled
+        return not file.settled and self._clock() >= file.retry_at
 
     def _read(self, unread: Sequence[_Listed], wanted: Collection[int]) -> bool:
         """Read checkpoints until the time is up; return whether all were read."""
@@ -176,8 +186,13 @@ class FolderSource:
         """Return the checkpoints to read, in the order of their last change."""
         found = []
         for origin in self._list_paths():
-            with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
+            known = self._files.get(origin.path)
+            try:
                 found.append((origin, origin.stamps()))
+            except FileNotFoundError:
+                continue  # Deleted after it was listed.
+            except OSError:
+                found += [] if known is None else [(origin, known.stamps)]
         return sorted(found, key=lambda item: (item[1].modified_ns, item[0].path))
 
     def _list_paths(self) -> list[ForeignFiles]:
@@ -198,7 +213,11 @@ class FolderSource:
                     f"{self._directory} holds {format_.description} ({by_format[format_][0].name}), which hold "
                     "variables without their model; give the experiment that builds it, or save whole models",
                 )
-        return [ForeignFiles(format=format_, path=path) for format_ in present for path in by_format[format_]]
+        return [
+            ForeignFiles(format=format_, path=path, root=self._directory, accepted=self._accepted)
+            for format_ in present
+            for path in by_format[format_]
+        ]
 
     def _watch(self, origin: ForeignFiles, stamps: Stamps) -> None:
         """Copy and read a checkpoint, and record the result."""
@@ -208,14 +227,17 @@ class FolderSource:
             whole = self._staging.stage(origin)
         except (FileNotFoundError, FileChangedError):
             return
-        except TimeoutError as error:
-            _log.warning("%s is to be read again: %s", origin.path, error)
-            return
-        except DamagedCheckpointError as error:
+        except (DamagedCheckpointError, UntrustedCheckpointError) as error:
             if self._clock() - file.since >= _SETTLING_SECONDS:
                 file.checkpoint = self._unreadable(origin, stamps, error)
                 file.settled = True
             return
+        except OSError as error:  # It says nothing about the checkpoint.
+            file.put_off(self._clock())
+            _log.warning("a checkpoint is to be read again", extra={"path": str(origin.path), "reason": str(error)})
+            return
+        if isinstance(file.checkpoint, UnreadableCheckpoint):
+            self._book.release(file.checkpoint.digest)
         misfit = _misfit(origin, whole.content)
         if misfit:
             self._staging.drop(whole.content.digest)
@@ -257,6 +279,7 @@ class _WatchedFile:
     """A checkpoint: its status when last listed, since when, whether that was read, and the last result.
 
     ``waits`` means that the last poll had no time to read it. ``identity`` changes with its name and status.
+    ``put_offs`` counts the failures of this machine to read it, after which it is read again from ``retry_at`` on.
     """
 
     origin: ForeignFiles
@@ -265,10 +288,17 @@ class _WatchedFile:
     settled: bool = False
     waits: bool = False
     checkpoint: Checkpoint | None = None
+    put_offs: int = 0
+    retry_at: float = -math.inf
     identity: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.identity = _identity(self.origin, self.stamps)
+
+    def put_off(self, now: float) -> None:
+        """Read it again later, each time after a longer wait."""
+        self.retry_at = now + min(_RETRY_SECONDS * 2.0**self.put_offs, _LONGEST_RETRY_SECONDS)
+        self.put_offs += 1
 
 
 def _identity(origin: ForeignFiles, stamps: Stamps) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
+from understudy.checkpoints.detached import INNER_NAME, LARGEST_BYTES, check_detached, detached_file
 from understudy.checkpoints.formats import Content, Format
+from understudy.checkpoints.fs import read_within
+from understudy.checkpoints.manifest import describe_file
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.stable_copy import FileChangedError, Stamp, stable_copy
 
 
@@ -32,14 +36,23 @@ class Stamps:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFiles:
-    """A checkpoint in a writer's folder. ``path`` is its file, its folder or the common prefix of its files."""
+    """A checkpoint in a writer's folder.
+
+    Attributes:
+        format: Its format.
+        path: Its file, its folder or the common prefix of its files.
+        root: The writer's folder. Symbolic links out of it are not followed.
+        accepted: The keys of which one must have signed it; None if it need not be signed.
+    """
 
     format: Format
     path: Path
+    root: Path
+    accepted: AcceptedKeys | None = None
 
     def stamps(self) -> Stamps:
         """Return the current status of its files; raise FileNotFoundError if it no longer exists."""
-        return Stamps.of(self.format.files(self.path))
+        return Stamps.of(self._files())
 
     def copy_into(self, folder: Path) -> WholeCopy:
         """Copy it and inspect the copy. The writer's files are only opened for reading, front to back, without locks.
@@ -47,25 +60,42 @@ class ForeignFiles:
         Raises:
             FileNotFoundError: It no longer exists.
             FileChangedError: It changed meanwhile, or just before.
+            UntrustedCheckpointError: It did not change, but it is not signed as required. Then nothing was parsed.
             DamagedCheckpointError: It did not change, but it is incomplete or damaged.
             OSError: Copying failed for another reason. After any error, a partial copy may remain.
         """
-        files = self.format.files(self.path)
+        files = self._files()
         stamps = Stamps.of(files)
         if 0 <= time.time() - stamps.modified_ns / 1e9 < self.format.settle_seconds:
             raise FileChangedError(f"{self.path} was written just now")
         for name, stamp in stamps.files:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if stable_copy(files[name], target) != stamp:
+            if stable_copy(files[name], target, root=self.root) != stamp:
                 raise FileChangedError(f"{files[name]} changed before it was copied")
         if self.stamps() != stamps:
             raise FileChangedError(f"{self.path} changed while it was being copied")
+        if self.accepted is not None:
+            self._check_signature(folder, [name for name, _ in stamps.files], self.accepted)
         try:
             content = self.format.inspect(folder / self.format.kind.file_name)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(f"{self.path}: {error}") from error
         return WholeCopy(content=content, stamps=stamps)
+
+    def _files(self) -> dict[str, Path]:
+        """Return its files by their names in a copy; among them its signature, if that is required and there."""
+        signature = detached_file(self.path)
+        files = {name: path for name, path in self.format.files(self.path).items() if path != signature}
+        if self.accepted is not None and signature.exists():
+            files[INNER_NAME] = signature
+        return files
+
+    def _check_signature(self, folder: Path, names: Iterable[str], accepted: AcceptedKeys) -> None:
+        found = {name: describe_file(folder, name).sha256 for name in names if name != INNER_NAME}
+        signed = (folder / INNER_NAME).exists()
+        content = read_within(folder / INNER_NAME, folder, limit=LARGEST_BYTES) if signed else None
+        check_detached(content, found, accepted, origin=self.path, name=self.path.name)
 
 
 @dataclass(frozen=True, kw_only=True)

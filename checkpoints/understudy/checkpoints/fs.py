@@ -1,4 +1,4 @@
-"""Folders that appear and disappear atomically."""
+"""Folders that appear and disappear atomically, and files of a writer that is not trusted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.layout import TEMPORARY_PREFIX
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
+_NO_FILES = (errno.ENXIO, errno.ELOOP, errno.ENODEV)
+"""The errors for opening a socket, a link to itself, and a device that does not exist."""
+
+_COPIED_AT_ONCE = 2**20
+
+_OPENED_AT_MOST = 3
+"""How often a file is opened that is replaced meanwhile."""
 
 
 @contextlib.contextmanager
@@ -49,29 +59,92 @@ def sweep(parent: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link ``source`` to ``target``, or copy it. ``target`` outlives ``source``.
+def open_within(path: Path, root: Path) -> BinaryIO:
+    """Open a regular file for reading that a writer put somewhere below a folder. Never waits for another process.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        DamagedCheckpointError: It is no regular file, or a symbolic link leads out of the folder.
+        OSError: It cannot be read.
+    """
+    for _ in range(_OPENED_AT_MOST):
+        try:
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                raise DamagedCheckpointError(f"{path} is no regular file: {error.strerror}") from error
+            raise
+        try:
+            if _is_within(path, os.fstat(file.fileno()), root):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+    raise DamagedCheckpointError(f"{path} is replaced again and again")
+
+
+def read_within(path: Path, root: Path, *, limit: int) -> bytes:
+    """Read a small file of a writer; see `open_within`.
+
+    Raises:
+        DamagedCheckpointError: As for `open_within`, or it has more than ``limit`` bytes.
+    """
+    with open_within(path, root) as file:
+        content = bytearray()
+        while len(content) <= limit and (piece := file.read(limit + 1 - len(content))):
+            content += piece
+    if len(content) > limit:
+        raise DamagedCheckpointError(f"{path} has more than {limit} bytes")
+    return bytes(content)
+
+
+def link_or_copy(source: Path, target: Path, *, root: Path, link: bool = True) -> None:
+    """Hard-link a writer's file below ``root`` to ``target``, or copy it. ``target`` outlives ``source``.
+
+    Args:
+        source: The writer's file.
+        target: Does not exist; its folder is created if missing.
+        root: The writer's folder.
+        link: Whether a link is good enough: the writer can still overwrite the file in place.
 
     Raises:
         FileNotFoundError: ``source`` does not exist.
+        DamagedCheckpointError: See `open_within`.
         OSError: Copying failed.
     """
+    with open_within(source, root) as file:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if link and _linked(source, target, os.fstat(file.fileno())):
+            return
+        with target.open("xb", buffering=0) as copy:
+            shutil.copyfileobj(file, copy, _COPIED_AT_ONCE)
+
+
+def _linked(source: Path, target: Path, status: os.stat_result) -> bool:
+    """Hard-link the file with this status; return False if that is not possible."""
     try:
-        _link(source, target)
+        os.link(source, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        shutil.copyfile(source, target)
+        return False
+    if os.path.samestat(target.lstat(), status):
+        return True
+    target.unlink()  # ``source`` is a symbolic link, or was replaced meanwhile.
+    return False
 
 
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        if target.parent.is_dir():
-            raise
-        target.parent.mkdir(parents=True)
-        os.link(source, target)
+def _is_within(path: Path, status: os.stat_result, root: Path) -> bool:
+    """Return whether the file that was opened is the one that the path names now; raise if it is not acceptable."""
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedCheckpointError(f"{path} is no regular file")
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(root)):
+        raise DamagedCheckpointError(
+            f"{path} is a symbolic link out of {root}, which is not followed; put the file itself there"
+        )
+    return os.path.samestat(real.lstat(), status)
 
 
 def _temporary_name(target: Path) -> Path:

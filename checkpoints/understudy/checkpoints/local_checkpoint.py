@@ -8,10 +8,12 @@ from pathlib import Path
 
 from understudy.checkpoints.atomic import write_bytes
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.checkpoints.fs import remove_folder, temporary_folder
+from understudy.checkpoints.detached import INNER_NAME, LARGEST_BYTES, check_detached, hashes
+from understudy.checkpoints.fs import read_within, remove_folder, temporary_folder
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.manifest import Manifest, encode_manifest, read_manifest, verify_files, verify_sizes
+from understudy.checkpoints.signing import AcceptedKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,43 +68,74 @@ class LocalCheckpoint:
         remove_folder(self.directory)
 
 
-def open_local_checkpoint(directory: Path, *, verify: bool = True) -> LocalCheckpoint:
+def open_local_checkpoint(
+    directory: Path, *, verify: bool = True, accepted: AcceptedKeys | None = None
+) -> LocalCheckpoint:
     """Open a private folder that an earlier `Checkpoint.fetch` left, possibly in an earlier process.
 
     Args:
         directory: The private folder.
         verify: Whether to read its files. Otherwise only their sizes are checked.
+        accepted: The keys of which one must have signed it; None if it need not be signed.
 
     Raises:
         FileNotFoundError: The folder does not exist.
+        UntrustedCheckpointError: It is not signed as required.
         DamagedCheckpointError: It is incomplete or damaged.
         UnsupportedFormatError: Another version of this package wrote it.
     """
-    manifest = read_manifest(directory)
+    manifest = read_private_manifest(directory, accepted)
     (verify_files if verify else verify_sizes)(directory, manifest)
     return LocalCheckpoint(directory=directory, manifest=manifest)
 
 
-def fetch_once(into: Path, *, digest: str, fill: Callable[[Path], Manifest], verify: bool = True) -> LocalCheckpoint:
+def read_private_manifest(
+    directory: Path, accepted: AcceptedKeys | None = None, *, origin: Path | None = None
+) -> Manifest:
+    """Read the manifest of a private folder; see `read_manifest`.
+
+    The manifest in the copy of a foreign checkpoint was written by this program; its detached signature is of the same
+    files.
+    """
+    detached = directory / INNER_NAME
+    if accepted is None or not detached.exists():
+        return read_manifest(directory, accepted, origin=origin)
+    manifest = read_manifest(directory, origin=origin)
+    content = read_within(detached, directory, limit=LARGEST_BYTES)
+    check_detached(content, hashes(manifest.files), accepted, origin=origin or directory, name=None)
+    return manifest
+
+
+def fetch_once(
+    into: Path,
+    *,
+    step: int,
+    digest: str,
+    fill: Callable[[Path], Manifest],
+    verify: bool = True,
+    accepted: AcceptedKeys | None = None,
+) -> LocalCheckpoint:
     """Create a private folder atomically, unless it already exists.
 
     It need not survive a power cut: the hashes reveal an incomplete folder, which is created again.
 
     Args:
         into: The private folder; its parent is created if missing.
+        step: The step of the checkpoint.
         digest: The digest of the model. A folder with another or a damaged model is replaced.
         fill: Writes the files into the given folder and returns a manifest of them, which it may write there as well.
         verify: Whether to read the files of an existing folder. Otherwise only their sizes are checked.
+        accepted: The keys of which one must have signed what exists; None if it need not be signed.
 
     Raises:
         Exception: Whatever ``fill`` raises; then no folder remains.
     """
     try:
-        existing = open_local_checkpoint(into, verify=verify)
+        existing = open_local_checkpoint(into, verify=verify, accepted=accepted)
     except (FileNotFoundError, CheckpointError):
         pass
     else:
-        if existing.digest == digest:
+        if (existing.step, existing.digest) == (step, digest):
             return existing
     with temporary_folder(into) as folder:
         manifest = fill(folder)

@@ -15,13 +15,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from understudy.checkpoints.atomic import encode_json
-from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError, UnsupportedFormatError
+from understudy.checkpoints.checkpoint_errors import (
+    DamagedCheckpointError,
+    UnsupportedFormatError,
+    UntrustedCheckpointError,
+)
+from understudy.checkpoints.fs import open_within, read_within
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.low_priority import at_low_priority
 from understudy.checkpoints.signature import Signature
+from understudy.checkpoints.signing import LINE_BYTES, MANIFEST, SIGNATURE_SUFFIX, AcceptedKeys
 
 FORMAT_VERSION = 1
+
+SIGNATURE_FILE = MANIFEST_FILE + SIGNATURE_SUFFIX
+"""The signature of a manifest, beside it."""
+
+_LARGEST_BYTES = 2**24
 
 _HASHED_AT_ONCE = 2**22
 """Bytes per call; large enough to release the GIL to other threads for milliseconds."""
@@ -52,6 +63,7 @@ class Manifest:
         versions: Versions of the libraries that wrote it, by name.
         files: Every file except the manifest, including those of the model.
         kind: How the model is stored.
+        run: The name of the run that it is signed for; None if it is not signed.
         format_version: The version of the manifest's format.
     """
 
@@ -65,6 +77,7 @@ class Manifest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     signature: Signature | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    run: str | None = None
     format_version: int = FORMAT_VERSION
 
     def as_json(self) -> dict[str, Any]:
@@ -80,6 +93,7 @@ class Manifest:
             "metrics": {name: float(value) for name, value in self.metrics.items()},
             "signature": None if self.signature is None else self.signature.as_json(),
             "versions": dict(self.versions),
+            "run": self.run,
             "files": [
                 {"path": entry.path, "size_bytes": entry.size_bytes, "sha256": entry.sha256} for entry in self.files
             ],
@@ -92,16 +106,35 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return encode_json({**fields, "checksum": _checksum(fields)})
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path, accepted: AcceptedKeys | None = None, *, origin: Path | None = None) -> Manifest:
     """Read the manifest of a checkpoint's folder, without reading the files that it lists.
+
+    Args:
+        directory: The folder.
+        accepted: The keys of which one must have signed the manifest, and the run; None if it need not be signed.
+        origin: The manifest's path in error texts, if not that in ``directory``.
 
     Raises:
         FileNotFoundError: There is no manifest: the checkpoint is not committed.
+        UntrustedCheckpointError: It is not signed as required. Then it was not parsed.
         DamagedCheckpointError: It is not a manifest, or does not match its checksum.
         UnsupportedFormatError: Another version of this package wrote it.
     """
     path = directory / MANIFEST_FILE
-    return decode_manifest(path.read_bytes(), origin=path)
+    origin = path if origin is None else origin
+    content = read_within(path, directory, limit=_LARGEST_BYTES)
+    if accepted is None:
+        return decode_manifest(content, origin=origin)
+    try:
+        line = read_within(directory / SIGNATURE_FILE, directory, limit=LINE_BYTES)
+    except FileNotFoundError:
+        raise UntrustedCheckpointError(
+            f"{origin} is not signed; sign it with understudy sign, and have the trainer sign with --sign-key"
+        ) from None
+    accepted.check(content, line, MANIFEST, origin=origin)
+    manifest = decode_manifest(content, origin=origin)
+    accepted.check_run(manifest.run, origin=origin)
+    return manifest
 
 
 def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
@@ -109,7 +142,7 @@ def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
     try:
         fields = json.loads(content)
         version = fields.get("format_version")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedCheckpointError(f"{origin} is not a manifest: {error}") from error
     if version != FORMAT_VERSION:
         raise UnsupportedFormatError(
@@ -117,20 +150,20 @@ def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
             "understudy that wrote it",
         )
     found = fields.pop("checksum", None)
-    if found != _checksum_as_written(content, found) and found != _checksum(fields):
-        raise DamagedCheckpointError(f"{origin} does not match its own checksum {found!r}")
     try:
+        if found != _checksum_as_written(content, found) and found != _checksum(fields):
+            raise DamagedCheckpointError(f"{origin} does not match its own checksum {found!r:.80}")
         return _from_json(fields)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpointError(f"{origin} is not a manifest: {type(error).__name__}: {error}") from error
 
 
 def describe_file(directory: Path, path: str) -> FileEntry:
-    """Measure and hash one file of a folder."""
+    """Measure and hash one file of a folder. Raises as `open_within` does."""
     digest = hashlib.sha256()
     piece = memoryview(bytearray(_HASHED_AT_ONCE))
-    with (directory / path).open("rb", buffering=0) as file:
-        while count := file.readinto(piece):
+    with open_within(directory / path, directory) as file:
+        while count := file.readinto(piece):  # type: ignore[attr-defined]
             digest.update(piece[:count])
         return FileEntry(path=path, size_bytes=file.tell(), sha256=digest.hexdigest())
 
@@ -194,6 +227,7 @@ def _from_json(fields: Mapping[str, Any]) -> Manifest:
         metrics={str(name): float(value) for name, value in fields["metrics"].items()},
         signature=None if signature is None else Signature.from_json(signature),
         versions={str(name): str(version) for name, version in fields["versions"].items()},
+        run=None if fields.get("run") is None else str(fields["run"]),
         files=files,
     )
 

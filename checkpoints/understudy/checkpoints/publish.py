@@ -15,8 +15,9 @@ from understudy.checkpoints.checkpoint_errors import AlreadyPublishedError, Lock
 from understudy.checkpoints.fs import remove_folder, sweep, temporary_folder
 from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE, RunDir, step_name
 from understudy.checkpoints.locks import DirectoryLock
-from understudy.checkpoints.manifest import FileEntry, Manifest, describe_file, encode_manifest
+from understudy.checkpoints.manifest import SIGNATURE_FILE, FileEntry, Manifest, describe_file, encode_manifest
 from understudy.checkpoints.signature import Signature
+from understudy.checkpoints.signing import MANIFEST, Signer
 
 _log = logging.getLogger(__name__)
 
@@ -33,13 +34,15 @@ class CheckpointPublisher:
         run_dir: The run folder; created if missing.
         keep: How many of the newest checkpoints to keep, at least 1. Checkpoints that the evaluator leases are kept
             as well.
+        signer: Signs each checkpoint; None if they are not signed.
     """
 
-    def __init__(self, run_dir: RunDir, *, keep: int) -> None:
+    def __init__(self, run_dir: RunDir, *, keep: int, signer: Signer | None = None) -> None:
         if keep < 1:
             raise ValueError(f"keep is the number of checkpoints to keep, at least 1, not {keep}")
         self._run = run_dir
         self._keep = keep
+        self._signer = signer
         self._lock = DirectoryLock(run_dir.checkpoints)
         # If the lock is held, a publisher is alive and its temporary folder is in use.
         with contextlib.suppress(LockHeldError), self._lock:
@@ -95,8 +98,12 @@ class CheckpointPublisher:
                     metrics=dict(metrics),
                     signature=signature,
                     versions=library_versions() if versions is None else dict(versions),
+                    run=None if self._signer is None else self._signer.run,
                 )
-                write_bytes(folder / MANIFEST_FILE, encode_manifest(manifest))
+                content = encode_manifest(manifest)
+                if self._signer is not None:
+                    write_bytes(folder / SIGNATURE_FILE, self._signer.key.sign(content, MANIFEST))
+                write_bytes(folder / MANIFEST_FILE, content)
                 # A folder without a manifest was never committed.
                 remove_folder(target)
                 folder.rename(target)

@@ -16,9 +16,10 @@ from understudy.checkpoints.formats.saved_model import GRAPH_FILE
 from understudy.checkpoints.formats.tf_checkpoint import STATE_FILE
 from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.layout import TEMPORARY_PREFIX
+from understudy.checkpoints.signing import SIGNATURE_SUFFIX
 from understudy.checkpoints.source import Checkpoint
 
-_PATTERNS = ("*.keras", "*.h5", "*.index", "*.data-*-of-*", STATE_FILE)
+_PATTERNS = ("*.keras", "*.h5", "*.index", "*.data-*-of-*", STATE_FILE, f"*{SIGNATURE_SUFFIX}")
 """The files of a folder that may be part of a checkpoint. Others, such as logs, are not fetched."""
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -14,17 +17,25 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointError,
     CheckpointGoneError,
     DamagedCheckpointError,
-    UnsupportedFormatError,
+    UntrustedCheckpointError,
 )
+from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import link_or_copy
 from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir, parse_step
-from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
-from understudy.checkpoints.manifest import Manifest, decode_manifest, read_manifest, verify_files, verify_sizes
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once, read_private_manifest
+from understudy.checkpoints.manifest import (
+    SIGNATURE_FILE,
+    Manifest,
+    read_manifest,
+    verify_files,
+    verify_sizes,
+)
+from understudy.checkpoints.signing import AcceptedKeys
 
 _log = logging.getLogger(__name__)
 
-_Stamp = tuple[int, int, int]
-"""Inode, size in bytes and modification time in nanoseconds. They change when a file is replaced."""
+_Stamp = tuple[int, int, int] | None
+"""Inode, size in bytes and modification time in nanoseconds. They change when a file is replaced. None for no file."""
 
 _FolderStamp = tuple[int, int]
 """Inode and modification time in nanoseconds."""
@@ -33,11 +44,15 @@ _READ_AT_FIRST = 16
 _READ_AT_ONCE = 512
 """How many manifests a poll reads. The first poll reads few, so that it finds the newest checkpoint at once."""
 
+_RETRIED_AT_ONCE = 64
+"""How many checkpoints that could not be read a poll tries again, in turn."""
+
 _COARSE_NS = 2_000_000_000
 """The coarsest tick of a file system's clock. A folder that changed longer ago has no later change in the same tick."""
 
 _LISTING_SECONDS = 10.0
-"""How long a folder that seems unchanged is not listed again."""
+_LISTING_SHARE = 0.01
+"""How long a folder that seems unchanged is not listed again, and the largest share of the time that this may take."""
 
 
 class Checkpoint(Protocol):
@@ -80,6 +95,7 @@ class Checkpoint(Protocol):
 
         Raises:
             DamagedCheckpointError: It is incomplete or damaged.
+            UntrustedCheckpointError: It is not signed as required.
             UnsupportedFormatError: Another version wrote it.
             CheckpointGoneError: Its writer has deleted or overwritten it.
             OSError: Its files could not be read, or the private folder could not be written.
@@ -116,56 +132,87 @@ class CheckpointSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCheckpoint:
-    """A checkpoint that a `CheckpointPublisher` committed."""
+    """A checkpoint that a `CheckpointPublisher` committed.
+
+    If it must be signed, `fetch` copies it: through a hard link its writer could change it after the check.
+
+    Attributes:
+        directory: Its folder.
+        accepted: The keys of which one must have signed it; None if it need not be signed.
+        is_private: Whether the folder is an evaluator's private one.
+    """
 
     directory: Path
     step: int
     digest: str
     created_at: float
     final: bool
-    copies: bool = False
+    accepted: AcceptedKeys | None = None
+    is_private: bool = False
 
     @classmethod
-    def of(cls, directory: Path, manifest: Manifest) -> Self:
-        """Return the checkpoint of a folder with this manifest."""
+    def read(cls, directory: Path, accepted: AcceptedKeys | None = None, *, is_private: bool = False) -> Self:
+        """Return the checkpoint of a folder. Raises as `read_manifest` does."""
+        manifest = (read_private_manifest if is_private else read_manifest)(directory, accepted)
         return cls(
             directory=directory,
             step=manifest.step,
             digest=manifest.digest,
             created_at=manifest.created_at,
             final=manifest.final,
+            accepted=accepted,
+            is_private=is_private,
         )
+
+    @property
+    def copies(self) -> bool:
+        """See `Checkpoint`."""
+        return self.accepted is not None
 
     @property
     def manifest(self) -> Manifest | None:
         """See `Checkpoint`. Reads from disk."""
         try:
-            return read_manifest(self.directory)
+            return read_manifest(self.directory, self.accepted)
         except (FileNotFoundError, CheckpointError):
             return None
 
     def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """See `Checkpoint`."""
         fill = self._link_verified if verify else self._link
-        return fetch_once(into, digest=self.digest, fill=fill, verify=verify)
+        return fetch_once(into, step=self.step, digest=self.digest, fill=fill, verify=verify, accepted=self.accepted)
 
     def _link(self, folder: Path) -> Manifest:
         gone = f"{self.directory} was deleted before it could be fetched"
+        take = functools.partial(self._take, folder=folder)
         try:
-            manifest = read_manifest(self.directory)
+            take(MANIFEST_FILE)
         except FileNotFoundError as error:
             raise CheckpointGoneError(gone) from error
-        if manifest.digest != self.digest:
+        if self.accepted is not None:
+            for signature in (SIGNATURE_FILE, *([INNER_NAME] if self.is_private else [])):
+                with contextlib.suppress(FileNotFoundError):
+                    take(signature)
+        read = read_private_manifest if self.is_private else read_manifest
+        manifest = read(folder, self.accepted, origin=self.directory / MANIFEST_FILE)
+        if (manifest.step, manifest.digest) != (self.step, self.digest):
             raise CheckpointGoneError(f"{self.directory} was replaced before it could be fetched")
-        for path in (*(entry.path for entry in manifest.files), MANIFEST_FILE):
+        for path in [entry.path for entry in manifest.files]:
             try:
-                link_or_copy(self.directory / path, folder / path)
+                take(path)
             except FileNotFoundError as error:
                 if not (self.directory / MANIFEST_FILE).exists():
                     raise CheckpointGoneError(gone) from error
                 raise DamagedCheckpointError(f"{self.directory / path} is missing, its manifest lists it") from error
+            except FileExistsError as error:
+                raise DamagedCheckpointError(f"{self.directory}: its manifest lists {path} twice") from error
         verify_sizes(folder, manifest)
         return manifest
+
+    def _take(self, path: str, folder: Path) -> None:
+        """Link or copy one file."""
+        root = self.directory.parent
+        link_or_copy(self.directory / path, folder / path, root=root, link=self.accepted is None)
 
     def _link_verified(self, folder: Path) -> Manifest:
         manifest = self._link(folder)
@@ -195,15 +242,22 @@ class RunSource:
     """The checkpoints of a run folder, which need not exist yet.
 
     A poll lists the folder once and opens only the manifests of new names. If nothing has changed, it does not list
-    the folder. A folder with a number above `MAX_STEP` is no checkpoint; it is named in the log once.
+    the folder, however many checkpoints there are: it looks again only at those that could not be read. A folder with a
+    number above `MAX_STEP` is no checkpoint; it is named in the log once.
+
+    Args:
+        run_dir: The run folder.
+        accepted: The keys of which one must have signed each manifest; None if they need not be signed.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, *, accepted: AcceptedKeys | None = None) -> None:
         self._run = run_dir
+        self._accepted = accepted
         self._refused: set[str] = set()
         self._known: dict[int, tuple[_FolderStamp, Checkpoint]] = {}
-        self._unreadable: dict[int, tuple[_Stamp, Checkpoint]] = {}
-        self._uncommitted: set[int] = set()
+        self._unreadable: dict[int, tuple[tuple[_Stamp, _Stamp], Checkpoint]] = {}
+        self._uncommitted: dict[int, _FolderStamp] = {}
+        self._retries: deque[int] = deque()
         self._unread: Sequence[int] = ()
         self._listing: _Listing | None = None
         self._found: list[Checkpoint] = []
@@ -217,6 +271,8 @@ class RunSource:
         """See `CheckpointSource`."""
         if self._listing is None or not self._listing.is_still_true(self.peek()) or self._unread:
             self._refresh(wanted)
+        elif self._retries:
+            self._retry()
         return self._found
 
     def peek(self) -> object:
@@ -228,28 +284,44 @@ class RunSource:
 
     def _refresh(self, wanted: Collection[int]) -> None:
         limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
+        began = time.monotonic()
         peek = self.peek()
         folders = self._list()
+        seconds = time.monotonic() - began
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
         self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
         self._unreadable = {step: known for step, known in self._unreadable.items() if step in folders}
-        self._uncommitted &= folders.keys()
-        tried = self._known.keys() | self._unreadable.keys() | self._uncommitted
+        self._uncommitted = {step: folders[step] for step in self._uncommitted if step in folders}
+        tried = self._known.keys() | self._unreadable.keys() | self._uncommitted.keys()
         unread = sorted(folders.keys() - tried, key=lambda step: (step not in wanted, -step))
         limit += len(wanted)
         self._unread = unread[limit:]
-        for step in (*unread[:limit], *self._unreadable, *self._uncommitted):
-            self._uncommitted.discard(step)
-            try:
-                self._read(step, folders[step])
-            except FileNotFoundError:
-                if self._run.checkpoint(step).exists():
-                    self._uncommitted.add(step)
-                else:
-                    gone.append(_gone(self._run, step))
+        again = [*self._unreadable, *self._uncommitted]
+        now = (*unread[:limit], *again[:_RETRIED_AT_ONCE])
+        gone += [_gone(self._run, step) for step in now if not self._read(step, folders[step])]
+        self._publish(gone)
+        self._listing = _Listing.of(peek, settled=not gone, seconds=seconds)
+
+    def _retry(self) -> None:
+        """Look again at some of the checkpoints that could not be read."""
+        changed = False
+        for _ in range(min(len(self._retries), _RETRIED_AT_ONCE)):
+            step = self._retries.popleft()
+            self._retries.append(step)
+            before = self._unreadable.get(step)
+            folder = self._folder_stamp(step)
+            if folder is None or not self._read(step, folder):
+                self._listing = None if self._listing is None else self._listing.expired()
+            changed |= step in self._known or self._unreadable.get(step) != before
+        if changed:
+            self._publish([])
+
+    def _publish(self, gone: Iterable[Checkpoint]) -> None:
         found = [checkpoint for _, checkpoint in (*self._known.values(), *self._unreadable.values())]
         self._found = sorted((*found, *gone), key=lambda checkpoint: checkpoint.step)
-        self._listing = _Listing.of(peek, settled=not (gone or self._uncommitted or self._unreadable))
+        waiting = self._unreadable.keys() | self._uncommitted.keys()
+        kept = [step for step in self._retries if step in waiting]
+        self._retries = deque([*sorted(waiting.difference(kept), reverse=True), *kept])
 
     def _list(self) -> dict[int, _FolderStamp]:
         found = {}
@@ -264,24 +336,45 @@ class RunSource:
                 )
         return found
 
-    def _read(self, step: int, folder: _FolderStamp) -> None:
-        """Read the manifest of a step, unless it is known to be unreadable and has not changed."""
-        directory = self._run.checkpoint(step)
-        path = directory / MANIFEST_FILE
-        stat = path.stat()
-        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if step in self._unreadable and self._unreadable[step][0] == stamp:
-            return
-        self._unreadable.pop(step, None)
-        content = path.read_bytes()
+    def _folder_stamp(self, step: int) -> _FolderStamp | None:
         try:
-            manifest = _decode(content, path, step)
-        except (DamagedCheckpointError, UnsupportedFormatError) as error:
-            digest = hashlib.sha256(content).hexdigest()
-            checkpoint = UnreadableCheckpoint(step=step, digest=digest, created_at=stat.st_mtime, error=error)
-            self._unreadable[step] = (stamp, checkpoint)
-            return
-        self._known[step] = (folder, PublishedCheckpoint.of(directory, manifest))
+            stat = self._run.checkpoint(step).stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns
+
+    def _read(self, step: int, folder: _FolderStamp) -> bool:
+        """Read the manifest of a step, unless it is known to be unreadable and has not changed.
+
+        Returns False if the folder is gone.
+        """
+        directory = self._run.checkpoint(step)
+        known = self._unreadable.pop(step, None)
+        self._uncommitted.pop(step, None)
+        try:
+            stamps = _stamp(directory / MANIFEST_FILE), _stamp(directory / SIGNATURE_FILE)
+            if known is not None and known[0] == stamps:
+                self._unreadable[step] = known
+                return True
+            self._known[step] = folder, self._published(step)
+        except FileNotFoundError:
+            if not directory.exists():
+                return False
+            self._uncommitted[step] = folder
+        except CheckpointError as error:
+            self._unreadable[step] = stamps, _unreadable(directory, step, stamps, error)
+        except OSError as error:  # It says nothing about the checkpoint.
+            self._uncommitted[step] = folder
+            _log.warning("a checkpoint is to be read again", extra={"step": step, "reason": str(error)})
+        return True
+
+    def _published(self, step: int) -> PublishedCheckpoint:
+        directory = self._run.checkpoint(step)
+        checkpoint = PublishedCheckpoint.read(directory, self._accepted)
+        if checkpoint.step != step:
+            error = DamagedCheckpointError if self._accepted is None else UntrustedCheckpointError
+            raise error(f"{directory / MANIFEST_FILE} is the manifest of step {checkpoint.step}")
+        return checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,10 +385,15 @@ class _Listing:
     expires_at: float
 
     @classmethod
-    def of(cls, peek: object, *, settled: bool) -> _Listing:
-        """Return a listing that was made after a peek. It stays valid for some time if the folder is settled."""
+    def of(cls, peek: object, *, settled: bool, seconds: float) -> _Listing:
+        """Return a listing that was made after a peek, in this time. It stays valid for some time if it is settled."""
         is_old = isinstance(peek, int) and time.time_ns() - peek > _COARSE_NS
-        return cls(peek=peek, expires_at=time.monotonic() + (_LISTING_SECONDS if settled and is_old else 0.0))
+        valid = max(_LISTING_SECONDS, seconds / _LISTING_SHARE) if settled and is_old else 0.0
+        return cls(peek=peek, expires_at=time.monotonic() + valid)
+
+    def expired(self) -> _Listing:
+        """Return the listing, to be made again."""
+        return _Listing(peek=self.peek, expires_at=0.0)
 
     def is_still_true(self, peek: object) -> bool:
         return peek == self.peek and time.monotonic() < self.expires_at
@@ -309,8 +407,22 @@ def _gone(run: RunDir, step: int) -> UnreadableCheckpoint:
     return UnreadableCheckpoint(step=step, digest=digest, created_at=now, error=CheckpointGoneError(text))
 
 
-def _decode(content: bytes, path: Path, step: int) -> Manifest:
-    manifest = decode_manifest(content, origin=path)
-    if manifest.step != step:
-        raise DamagedCheckpointError(f"{path} is the manifest of step {manifest.step}")
-    return manifest
+def _unreadable(
+    directory: Path, step: int, stamps: tuple[_Stamp, _Stamp], error: CheckpointError
+) -> UnreadableCheckpoint:
+    """Return a checkpoint that cannot be read; its digest changes when its manifest or its signature does."""
+    stamp = stamps[0] or stamps[1]
+    return UnreadableCheckpoint(
+        step=step,
+        digest=hashlib.sha256(f"{directory.name} {stamps} {error}".encode()).hexdigest(),
+        created_at=stamp[2] / 1e9 if stamp else time.time(),
+        error=error,
+    )
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        stat = path.lstat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from understudy.checkpoints.fs import open_within
+
 
 class FileChangedError(Exception):
     """A file changed while it was being copied. Try again later."""
@@ -27,7 +29,7 @@ class Stamp:
         return cls(inode=status.st_ino, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
 
 
-def stable_copy(source: Path, target: Path) -> Stamp:
+def stable_copy(source: Path, target: Path, *, root: Path) -> Stamp:
     """Copy a file, unless it changes meanwhile. It is read once from front to back, without a lock.
 
     A write within the same tick of the file system's clock can be missed: also check the copy's own checksums.
@@ -35,6 +37,7 @@ def stable_copy(source: Path, target: Path) -> Stamp:
     Args:
         source: The writer's file.
         target: A path that does not exist yet. After an error, a partial copy may remain.
+        root: The writer's folder.
 
     Returns:
         The file's status, the same before and after.
@@ -42,9 +45,10 @@ def stable_copy(source: Path, target: Path) -> Stamp:
     Raises:
         FileChangedError: It changed.
         FileNotFoundError: It does not exist.
+        DamagedCheckpointError: It is no regular file, or a symbolic link leads out of ``root``.
         OSError: Reading or writing failed.
     """
-    with source.open("rb") as reader, target.open("xb") as writer:
+    with open_within(source, root) as reader, target.open("xb") as writer:
         before = Stamp.of(os.fstat(reader.fileno()))
         shutil.copyfileobj(reader, writer, 1 << 20)
         after = Stamp.of(os.fstat(reader.fileno()))

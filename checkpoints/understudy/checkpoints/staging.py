@@ -6,7 +6,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import (
+    CheckpointGoneError,
+    DamagedCheckpointError,
+    UntrustedCheckpointError,
+)
+from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
 from understudy.checkpoints.fs import link_or_copy, remove_folder, sweep, temporary_folder
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
@@ -51,7 +56,7 @@ class Staging:
             if not copy.is_dir():
                 return False
             for name in _files_in(copy):
-                link_or_copy(copy / name, target / name)
+                link_or_copy(copy / name, target / name, root=copy)
             remove_folder(copy)
             return True
 
@@ -76,7 +81,9 @@ class ForeignCheckpoint:
 
     def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """See `Checkpoint`."""
-        return fetch_once(into, digest=self.digest, fill=self._fill, verify=verify)
+        return fetch_once(
+            into, step=self.step, digest=self.digest, fill=self._fill, verify=verify, accepted=self.origin.accepted
+        )
 
     def _fill(self, folder: Path) -> Manifest:
         if not self.staging.hand_over(self.digest, folder):
@@ -88,14 +95,14 @@ class ForeignCheckpoint:
             final=self.final,
             digest=self.digest,
             kind=self.origin.format.kind,
-            files=tuple(describe_file(folder, name) for name in _files_in(folder)),
+            files=tuple(describe_file(folder, name) for name in _files_in(folder) if name != INNER_NAME),
         )
 
     def _copy_again(self, folder: Path) -> None:
         gone = f"{self.origin.path} was overwritten or deleted before step {self.step} could be fetched"
         try:
             whole = self.origin.copy_into(folder)
-        except (FileNotFoundError, FileChangedError, DamagedCheckpointError) as error:
+        except (FileNotFoundError, FileChangedError, DamagedCheckpointError, UntrustedCheckpointError) as error:
             raise CheckpointGoneError(gone) from error
         if whole.content.digest != self.digest:
             raise CheckpointGoneError(gone)

@@ -70,6 +70,13 @@ class StepRegistry:
             self._note(self._reserved, key, self._steps[digest])
         return self._steps[digest]
 
+    def release(self, digest: str) -> None:
+        """Drop the assignment of a digest that no checkpoint has any more, so that its step can be assigned again."""
+        step = self._steps.pop(digest, None)
+        if step is not None:
+            self._assigned.discard(step)
+            self._is_saved = False
+
     def keep_reserved(self, files: Collection[str]) -> None:
         """Drop the reservations of all other files."""
         kept = {_FILE + file for file in files}

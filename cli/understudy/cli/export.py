@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.signing import accepted_keys
 from understudy.cli.command_errors import CommandError, reported
 from understudy.evaluator.evaluator_errors import EvaluatorError
 from understudy.service.service_errors import SettingsError
@@ -51,6 +53,14 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
     help="Convert models that name any class, function or operation, as for serve.",
 )
 @click.option(
+    "--require-signature",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Export only a checkpoint that is signed with the private key of this public key, as for serve.",
+)
+@click.option("--run-name", metavar="NAME", help="The name of the run for which it is signed, as for serve.")
+@click.option(
     "--step",
     type=_StepType(),
     default="best",
@@ -81,6 +91,8 @@ def command(
     state_dir: Path | None,
     experiment: str | None,
     allow_unsafe_models: bool,
+    require_signature: tuple[Path, ...],
+    run_name: str | None,
     step: _Step,
     form: ExportFormat,
     output: Path,
@@ -101,13 +113,14 @@ def command(
         settings = ServeSettings(run_dir=run_dir, checkpoints=checkpoints, state_dir=state_dir)
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
-    with reported(EvaluatorError, ExperimentError):
+    with reported(EvaluatorError, ExperimentError, CheckpointError):
         build_model = None if experiment is None else load_experiment(experiment).build_model
         store = CheckpointExporter(
             run_dir=run_dir,
             state_dir=settings.evaluator_state_dir,
             build_model=build_model,
             allow_unsafe_models=allow_unsafe_models,
+            accepted=accepted_keys(require_signature, run=run_name, folder=settings.location.folder),
         )
         chosen = store.resolve(step)
         try:

@@ -25,6 +25,8 @@ _COMMANDS: Final = {
     "evaluations": "Show or export a server's record of every checkpoint.",
     "watch": "Follow evaluations as they are recorded.",
     "export": "Export a checkpoint from a run, as a Keras file or a SavedModel.",
+    "keygen": "Make a key pair for signed checkpoints.",
+    "sign": "Sign checkpoints that are written completely.",
     "promote": "Pin a version, remove the pin, or roll back.",
     "health": "Check whether a server is serving; the exit status is the answer.",
 }

@@ -14,6 +14,7 @@ import tensorflow as tf
 from understudy.checkpoints.layout import LEASES_DIR, RESULTS_DIR
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.checkpoints.locks import DirectoryLock
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import EvaluationDataset
@@ -80,6 +81,7 @@ def start_components(
     settings: EvaluatorSettings,
     *,
     source: CheckpointSource,
+    accepted: AcceptedKeys | None,
     datasets: Sequence[EvaluationDataset],
     build_model: BuildModel | None,
     observer: Observer,
@@ -93,6 +95,7 @@ def start_components(
     Args:
         settings: The operator's settings.
         source: The source of checkpoints.
+        accepted: The keys of which one must have signed each checkpoint; None if they need not be signed.
         datasets: The datasets to score them on.
         build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
         observer: Receives events.
@@ -113,7 +116,7 @@ def start_components(
     records = _open_records(settings, monitor, datasets, observer, stack)
 
     quarantine = _new_quarantine(settings)
-    store = CheckpointStore(source, settings.state_dir / LEASES_DIR)
+    store = CheckpointStore(source, settings.state_dir / LEASES_DIR, accepted=accepted)
     version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer)
     streams = OpenStreams()
     manager = _build_manager(

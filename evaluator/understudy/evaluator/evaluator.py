@@ -11,9 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import (
+    ConfigurationError,
     DatasetNotFoundError,
     DrainingError,
     InvalidInputError,
@@ -68,6 +70,8 @@ class Evaluator:
     Args:
         settings: The operator's settings.
         source: The source of checkpoints.
+        accepted: The keys of which one must have signed each checkpoint, as for the source; None if they need not be
+            signed.
         datasets: The datasets that each checkpoint is scored on, in this order; names are unique.
         build_model: Returns a new Keras model, for checkpoints that hold only variables.
         observer: Receives an event for each batch, load and record.
@@ -80,10 +84,14 @@ class Evaluator:
         source: CheckpointSource,
         datasets: Sequence[EvaluationDataset] = (),
         build_model: Callable[[], Any] | None = None,
+        accepted: AcceptedKeys | None = None,
         observer: Observer,
     ) -> None:
+        if settings.require_signature and accepted is None:
+            raise ConfigurationError("require_signature is set, and no keys are given")
         self._settings = settings
         self._source = source
+        self._accepted = accepted
         self._datasets = {dataset.name: dataset for dataset in datasets}
         self._all_datasets = tuple(datasets)
         self._build_model = build_model
@@ -113,6 +121,7 @@ class Evaluator:
             self._running = start_components(
                 self._settings,
                 source=self._source,
+                accepted=self._accepted,
                 datasets=self._all_datasets,
                 build_model=self._build_model,
                 observer=self._observer,

@@ -122,9 +122,10 @@ _GRAPH_ERROR = "Graph execution error:"
 _NODE = "[[{{node"
 
 _MEMORY_ERRNOS = {errno.ENOMEM}
-_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ETIMEDOUT}
+_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 _OTHER_TEXT = re.compile(
-    r"no space left on device|disk quota exceeded|too many open files|input/output error", re.IGNORECASE
+    r"no space left on device|disk quota exceeded|too many open files|input/output error|stale (NFS )?file handle",
+    re.IGNORECASE,
 )
 _MEMORY_TEXT = re.compile(
     r"out of memory|\boom when allocating|fail(ed|ure) to allocate|bad_alloc|(cannot|unable to) allocate|"

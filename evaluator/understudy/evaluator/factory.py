@@ -12,6 +12,7 @@ from pathlib import Path
 from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.remote import RemoteFolderSource
+from understudy.checkpoints.signing import AcceptedKeys, accepted_keys
 from understudy.checkpoints.source import CheckpointSource, RunSource
 from understudy.evaluator.assembly import device_settings
 from understudy.evaluator.datasets.dataset import EvaluationDataset, datasets_of
@@ -51,9 +52,11 @@ def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, 
     _check_state_dir(settings.state_dir)
     build_strategy(device_settings(settings))
     experiment = None if location.experiment is None else load_experiment(location.experiment)
+    accepted = accepted_keys(settings.require_signature, run=settings.run_name, folder=location.folder)
     evaluator = Evaluator(
         settings,
-        source=_source(location, settings),
+        source=_source(location, settings, accepted),
+        accepted=accepted,
         datasets=_datasets(location, experiment),
         build_model=None if experiment is None else experiment.build_model,
         observer=observer,
@@ -73,7 +76,9 @@ def _check_state_dir(folder: Path) -> None:
         ) from error
 
 
-def _source(location: CheckpointLocation, settings: EvaluatorSettings) -> CheckpointSource:
+def _source(
+    location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
+) -> CheckpointSource:
     if location.is_run:
         if location.url is not None:
             raise ConfigurationError(
@@ -81,19 +86,26 @@ def _source(location: CheckpointLocation, settings: EvaluatorSettings) -> Checkp
             )
         run_dir = RunDir(location.folder)
         _say_if_missing(run_dir.checkpoints)
-        return RunSource(run_dir)
+        return RunSource(run_dir, accepted=accepted)
     try:
-        return _foreign_source(location, settings)
+        return _foreign_source(location, settings, accepted)
     except OSError as error:
         raise ConfigurationError(
             f"the checkpoints' folder {location.url or location.folder} cannot be read: {error}"
         ) from error
 
 
-def _foreign_source(location: CheckpointLocation, settings: EvaluatorSettings) -> CheckpointSource:
+def _foreign_source(
+    location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
+) -> CheckpointSource:
     mirror = settings.state_dir / "mirror"
     folder = location.folder if location.url is None else mirror
-    source = FolderSource(folder, settings.state_dir / "staging", takes_variables=location.experiment is not None)
+    source = FolderSource(
+        folder,
+        settings.state_dir / "staging",
+        takes_variables=location.experiment is not None,
+        accepted=accepted,
+    )
     if location.url is not None:
         return RemoteFolderSource(location.url, mirror, source)
     _say_if_missing(folder)

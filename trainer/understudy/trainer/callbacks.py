@@ -14,6 +14,8 @@ import tensorflow as tf
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, Manifest, RunDir, TrainingJournal
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
+from understudy.checkpoints.signing import Signer, SigningKey
+from understudy.checkpoints.signing import run_name as name_of_run
 from understudy.trainer.replica_state import ReplicaState, average
 from understudy.trainer.stopping import ResultsWatch, StopMode, stop_rule
 from understudy.trainer.trainer_errors import ModelError, StrategyError
@@ -28,6 +30,8 @@ def publish_model(
     metrics: Mapping[str, float] | None = None,
     final: bool = False,
     keep: int = 5,
+    sign_key: Path | str | None = None,
+    run_name: str | None = None,
 ) -> Manifest:
     """Publish a model as a committed checkpoint. When this returns, an evaluator can read the whole checkpoint.
 
@@ -42,8 +46,11 @@ def publish_model(
         metrics: Training metrics by name.
         final: Whether it is the last checkpoint of the training.
         keep: How many of the newest checkpoints to keep.
+        sign_key: A private key of ``understudy keygen`` to sign the checkpoint with.
+        run_name: The name of the run to sign it for; by default that of the run folder.
 
     Raises:
+        KeyFileError: The private key cannot be used.
         ModelError: The model is not built.
         StrategyError: Several workers train the model, or it trains asynchronously; use `understudy.trainer.train`.
         AlreadyPublishedError: This step is already published.
@@ -51,7 +58,7 @@ def publish_model(
     """
     if not model.built:
         raise ModelError("the model has no variables yet; give it an Input, or call model.build(), before publishing")
-    publisher = CheckpointPublisher(RunDir(Path(run_dir)), keep=keep)
+    publisher = CheckpointPublisher(RunDir(Path(run_dir)), keep=keep, signer=_signer(sign_key, run_name, Path(run_dir)))
 
     def write(folder: Path) -> None:
         with _averaged(model):
@@ -77,20 +84,34 @@ class PublishCheckpoint(keras.callbacks.Callback):
         run_dir: The run folder. This callback owns it from the beginning of ``fit`` to its end.
         save_freq: ``"epoch"``, or a number of steps.
         keep: How many of the newest checkpoints to keep.
+        sign_key: A private key of ``understudy keygen`` to sign the checkpoints with.
+        run_name: The name of the run to sign them for; by default that of the run folder.
 
     Raises:
+        KeyFileError: The private key cannot be used.
         ValueError: ``save_freq`` is neither.
         LockHeldError: From ``fit``: another training uses the run folder.
         StrategyError: From ``fit``: Keras' ``fit`` does not train correctly under the model's strategy.
     """
 
-    def __init__(self, run_dir: Path | str, *, save_freq: int | str = "epoch", keep: int = 5) -> None:
+    def __init__(
+        self,
+        run_dir: Path | str,
+        *,
+        save_freq: int | str = "epoch",
+        keep: int = 5,
+        sign_key: Path | str | None = None,
+        run_name: str | None = None,
+    ) -> None:
         super().__init__()
         if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
             raise ValueError(f"save_freq is 'epoch' or a number of steps, not {save_freq!r}")
         self._run_dir = RunDir(Path(run_dir))
         self._save_freq = save_freq
         self._keep = keep
+        _signer(sign_key, run_name, self._run_dir.root)  # An unusable key is found before the training.
+        self._sign_key = sign_key
+        self._run_name = run_name
         self._published = 0
         self._epoch = 0
         self._logs: Mapping[str, Any] = {}
@@ -153,6 +174,8 @@ class PublishCheckpoint(keras.callbacks.Callback):
             metrics={name: value for name, value in self._logs.items() if not name.startswith("val_")},
             final=final,
             keep=self._keep,
+            sign_key=self._sign_key,
+            run_name=self._run_name,
         )
         self._published = step
 
@@ -197,6 +220,12 @@ class EvaluationStopping(keras.callbacks.Callback):
         self.reason = self._watch.reason_to_stop(int(self.model.optimizer.iterations.numpy()))
         if self.reason is not None:
             self.model.stop_training = True
+
+
+def _signer(sign_key: Path | str | None, run: str | None, run_dir: Path) -> Signer | None:
+    if sign_key is None:
+        return None
+    return Signer(key=SigningKey.read(Path(sign_key)), run=run or name_of_run(run_dir))
 
 
 def _fail(stack: ExitStack) -> None:

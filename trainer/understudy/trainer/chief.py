@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class Chief:
-    """Owns the run folder during the whole training. A context manager for one thread.
+    """Owns the run folder during the whole training, and signs its checkpoints. A context manager for one thread.
+
+    Creating it raises KeyFileError if the key for signing cannot be used.
 
     Entering raises LockHeldError if another trainer uses the folder. Leaving writes how training ended. Both raise
     PublishError if the folder is not writable; leaving with an exception does not, since that one says more.
@@ -30,6 +32,7 @@ class Chief:
 
     def __init__(self, settings: TrainSettings) -> None:
         self._settings = settings
+        self._signer = settings.signer()
         self._run_dir = RunDir(settings.run_dir)
         self._journal = TrainingJournal(self._run_dir)
         self._summaries: TrainingSummaries | None = None
@@ -71,7 +74,7 @@ class Chief:
             first_step: Steps done by earlier starts.
         """
         self._journal.record_step(first_step)
-        publisher = CheckpointPublisher(self._run_dir, keep=self._settings.keep_checkpoints)
+        publisher = CheckpointPublisher(self._run_dir, keep=self._settings.keep_checkpoints, signer=self._signer)
         self._publisher = ModelPublisher(publisher, model)
         if self._settings.tensorboard:
             # Not earlier: it uses TensorFlow, which fixes its devices on first use.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.signing import AcceptedKeys, Signer, SigningKey, accepted_keys, run_name
 from understudy.trainer.stopping import StopMode, parse_stop_rule
 
 StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server", "tpu"]
@@ -29,6 +30,29 @@ class TrainSettings:
     steps: int = field(metadata={"help": "Train until this many steps are done, counting those of earlier starts."})
     checkpoint_every: int = field(default=500, metadata={"help": "Publish a checkpoint every this many steps."})
     keep_checkpoints: int = field(default=5, metadata={"help": "How many of the newest checkpoints to keep."})
+    sign_key: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Sign each checkpoint with this private key, and resume only from signed ones; see understudy "
+            "keygen.",
+            "metavar": "FILE",
+        },
+    )
+    require_signature: tuple[Path, ...] = field(
+        default=(),
+        metadata={
+            "help": "Read only checkpoints that are signed with the private key of one of these public keys.",
+            "metavar": "FILES",
+        },
+    )
+    run_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "The name of the run for which checkpoints are signed; by default that of the run folder, or of "
+            "the folder of checkpoints.",
+            "metavar": "NAME",
+        },
+    )
     strategy: StrategyName = field(default="one_device", metadata={"help": "How to spread training over devices."})
     devices: tuple[str, ...] = field(
         default=(),
@@ -181,6 +205,32 @@ class TrainSettings:
     def evaluator_state_dir(self) -> Path:
         """The folder of the evaluator's results."""
         return RunDir(self.run_dir).evaluator if self.state_dir is None else self.state_dir
+
+    def signer(self) -> Signer | None:
+        """Return what signs the checkpoints, or None if they are not signed.
+
+        Raises:
+            understudy.checkpoints.checkpoint_errors.KeyFileError: The private key cannot be used.
+        """
+        if self.sign_key is None:
+            return None
+        return Signer(key=SigningKey.read(self.sign_key), run=self.run_name or run_name(self.run_dir))
+
+    def accepted_keys(self) -> AcceptedKeys | None:
+        """Return the keys of which one must have signed a checkpoint to resume from; None if it need not be signed.
+
+        Where public keys are given, the tasks that do not publish need no private key.
+
+        Raises:
+            understudy.checkpoints.checkpoint_errors.KeyFileError: A key cannot be used.
+        """
+        public = accepted_keys(self.require_signature, run=self.run_name, folder=self.run_dir)
+        signer = None
+        if self.sign_key is not None and (public is None or self.sign_key.exists()):
+            signer = self.signer()
+        if public is None or signer is None:
+            return public or (None if signer is None else signer.accepted)
+        return public.also(signer.accepted)
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -145,7 +145,7 @@ def _resume(job: Job, settings: TrainSettings) -> int:
     if not committed:
         return 0
     checkpoint = run_dir.checkpoint(committed[-1])
-    verify_files(checkpoint, read_manifest(checkpoint))
+    verify_files(checkpoint, read_manifest(checkpoint, settings.accepted_keys()))
     snapshot = read_snapshot(checkpoint, like=job.capture(0))
     job.restore(snapshot)
     return snapshot.step

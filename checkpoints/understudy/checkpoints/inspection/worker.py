@@ -22,7 +22,7 @@ from understudy.compat import data_type_name, parse_bundle_entry, parse_saved_mo
 
 _LONGEST_TEXT = 2000
 _LARGEST_ANSWER_BYTES = 2**26
-_MACHINES = (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
+_MACHINES = (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
 """The errors that say nothing about the file. ENOMEM is not one of them: the limit of the fork causes it."""
 
 

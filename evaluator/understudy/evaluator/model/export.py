@@ -18,7 +18,7 @@ from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import BEST_FILE, LEASES_DIR, MODEL_FILE, RunDir, parse_step, step_name
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
-from understudy.checkpoints.manifest import read_manifest
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import PublishedCheckpoint
 from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError, first_line
 
@@ -39,6 +39,7 @@ class CheckpointExporter:
         build_model: Returns a new Keras model, for checkpoints that hold only variables; None if there is no such
             function.
         allow_unsafe_models: Whether a stored model may name any class, function and operation.
+        accepted: The keys of which one must have signed a checkpoint; None if it need not be signed.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class CheckpointExporter:
         state_dir: Path,
         build_model: Callable[[], Any] | None = None,
         allow_unsafe_models: bool = False,
+        accepted: AcceptedKeys | None = None,
     ) -> None:
         self._run = None if run_dir is None else RunDir(run_dir)
         self._state_dir = state_dir
         self._build_model = build_model
         self._allow_unsafe_models = allow_unsafe_models
+        self._accepted = accepted
 
     def steps(self) -> list[int]:
         """Return the steps that can be exported, ascending."""
@@ -131,9 +134,11 @@ class CheckpointExporter:
     @contextmanager
     def _local_checkpoint(self, step: int, folder: Path) -> Iterator[LocalCheckpoint]:
         """Yield a verified private copy of a checkpoint."""
-        for origin in self._origins(step):
+        for origin, is_private in self._origins(step):
             try:
-                checkpoint = PublishedCheckpoint.of(origin, read_manifest(origin))
+                checkpoint = PublishedCheckpoint.read(origin, self._accepted, is_private=is_private)
+                if checkpoint.step != step:
+                    raise LoadError(f"step {step} cannot be exported: {origin} holds step {checkpoint.step}")
                 local = checkpoint.fetch(folder / "taken")
             except FileNotFoundError:
                 continue
@@ -143,9 +148,10 @@ class CheckpointExporter:
             return
         raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")
 
-    def _origins(self, step: int) -> list[Path]:
-        leased = self._state_dir / LEASES_DIR / step_name(step)
-        return [leased] if self._run is None else [leased, self._run.checkpoint(step)]
+    def _origins(self, step: int) -> list[tuple[Path, bool]]:
+        """Return the folders that may hold a step, and whether each is private to the evaluator."""
+        leased = (self._state_dir / LEASES_DIR / step_name(step), True)
+        return [leased] if self._run is None else [leased, (self._run.checkpoint(step), False)]
 
 
 def _write_keras(checkpoint: LocalCheckpoint, file: Path, load: LoadModel) -> None:

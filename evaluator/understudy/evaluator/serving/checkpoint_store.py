@@ -13,8 +13,8 @@ from typing import Self
 from understudy.checkpoints.checkpoint_errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
 from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.layout import parse_step, step_name
-from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint
-from understudy.checkpoints.manifest import read_manifest
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint, read_private_manifest
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, CheckpointSource
 from understudy.evaluator.evaluator_errors import VersionNotFoundError
 from understudy.evaluator.types import CheckpointInfo
@@ -44,10 +44,13 @@ class CheckpointStore:
     Args:
         source: The source of checkpoints. Polled only by `refresh`.
         directory: The parent of the private folders, ``leases/``; created if missing.
+        accepted: The keys of which one must have signed what an earlier process left; None if it need not be signed.
+            The source itself checks what it fetches.
     """
 
-    def __init__(self, source: CheckpointSource, directory: Path) -> None:
+    def __init__(self, source: CheckpointSource, directory: Path, *, accepted: AcceptedKeys | None = None) -> None:
         self._source = source
+        self._accepted = accepted
         self._directory = directory
         self._lock = threading.Lock()
         self._items: dict[int, _Item] = {}
@@ -211,7 +214,7 @@ class CheckpointStore:
         if item.offered is not None:
             return item.offered.fetch(folder, verify=False)
         try:
-            return open_local_checkpoint(folder, verify=False)
+            return open_local_checkpoint(folder, verify=False, accepted=self._accepted)
         except FileNotFoundError as error:
             raise CheckpointGoneError(f"step {item.info.step} was deleted before it could be fetched") from error
 
@@ -234,7 +237,9 @@ class CheckpointStore:
     def _adopt(self, step: int) -> None:
         folder = self._folder(step)
         try:
-            manifest = read_manifest(folder)
+            manifest = read_private_manifest(folder, self._accepted)
+            if manifest.step != step:
+                raise DamagedCheckpointError(f"{folder} holds step {manifest.step}")
         except (FileNotFoundError, CheckpointError) as error:
             _log.warning("leftover of an earlier process deleted", extra={"folder": str(folder), "error": str(error)})
             remove_folder(folder)

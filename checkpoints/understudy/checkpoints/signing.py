@@ -1,0 +1,231 @@
+"""Signatures of checkpoints: Ed25519, by a key of the trainer, over the exact bytes that name every file with its hash.
+
+A signature file has one line, with an identifier of the key and the signature, both in hexadecimal. That of a published
+checkpoint, ``manifest.json.sig``, is of its manifest. `understudy.checkpoints.detached` is about those of other
+checkpoints. The identifier only helps to say which key is missing; nothing of a checkpoint is parsed before its
+signature was found valid.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.checkpoints.checkpoint_errors import KeyFileError, UntrustedCheckpointError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+SIGNATURE_SUFFIX = ".sig"
+PUBLIC_SUFFIX = ".pub"
+
+MANIFEST = b"understudy manifest 1\n"
+"""The purpose of a manifest's signature. A signature for one purpose is not valid for another."""
+
+_LINE = re.compile(rb"understudy-signature 1 key=([0-9a-f]{16}) ed25519=([0-9a-f]{128})\n")
+LINE_BYTES = 181
+"""The length of a signature's line."""
+
+_LARGEST_KEY_BYTES = 2**14
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigningKey:
+    """A private key. Thread-safe."""
+
+    key: Ed25519PrivateKey
+    identifier: str
+
+    @classmethod
+    def read(cls, file: Path) -> SigningKey:
+        """Read a private key in PEM format.
+
+        Raises:
+            KeyFileError: The file cannot be read, is no Ed25519 key, or others than its owner may read it.
+        """
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        content = _read_key(file, is_private=True)
+        try:
+            key = load_pem_private_key(content, password=None)
+        except Exception as error:
+            raise KeyFileError(
+                f"{file} is no private key in PEM format without a passphrase: {error}; make one with understudy keygen"
+            ) from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise KeyFileError(f"{file} is a key of another kind; make an Ed25519 key with understudy keygen")
+        return cls(key=key, identifier=_identifier(key.public_key()))
+
+    def sign(self, content: bytes, purpose: bytes) -> bytes:
+        """Return the line of a signature."""
+        signature = self.key.sign(purpose + content)
+        return f"understudy-signature 1 key={self.identifier} ed25519={signature.hex()}\n".encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signer:
+    """Signs the checkpoints of one run. The name of the run is part of what is signed. Thread-safe."""
+
+    key: SigningKey
+    run: str
+
+    @property
+    def accepted(self) -> AcceptedKeys:
+        """What accepts the signatures of this signer."""
+        return AcceptedKeys(keys={self.key.identifier: self.key.key.public_key()}, run=self.run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedKeys:
+    """The public keys whose signatures are accepted, and the run that a checkpoint must be of. Thread-safe.
+
+    Attributes:
+        keys: The keys by their identifiers.
+        run: The name of the run.
+    """
+
+    keys: Mapping[str, Ed25519PublicKey]
+    run: str
+
+    @classmethod
+    def read(cls, files: Sequence[Path], *, run: str) -> AcceptedKeys:
+        """Read public keys in PEM format.
+
+        Raises:
+            KeyFileError: A file cannot be read, or is no public Ed25519 key.
+        """
+        keys = [_read_public(file) for file in files]
+        return cls(keys={_identifier(key): key for key in keys}, run=run)
+
+    def also(self, other: AcceptedKeys) -> AcceptedKeys:
+        """Return these keys and others."""
+        return AcceptedKeys(keys={**self.keys, **other.keys}, run=self.run)
+
+    def check(self, content: bytes, line: bytes, purpose: bytes, *, origin: Path) -> None:
+        """Check the signature of some content.
+
+        Args:
+            content: What was signed.
+            line: The line of the signature.
+            purpose: What the signature is for.
+            origin: What error texts name.
+
+        Raises:
+            UntrustedCheckpointError: The line is no signature, its key is not accepted, or it is of another content.
+        """
+        from cryptography.exceptions import InvalidSignature
+
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise UntrustedCheckpointError(f"{origin} has a signature file that is no signature of understudy")
+        identifier = found[1].decode()
+        if identifier not in self.keys:
+            accepted = " and ".join(self.keys)
+            raise UntrustedCheckpointError(f"{origin} is signed with the key {identifier}; accepted is {accepted}")
+        try:
+            self.keys[identifier].verify(bytes.fromhex(found[2].decode()), purpose + content)
+        except InvalidSignature:
+            raise UntrustedCheckpointError(
+                f"{origin} is not what was signed with the key {identifier}: it was altered, or its signature was"
+            ) from None
+
+    def check_run(self, run: str | None, *, origin: Path) -> None:
+        """Raise UntrustedCheckpointError if a signed checkpoint is of another run."""
+        if run != self.run:
+            raise UntrustedCheckpointError(
+                f"{origin} is signed for the run {run!r}, accepted is {self.run!r}; if that is the same run, give both "
+                "the trainer and the reader the same --run-name"
+            )
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of a run whose name is not given: that of its folder."""
+    return folder.resolve().name
+
+
+def accepted_keys(files: Sequence[Path], *, run: str | None, folder: Path) -> AcceptedKeys | None:
+    """Return the keys of which one must have signed a checkpoint; None if there are no files.
+
+    Args:
+        files: The public keys.
+        run: The name of the run; by default that of the folder.
+        folder: The run folder, or the folder of checkpoints.
+
+    Raises:
+        KeyFileError: A key cannot be read.
+    """
+    return AcceptedKeys.read(files, run=run or run_name(folder)) if files else None
+
+
+def write_key_pair(file: Path) -> str:
+    """Write a new private key, which only its owner may read, and beside it the public key; return the identifier.
+
+    Raises:
+        KeyFileError: One of the files exists, or cannot be written.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    for path, content, mode in ((file, private, 0o600), (public_file(file), public, 0o644)):
+        try:
+            with open(path, "xb", opener=functools.partial(os.open, mode=mode)) as output:
+                output.write(content)
+        except OSError as error:
+            raise KeyFileError(f"{path} cannot be written: {error.strerror}; a key is never overwritten") from error
+    return _identifier(key.public_key())
+
+
+def public_file(file: Path) -> Path:
+    """Return where `write_key_pair` writes the public key."""
+    return file.with_name(file.name + PUBLIC_SUFFIX)
+
+
+def _read_public(file: Path) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    content = _read_key(file, is_private=False)
+    if b"PRIVATE KEY" in content:
+        raise KeyFileError(f"{file} is a private key, which belongs to the trainer alone; give its public key")
+    try:
+        key: Any = load_pem_public_key(content)
+    except Exception as error:
+        raise KeyFileError(f"{file} is no public key in PEM format: {error}") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyFileError(f"{file} is a key of another kind; expected is an Ed25519 key of understudy keygen")
+    return key
+
+
+def _read_key(file: Path, *, is_private: bool) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            if is_private:
+                _check_mode(file, os.fstat(opened.fileno()))
+            return opened.read(_LARGEST_KEY_BYTES)
+    except OSError as error:
+        raise KeyFileError(f"the key {file} cannot be read: {error.strerror}") from error
+
+
+def _check_mode(file: Path, status: os.stat_result) -> None:
+    """Refuse a private key that others may read or change. A mounted secret of another owner is read by its group."""
+    forbidden = 0o077 if status.st_uid == os.geteuid() else 0o037
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & forbidden:
+        raise KeyFileError(f"{file} has the permissions {mode:04o}, others may use it; chmod 600 {file}")
+
+
+def _identifier(key: Ed25519PublicKey) -> str:
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]

@@ -1,0 +1,337 @@
+"""Signed checkpoints: what is unsigned, altered, of another step, run or key is refused before it is parsed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from understudy.checkpoints import (
+    AcceptedKeys,
+    CheckpointGoneError,
+    CheckpointPublisher,
+    DamagedCheckpointError,
+    FolderSource,
+    KeyFileError,
+    RunDir,
+    RunSource,
+    Signer,
+    SigningKey,
+    UntrustedCheckpointError,
+    open_local_checkpoint,
+    sign_checkpoint,
+)
+from understudy.checkpoints import manifest as manifest_module
+from understudy.checkpoints.fs import remove_folder
+from understudy.checkpoints.signing import public_file, write_key_pair
+
+from .conftest import WriteKeras
+
+STEP = 7
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Two key pairs."""
+
+    own: Path
+    other: Path
+
+    def accepted(self, *files: Path, run: str = "run") -> AcceptedKeys:
+        return AcceptedKeys.read([public_file(file) for file in files or (self.own,)], run=run)
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    folder = tmp_path_factory.mktemp("keys")
+    pairs = Keys(folder / "own.key", folder / "other.key")
+    for file in (pairs.own, pairs.other):
+        write_key_pair(file)
+    return pairs
+
+
+def write(folder: Path) -> None:
+    (folder / "model.keras").write_bytes(b"the model " * 20)
+    (folder / "resume").mkdir()
+    (folder / "resume" / "state").write_bytes(b"the rest")
+
+
+def publish(run: RunDir, key: Path | None, step: int = STEP, name: str = "run") -> None:
+    signer = None if key is None else Signer(key=SigningKey.read(key), run=name)
+    publisher = CheckpointPublisher(run, keep=100, signer=signer)
+    publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None, versions={})
+
+
+def fetched(run: RunDir, accepted: AcceptedKeys, step: int = STEP) -> bytes:
+    (checkpoint,) = [found for found in RunSource(run, accepted=accepted).poll() if found.step == step]
+    local = checkpoint.fetch(run.leases / str(checkpoint.step), verify=False)
+    local.verify()
+    return local.model_file.read_bytes()
+
+
+def refusal(run: RunDir, accepted: AcceptedKeys, step: int = STEP) -> str:
+    with pytest.raises(UntrustedCheckpointError) as refused:
+        fetched(run, accepted, step)
+    return str(refused.value)
+
+
+def test_a_signed_checkpoint_is_accepted_also_with_one_of_several_keys(run: RunDir, keys: Keys) -> None:
+    publish(run, keys.own)
+    for accepted in (keys.accepted(), keys.accepted(keys.other, keys.own)):
+        assert fetched(run, accepted) == b"the model " * 20
+
+
+def test_an_unsigned_checkpoint_is_refused_until_it_is_signed(run: RunDir, keys: Keys) -> None:
+    publish(run, None)
+    source = RunSource(run, accepted=keys.accepted())
+    (unsigned,) = source.poll()
+    with pytest.raises(UntrustedCheckpointError, match="is not signed; sign it with understudy sign"):
+        unsigned.fetch(run.leases / "7")
+    sign_checkpoint(run.checkpoint(STEP), SigningKey.read(keys.own))
+    (signed,) = source.poll()
+    assert signed.digest != unsigned.digest
+    assert signed.fetch(run.leases / "7").step == STEP
+    assert fetched(run, keys.accepted()) == b"the model " * 20
+
+
+def test_a_checkpoint_signed_with_another_key_is_refused_by_both_identifiers(run: RunDir, keys: Keys) -> None:
+    publish(run, keys.other)
+    other, own = (SigningKey.read(file).identifier for file in (keys.other, keys.own))
+    assert f"signed with the key {other}; accepted is {own}" in refusal(run, keys.accepted())
+
+
+def test_a_signed_checkpoint_is_of_its_step_and_run_only(run: RunDir, keys: Keys, tmp_path: Path) -> None:
+    publish(run, keys.own)
+    shutil.copytree(run.checkpoint(STEP), run.checkpoint(9))
+    assert "manifest of step 7" in refusal(run, keys.accepted(), 9)
+    another = RunDir(tmp_path / "another")
+    shutil.copytree(run.checkpoint(STEP), another.checkpoint(STEP))
+    assert "signed for the run 'run', accepted is 'another'" in refusal(another, keys.accepted(run="another"))
+
+
+def test_nothing_is_parsed_before_its_signature_is_valid(
+    run: RunDir, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(manifest_module, "decode_manifest", lambda content, **_: parsed.append(content))
+    publish(run, keys.other)
+    publish(run, None, 8)
+    RunSource(run, accepted=keys.accepted()).poll()
+    assert parsed == []
+
+
+def test_a_checkpoint_that_must_be_signed_is_copied_so_that_its_writer_cannot_change_what_was_checked(
+    run: RunDir, keys: Keys
+) -> None:
+    publish(run, keys.own)
+    (checkpoint,) = RunSource(run, accepted=keys.accepted()).poll()
+    local = checkpoint.fetch(run.leases / "000000000007")
+    with (run.checkpoint(STEP) / "model.keras").open("r+b") as file:
+        file.write(b"THE")
+    assert checkpoint.copies
+    local.verify()
+    local.release()
+    with pytest.raises(DamagedCheckpointError, match="SHA-256"):
+        checkpoint.fetch(run.leases / "000000000007")
+
+
+def test_a_checkpoint_exchanged_after_the_poll_is_checked_again(run: RunDir, keys: Keys) -> None:
+    publish(run, keys.own)
+    (checkpoint,) = RunSource(run, accepted=keys.accepted()).poll()
+    remove_folder(run.checkpoint(STEP))
+    publish(run, keys.other)
+    with pytest.raises(UntrustedCheckpointError, match="signed with the key"):
+        checkpoint.fetch(run.leases / "000000000007")
+    remove_folder(run.checkpoint(STEP))
+    publish(run, keys.own, 8)
+    run.checkpoint(8).rename(run.checkpoint(STEP))
+    with pytest.raises(CheckpointGoneError, match="replaced"):
+        checkpoint.fetch(run.leases / "000000000007")
+
+
+def test_what_an_earlier_process_leased_without_a_signature_is_refused(run: RunDir, keys: Keys) -> None:
+    for key, step in ((None, 1), (keys.own, 2)):
+        publish(run, key, step)
+    for checkpoint in RunSource(run).poll():
+        checkpoint.fetch(run.leases / f"{checkpoint.step}")
+    with pytest.raises(UntrustedCheckpointError, match="is not signed"):
+        open_local_checkpoint(run.leases / "1", accepted=keys.accepted())
+    with pytest.raises(UntrustedCheckpointError, match="is not signed"):
+        open_local_checkpoint(run.leases / "2", accepted=keys.accepted())  # Without keys, no signature is leased.
+    (_, signed) = RunSource(run, accepted=keys.accepted()).poll()
+    signed.fetch(run.leases / "2")
+    assert open_local_checkpoint(run.leases / "2", accepted=keys.accepted()).step == 2
+
+
+@pytest.fixture(scope="module")
+def signed_files(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> tuple[RunDir, list[tuple[Path, int]]]:
+    """Return a run with a signed checkpoint, and the place of each of its bytes."""
+    run = RunDir(tmp_path_factory.mktemp("altered") / "run")
+    publish(run, keys.own)
+    files = sorted(path for path in run.checkpoint(STEP).rglob("*") if path.is_file())
+    assert len(files) == 4
+    return run, [(file, place) for file in files for place in range(file.stat().st_size)]
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), how=st.sampled_from(["flip", "truncate", "extend", "remove"]))
+def test_any_byte_that_differs_is_refused(
+    signed_files: tuple[RunDir, list[tuple[Path, int]]], keys: Keys, seed: int, how: str
+) -> None:
+    run, places = signed_files
+    chance = random.Random(seed)  # noqa: S311 - no secrets here
+    file = chance.choice(sorted({file for file, _ in places}))
+    good = file.read_bytes()
+    place = chance.randrange(len(good))
+    bad = bytearray(good)
+    if how == "flip":
+        bad[place] ^= 1 << chance.randrange(8)
+    alter: dict[str, Callable[[], object]] = {
+        "flip": lambda: file.write_bytes(bad),
+        "truncate": lambda: file.write_bytes(good[:place]),
+        "extend": lambda: file.write_bytes(good + good[: place + 1]),
+        "remove": file.unlink,
+    }
+    alter[how]()
+    try:
+        found = RunSource(run, accepted=keys.accepted()).poll()
+        assert [checkpoint.step for checkpoint in found] == ([] if not run.committed_steps() else [STEP])
+        for checkpoint in found:
+            with pytest.raises((UntrustedCheckpointError, DamagedCheckpointError)):
+                checkpoint.fetch(run.leases / "000000000007", verify=False).verify()
+    finally:
+        file.write_bytes(good)
+        remove_folder(run.leases / "000000000007")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder
+
+
+class Clock:
+    """A clock that goes only when told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def foreign_refusal(source: FolderSource, clock: Clock, into: Path) -> str:
+    """Return why the only checkpoint of a folder is refused, once it counts as written."""
+    assert source.poll() == []
+    clock.now += 6
+    (refused,) = source.poll()
+    with pytest.raises(UntrustedCheckpointError) as error:
+        refused.fetch(into)
+    return str(error.value)
+
+
+def test_a_foreign_file_is_read_once_it_has_a_signature_beside_it(
+    theirs: Path, tmp_path: Path, keys: Keys, write_keras: WriteKeras
+) -> None:
+    clock = Clock()
+    accepted = keys.accepted(run="theirs")
+    source = FolderSource(theirs, tmp_path / "staging", accepted=accepted, clock=clock)
+    file = write_keras(theirs / "model-0100.keras")
+    text = foreign_refusal(source, clock, tmp_path / "lease")
+    assert "is not signed: there is no model-0100.keras.sig; write it with understudy sign" in text
+    assert sign_checkpoint(file, SigningKey.read(keys.own)) == theirs / "model-0100.keras.sig"
+    (signed,) = source.poll()
+    assert signed.step == 100
+    private = signed.fetch(tmp_path / "lease").directory
+    assert open_local_checkpoint(private, accepted=accepted).step == 100
+    (private / "checkpoint.sig").unlink()
+    with pytest.raises(UntrustedCheckpointError):
+        open_local_checkpoint(private, accepted=accepted)
+
+
+def test_a_foreign_file_with_the_signature_of_another_is_refused(
+    theirs: Path, tmp_path: Path, keys: Keys, write_keras: WriteKeras
+) -> None:
+    clock = Clock()
+    file = write_keras(theirs / "model-0100.keras")
+    signature = sign_checkpoint(file, SigningKey.read(keys.own))
+    file.rename(theirs / "model-0200.keras")
+    signature.rename(theirs / "model-0200.keras.sig")
+    source = FolderSource(theirs, tmp_path / "staging", accepted=keys.accepted(run="theirs"), clock=clock)
+    assert "has the signature of model-0100.keras" in foreign_refusal(source, clock, tmp_path / "lease")
+
+
+def test_every_altered_byte_of_a_foreign_file_or_its_signature_is_refused(
+    theirs: Path, tmp_path: Path, keys: Keys, write_keras: WriteKeras
+) -> None:
+    file = write_keras(theirs / "model-0100.keras")
+    signature = sign_checkpoint(file, SigningKey.read(keys.own))
+    chance = random.Random(3)  # noqa: S311 - no secrets here
+    for altered in (file, signature):
+        good = altered.read_bytes()
+        for place in chance.sample(range(len(good)), 12):
+            bad = bytearray(good)
+            bad[place] ^= 1 << chance.randrange(8)
+            altered.write_bytes(bad)
+            clock = Clock()
+            source = FolderSource(theirs, tmp_path / "staging", accepted=keys.accepted(run="theirs"), clock=clock)
+            foreign_refusal(source, clock, tmp_path / "lease")
+        altered.write_bytes(good)
+
+
+def test_a_link_out_of_the_writer_s_folder_is_refused(theirs: Path, tmp_path: Path, write_keras: WriteKeras) -> None:
+    clock = Clock()
+    write_keras(tmp_path / "secret.keras")
+    (theirs / "model-1.keras").symlink_to(tmp_path / "secret.keras")
+    source = FolderSource(theirs, tmp_path / "staging", clock=clock)
+    assert source.poll() == []
+    clock.now += 6
+    (linked,) = source.poll()
+    with pytest.raises(DamagedCheckpointError, match="symbolic link out of"):
+        linked.fetch(tmp_path / "lease")
+    write_keras(theirs / "model-2.keras", weight=2.0)
+    (theirs / "latest.keras").symlink_to("model-2.keras")
+    assert [checkpoint.step for checkpoint in source.poll()] == [1, 2]
+
+
+def test_a_private_key_is_for_its_owner_and_never_overwritten(tmp_path: Path) -> None:
+    key = tmp_path / "trainer.key"
+    write_key_pair(key)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    with pytest.raises(KeyFileError, match="never overwritten"):
+        write_key_pair(key)
+    key.chmod(0o640)
+    with pytest.raises(KeyFileError, match=r"permissions 0640.*chmod 600"):
+        SigningKey.read(key)
+
+
+def test_a_key_of_another_kind_is_refused_by_what_it_is(tmp_path: Path) -> None:
+    key = tmp_path / "trainer.key"
+    write_key_pair(key)
+    with pytest.raises(KeyFileError, match="is a private key, which belongs to the trainer alone"):
+        AcceptedKeys.read([key], run="run")
+    public_file(key).chmod(0o600)
+    with pytest.raises(KeyFileError, match="no private key in PEM format"):
+        SigningKey.read(public_file(key))
+    with pytest.raises(KeyFileError, match="cannot be read: No such file"):
+        SigningKey.read(tmp_path / "missing")
+
+
+def test_a_key_of_openssl_will_do(run: RunDir, tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl")
+    key = tmp_path / "openssl.key"
+    subprocess.run([openssl, "genpkey", "-algorithm", "ed25519", "-out", key], check=True, timeout=30)
+    subprocess.run([openssl, "pkey", "-in", key, "-pubout", "-out", public_file(key)], check=True, timeout=30)
+    key.chmod(0o600)
+    publish(run, key)
+    assert fetched(run, AcceptedKeys.read([public_file(key)], run="run"))
