@@ -58,9 +58,9 @@ def test_only_signed_checkpoints_of_this_run_and_step_are_served(run_service: Ru
     shutil.copytree(run.checkpoint(1), run.checkpoint(3))
     signing(tmp_path, key, "another").publish(4)
     another.checkpoint(4).rename(run.checkpoint(4))
-    stranger = tmp_path / "stranger.key"
-    write_key_pair(stranger)
-    signing(tmp_path, stranger).publish(5)
+    unknown = tmp_path / "unknown.key"
+    write_key_pair(unknown)
+    signing(tmp_path, unknown).publish(5)
     signing(tmp_path, key, "another").publish(6)
     with (another.checkpoint(6) / "manifest.json").open("ab") as manifest:
         manifest.write(b" ")

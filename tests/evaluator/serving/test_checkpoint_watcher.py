@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
-from understudy.checkpoints import manifest, source
+from understudy.checkpoints import manifest
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
@@ -229,7 +229,6 @@ class Reading:
             return describe(*args)
 
         patch.setattr(manifest, "decode_manifest", decoding)
-        patch.setattr(source, "decode_manifest", decoding)
         patch.setattr(manifest, "describe_file", describing)
 
 
