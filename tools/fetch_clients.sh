@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs third-party clients under .tools/clients, each in its own environment, for the tests that run them against this
-# server: triton (tritonclient), tfserving (tensorflow-serving-api), node (@grpc/grpc-js).
+# server: triton (tritonclient), tfserving (tensorflow-serving-api), node (the packages of clients/examples/node).
 #
 #     tools/fetch_clients.sh triton|tfserving|node
 #
@@ -16,7 +16,7 @@ python=${PYTHON:-.venv/bin/python}
 case $kind in
   triton) packages=("tritonclient[grpc,http]==2.73.0") ;;
   tfserving) packages=("tensorflow-serving-api==2.21.0" --constraint constraints.txt) ;;
-  node) packages=("@grpc/grpc-js@1.14.7" "@grpc/proto-loader@0.8.1") ;;
+  node) packages=("$(sha256sum clients/examples/node/package-lock.json)") ;;
   *) echo "there is no $kind; give triton, tfserving or node" >&2; exit 1 ;;
 esac
 stamp=$target/.holds
@@ -26,7 +26,8 @@ rm -rf "$target"
 mkdir -p "$target"
 if [ "$kind" = node ]; then
   command -v npm >/dev/null && command -v node >/dev/null || { echo "Node and npm are not on PATH" >&2; exit 2; }
-  npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$target" "${packages[@]}"
+  cp clients/examples/node/{package.json,package-lock.json,.npmrc} "$target"
+  (cd "$target" && npm ci --silent --no-audit --no-fund --ignore-scripts) # exactly the lockfile's, by their hashes
 else
   "$python" -m venv "$target"
   "$target/bin/pip" install --quiet --disable-pip-version-check --retries 2 --timeout 20 "${packages[@]}"

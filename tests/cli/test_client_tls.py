@@ -1,4 +1,4 @@
-"""The client's commands over TLS."""
+"""The client's commands over TLS, and with tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trustme
 from click.testing import CliRunner, Result
 
 from testkit.certificates import Credentials
-from testkit.peer_server import STEP, Peer
+from testkit.peer_server import STEP, Failure, Peer
 from understudy.cli.main import main
 
 Ask = Callable[..., Result]
@@ -106,3 +106,35 @@ def test_settings_that_do_not_fit_are_usage_errors(ask: Ask, own: Credentials, t
     ):
         assert refused.exit_code == 2, refused.stderr
         assert reason in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("status",), ("evaluations",), ("promote", "--unpin"), ("evaluate", "--dataset", "test")],
+    ids=" ".join,
+)
+def test_commands_send_the_token_in_the_file(arguments: tuple[str, ...], ask: Ask, peer: Peer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    asked = ask(*arguments, "--token-file", str(tmp_path / "token"))
+    assert asked.exit_code == 0, asked.stderr
+    assert {sent["authorization"] for _, sent in peer.script.metadata} == {"Bearer secret"}
+
+
+def test_a_token_stays_on_this_machine_without_tls(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    token = {"UNDERSTUDY_TOKEN_FILE": str(tmp_path / "token"), "UNDERSTUDY_TIMEOUT_SECONDS": "5"}
+    asked = CliRunner().invoke(main, ["status", "--target", "models.invalid:8500"], env=token)
+    told_to = CliRunner().invoke(main, ["status", "--target", "models.invalid:8500", "--token-without-tls"], env=token)
+    missing = ask("status", "--token-file", str(tmp_path / "missing"))
+
+    assert (asked.exit_code, told_to.exit_code, missing.exit_code) == (2, 1, 2)
+    assert "'--token-file': the token would be sent to models.invalid:8500" in " ".join(asked.stderr.split())
+    assert "'--token-file': token_file" in " ".join(missing.stderr.split())
+
+
+def test_a_caller_that_is_not_admitted_is_told_the_remedy(ask: Ask, peer: Peer) -> None:
+    peer.script.failures.append(Failure(code=grpc.StatusCode.UNAUTHENTICATED, message="no token came"))
+    refused = ask("status")
+    assert refused.exit_code == 1
+    assert "no token came; send a token that the server knows" in refused.stderr
+    assert "--token-file" in refused.stderr

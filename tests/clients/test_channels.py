@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -12,17 +13,20 @@ import pytest
 import trustme
 from grpc import aio
 
-from testkit.peer_server import STEP, Peer
+from testkit.certificates import replace
+from testkit.peer_server import STEP, Failure, Peer
 from understudy.clients import (
     AsyncClient,
     CallOptions,
     Client,
     DeadlineExceededError,
     MessageTooLargeError,
+    PermissionDeniedError,
     UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
 )
+from understudy.clients.token import is_on_this_machine
 
 ROWS = np.ones((2, 4), np.float32)
 SECONDS = 20
@@ -43,6 +47,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "is_serving": (),
 }
 """The arguments of every method that calls a server, but `compare`, which the peer refuses."""
+
+OWN_TOKEN: dict[str, Any] = {"token": "of-the-client"}
 
 Kind = type[Client] | type[AsyncClient]
 both_clients = pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -173,6 +179,112 @@ def test_an_option_that_does_not_exist_is_a_mistake_of_the_program(kind: Kind, p
     for name in CALLS:
         with pytest.raises(TypeError, match="time_out"):
             call(kind, peer.target, name, options)
+
+
+@both_clients
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"is_serving"}))
+def test_the_client_s_own_token_goes_with_every_call(kind: Kind, name: str, recording_peer: Peer) -> None:
+    call(kind, recording_peer.target, name, **OWN_TOKEN)
+    assert {sent["authorization"] for _, sent in recording_peer.script.metadata} == {"Bearer of-the-client"}
+
+
+@both_clients
+def test_a_call_s_own_authorization_replaces_the_client_s_token(kind: Kind, secure_peer: Peer, roots: bytes) -> None:
+    client = {"credentials": grpc.ssl_channel_credentials(roots), **OWN_TOKEN}
+    call(kind, secure_peer.target, "status", {"metadata": [("authorization", "Bearer of-the-call")]}, **client)
+    credentials = grpc.access_token_call_credentials("of-the-call")
+    call(kind, secure_peer.target, "status", {"credentials": credentials}, **client)
+    assert [sent["authorization"] for _, sent in secure_peer.script.metadata] == ["Bearer of-the-call"] * 2
+
+
+async def test_a_token_file_is_read_again_when_it_changes(peer: Peer, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    replace(file, b"first\n")
+
+    def last() -> str:
+        return str(peer.script.metadata[-1][1]["authorization"])
+
+    with Client(peer.target, token_file=file) as client:
+        async with AsyncClient(peer.target, token_file=str(file)) as asynchronous:
+            for content, expected in (
+                (b"first\n", "first"),
+                (b"second", "second"),
+                (b"", "second"),
+                (b"\xff", "second"),
+                (None, "second"),
+                (b"third\n", "third"),
+            ):
+                if content is None:
+                    file.unlink()
+                else:
+                    replace(file, content)
+                client.status()
+                assert last() == f"Bearer {expected}"
+                await asynchronous.status()
+                assert last() == f"Bearer {expected}"
+
+
+@both_clients
+def test_a_token_does_not_leave_this_machine_without_tls_unless_told_to(kind: Kind, tmp_path: Path) -> None:
+    targets = [["127.0.0.1:8500", "10.0.0.1:8500"], "models.example.com:8500", "dns:///models.example.com"]
+    (tmp_path / "token").write_text("secret")
+    for target in targets:
+        for source in ({"token": "secret"}, {"token_file": tmp_path / "token"}):
+            with pytest.raises(ValueError, match=r"would be sent to .* without TLS; give credentials="):
+                kind(target, **source)
+
+
+@pytest.mark.parametrize("how", [{"token_without_tls": True}, {"credentials": grpc.ssl_channel_credentials()}])
+def test_a_token_leaves_this_machine_over_tls_or_if_told_to(how: dict[str, Any]) -> None:
+    with Client("models.invalid:8500", **OWN_TOKEN, **how) as client, pytest.raises(UnavailableError):
+        client.promote(1)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("localhost:8500", "127.0.0.1:8500", "127.8.9.1", "[::1]:8500", "ipv6:[::1]:8500", "dns:///localhost:8500"),
+        *("ipv4:127.0.0.1:8500,127.0.0.2:8500", "dns:localhost:8500", "unix:/run/understudy.sock"),
+    ],
+)
+def test_targets_on_this_machine_are_known_by_their_text(target: str) -> None:
+    assert is_on_this_machine(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("ipv4:127.0.0.1:8500,10.0.0.1:8500", "dns://10.0.0.1/localhost:8500", "xds:///localhost:8500"),
+        *("127.0.0.1.example.com:8500", "localhost.example.com:8500", "0.0.0.0:8500", "example.com:8500"),
+    ],
+)
+def test_other_targets_count_as_other_machines(target: str) -> None:
+    assert not is_on_this_machine(target)
+
+
+@both_clients
+def test_what_is_no_token_is_refused_at_once(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for source, reason in (
+        ({"token": ""}, "token holds no token"),
+        ({"token": "two words"}, "expected printable ASCII"),
+        ({"token_file": tmp_path / "empty"}, "empty holds no token"),
+        ({"token_file": tmp_path / "missing"}, "No such file"),
+        ({"token": "one", "token_file": tmp_path / "empty"}, "give one of them"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            kind("127.0.0.1:8500", **source)
+
+
+@both_clients
+@pytest.mark.parametrize("name", ["predict", "watch_evaluations"])
+def test_a_caller_that_is_not_admitted_is_told_so_at_once(kind: Kind, name: str, peer: Peer) -> None:
+    peer.script.failures.append(Failure(code=grpc.StatusCode.UNAUTHENTICATED, message="no token came"))
+    with pytest.raises(UnauthenticatedError, match=r"no token came; send a token .* --token-file"):
+        call(kind, peer.target, name)
+    peer.script.failures.append(Failure(code=grpc.StatusCode.PERMISSION_DENIED, message="not in the group predict"))
+    with pytest.raises(PermissionDeniedError, match=r"^not in the group predict$"):
+        call(kind, peer.target, name)
 
 
 class Details(NamedTuple):

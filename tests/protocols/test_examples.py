@@ -49,3 +49,11 @@ def test_node_gets_what_the_native_client_gets(fetch: Fetch, served: Pair, nativ
 def test_the_python_example_takes_a_model_of_any_datatypes(served: Pair) -> None:
     printed = output_of(sys.executable, str(EXAMPLES / "python" / "predict.py"), served.every.grpc)
     assert "out_bfloat16, computed at step 7" in printed
+
+
+def test_every_package_of_the_node_example_has_a_hash_and_names_no_registry() -> None:
+    lock = json.loads((EXAMPLES / "node" / "package-lock.json").read_text())
+    packages = {name: package for name, package in lock["packages"].items() if name}
+    assert len(packages) > len(lock["packages"][""]["dependencies"])
+    assert all(package["integrity"].startswith("sha512-") for package in packages.values())
+    assert not any("resolved" in package for package in packages.values())

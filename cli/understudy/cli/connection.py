@@ -69,6 +69,19 @@ class ConnectionSettings:
             "metavar": "NAME",
         },
     )
+    token_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "The file that holds the bearer token to send with each call; read again when it changes.",
+            "metavar": "FILE",
+        },
+    )
+    token_without_tls: bool = field(
+        default=False,
+        metadata={
+            "help": "Send the token also without --tls-ca to other machines; where a proxy or a service mesh has TLS."
+        },
+    )
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -85,13 +98,23 @@ class ConnectionSettings:
 def connected(settings: ConnectionSettings) -> Iterator[Client]:
     """Yield a client, and report its errors to the user."""
     from understudy.clients import Client, DeadlineExceededError, UnavailableError, UnderstudyError
+    from understudy.clients.token import TokenError
 
     limits: dict[str, Any] = {"max_message_bytes": settings.max_message_mib * _MIB}
     if settings.timeout_seconds is not None:
         limits |= {"timeout_seconds": settings.timeout_seconds, "stream_timeout_seconds": settings.timeout_seconds}
     tls = tls_arguments(settings)
     try:
-        client = Client(settings.target, model_name=settings.model_name, **limits, **tls)
+        client = Client(
+            settings.target,
+            model_name=settings.model_name,
+            token_file=settings.token_file,
+            token_without_tls=settings.token_without_tls,
+            **limits,
+            **tls,
+        )
+    except TokenError as error:
+        raise click.BadParameter(str(error), param_hint="'--token-file'") from error
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--target'") from error
     with client, reported(UnderstudyError):

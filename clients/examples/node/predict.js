@@ -1,11 +1,15 @@
 // Predicts twice: with the server's own Predict, and with the Open Inference Protocol's ModelInfer.
 //
-//     npm install
+//     npm ci
 //     node predict.js 127.0.0.1:8500 '[[0, 1, 2], [3, 4, 5]]'
 //
 // For a model with one float32 input. Prints one JSON object.
+//
+// The variables UNDERSTUDY_TLS_CA, UNDERSTUDY_TLS_CERT, UNDERSTUDY_TLS_KEY and UNDERSTUDY_TOKEN_FILE name files, as for
+// the commands of understudy. The token is read for each call, and goes to other machines over TLS only.
 "use strict";
 
+const fs = require("node:fs");
 const path = require("node:path");
 const { promisify } = require("node:util");
 const grpc = require("@grpc/grpc-js");
@@ -20,10 +24,33 @@ function load(file) {
   return grpc.loadPackageDefinition(protoLoader.loadSync(file, options));
 }
 
+function fileIn(variable) {
+  const file = process.env[`UNDERSTUDY_${variable}`];
+  return file ? fs.readFileSync(file) : null;
+}
+
+function channelCredentials() {
+  const ca = fileIn("TLS_CA");
+  return ca ? grpc.credentials.createSsl(ca, fileIn("TLS_KEY"), fileIn("TLS_CERT")) : grpc.credentials.createInsecure();
+}
+
+/** Metadata with the token. It may go without TLS to this machine only. */
+function authorization(target) {
+  const metadata = new grpc.Metadata();
+  const token = fileIn("TOKEN_FILE");
+  if (token) {
+    if (!process.env.UNDERSTUDY_TLS_CA && !/^(127\.0\.0\.1|localhost):\d+$/.test(target)) {
+      throw new Error(`the token would be sent to ${target} without TLS; set UNDERSTUDY_TLS_CA`);
+    }
+    metadata.set("authorization", `Bearer ${token.toString("ascii").trim()}`);
+  }
+  return metadata;
+}
+
 /** Returns a function that calls one method of a client and returns a promise of the response. */
-function caller(client, method) {
+function caller(client, method, target) {
   const call = promisify(client[method].bind(client));
-  return (request) => call(request, { deadline: Date.now() + DEADLINE_MILLISECONDS });
+  return (request) => call(request, authorization(target), { deadline: Date.now() + DEADLINE_MILLISECONDS });
 }
 
 /** The elements of nested arrays, in row-major order. */
@@ -49,7 +76,7 @@ async function main(target, json) {
   const rows = JSON.parse(json);
   const numbers = flattened(rows);
   const shape = shapeOf(rows);
-  const credentials = grpc.credentials.createInsecure();
+  const credentials = channelCredentials();
 
   const own = load("understudy/v1/prediction.proto").understudy.v1;
   const models = load("understudy/v1/model.proto").understudy.v1;
@@ -60,15 +87,15 @@ async function main(target, json) {
     inference: new inference.GRPCInferenceService(target, credentials),
   };
   try {
-    const metadata = await caller(clients.model, "GetModelMetadata")({});
+    const metadata = await caller(clients.model, "GetModelMetadata", target)({});
     const name = metadata.inputs[0].name;
 
     const tensor = { dtype: "DATA_TYPE_FLOAT32", shape, content: toBytes(numbers) };
-    const predicted = await caller(clients.prediction, "Predict")({ inputs: { [name]: tensor } });
+    const predicted = await caller(clients.prediction, "Predict", target)({ inputs: { [name]: tensor } });
 
     const input = { name, datatype: "FP32", shape, contents: { fp32_contents: numbers } };
     const request = { model_name: metadata.model_name, id: "from-node", inputs: [input] };
-    const inferred = await caller(clients.inference, "ModelInfer")(request);
+    const inferred = await caller(clients.inference, "ModelInfer", target)(request);
 
     const [output] = Object.values(predicted.outputs);
     console.log(

@@ -9,6 +9,7 @@ from typing import TypedDict
 import grpc
 
 from understudy.clients.client_errors import UnauthenticatedError
+from understudy.clients.token import AUTHORIZATION, BearerToken
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys in lower case with their values; a value is bytes if its key ends with ``-bin``."""
@@ -21,7 +22,7 @@ class CallOptions(TypedDict, total=False):
         timeout_seconds: Overrides the client's timeout; for a stream, the whole stream's.
         metadata: Sent with the call, after the client's own metadata.
         credentials: Call credentials, such as ``grpc.access_token_call_credentials(token)``; only for a client with
-            channel credentials.
+            channel credentials. They replace the client's token, as does an entry ``authorization`` in ``metadata``.
         wait_for_ready: Whether to wait for a server that cannot be reached, until the deadline, instead of failing.
     """
 
@@ -49,12 +50,14 @@ class CallDefaults:
         stream_timeout_seconds: The timeout of a streaming call.
         metadata: Sent with every call.
         is_secure: Whether the channel may carry call credentials.
+        token: The token of every call, if any.
     """
 
     timeout_seconds: float
     stream_timeout_seconds: float
     metadata: Metadata
     is_secure: bool
+    token: BearerToken | None
 
     def unary(self, call: CallOptions) -> GrpcArguments:
         """Return the arguments of a call with one response.
@@ -85,10 +88,15 @@ class CallDefaults:
             )
         return GrpcArguments(
             timeout=default_timeout_seconds if timeout_seconds is None else timeout_seconds,
-            metadata=(*self.metadata, *metadata),
+            metadata=(*self.metadata, *self._authorization(metadata, credentials), *metadata),
             credentials=credentials,
             wait_for_ready=wait_for_ready,
         )
+
+    def _authorization(self, metadata: Metadata, credentials: grpc.CallCredentials | None) -> Metadata:
+        if self.token is None or credentials is not None or any(key == AUTHORIZATION for key, _ in metadata):
+            return ()
+        return ((AUTHORIZATION, self.token.header),)
 
 
 def without_timeout(call: CallOptions) -> CallOptions:

@@ -44,6 +44,10 @@ class Client(ModelCalls):
         options: Channel options of gRPC. They replace the client's own of the same name, ``grpc.service_config`` too.
         interceptors: Client interceptors of grpcio, the first outermost.
         metadata: Sent with every call.
+        token: A bearer token, sent with every call.
+        token_file: Instead of ``token``, the file that holds it; read again when it changes.
+        token_without_tls: Whether to send the token to other machines without channel credentials, which is refused
+            otherwise: for a proxy or a service mesh that has TLS.
         timeout_seconds: The default timeout of a call with one response.
         stream_timeout_seconds: The default timeout of a streaming call.
         max_message_bytes: The largest message to send or receive. The server has its own limit.

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from google.rpc.status_pb2 import Status
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_CREDENTIALS = (
+    "send a token that the server knows (token_file= of a client, --token-file of a command), or call over TLS with a "
+    "certificate of a known name"
+)
 _INCIDENT = re.compile(r"\b[0-9a-f]{32}\b")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -170,7 +174,10 @@ def error_from_status(
     if kind is OverloadedError and "larger than max" in message:  # gRPC uses one code for both
         remedy = "send fewer examples at once, or raise max_message_bytes here and --max-message-mib on the server"
         return MessageTooLargeError(f"{message}; {remedy}", code=code)
-    error = kind(message or f"the server gave no reason for {code.name}", code=code)
+    message = message or f"the server gave no reason for {code.name}"
+    if kind is UnauthenticatedError:
+        message += f"; {_CREDENTIALS}"
+    error = kind(message, code=code)
     if isinstance(error, OverloadedError):
         error.retry_after_seconds = retry_after_seconds
     if isinstance(error, InternalError) and (found := _INCIDENT.search(message)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -12,6 +13,7 @@ from understudy.clients import requests, responses
 from understudy.clients.call_options import CallDefaults, CallOptions, Metadata
 from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, Option, channel_options, channel_target
 from understudy.clients.client_errors import translated
+from understudy.clients.token import BearerToken, plaintext_options
 from understudy.clients.types import (
     Checkpoint,
     Evaluation,
@@ -49,15 +51,22 @@ class ModelCalls:
         options: Sequence[Option] = (),
         interceptors: Sequence[Interceptor] = (),
         metadata: Metadata = (),
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        token_without_tls: bool = False,
         timeout_seconds: float = 30.0,
         stream_timeout_seconds: float = 3600.0,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
+        own_token = None if token is None and token_file is None else BearerToken(token, token_file)
+        if own_token is not None and credentials is None:
+            options = [*plaintext_options(targets, leaves_machine=token_without_tls), *options]
         self._defaults = CallDefaults(
             timeout_seconds=timeout_seconds,
             stream_timeout_seconds=stream_timeout_seconds,
             metadata=metadata,
             is_secure=credentials is not None,
+            token=own_token,
         )
         self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
