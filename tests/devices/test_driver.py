@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from testkit.stub_libraries import build, needs_compiler
+from testkit.stub_libraries import build, lines_of, needs_compiler
 from understudy.devices.driver import driver_version
 
 STUB = """
@@ -39,37 +36,27 @@ GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)
 """
 
 
-def ask(libraries: Path) -> list[str]:
-    asked = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert asked.returncode == 0, asked.stderr
-    return asked.stdout.splitlines()
-
-
 @needs_compiler
 def test_gpus_come_with_model_memory_and_bus(tmp_path: Path) -> None:
     build(STUB.replace("STATUS", "0"), "libcuda.so.1", tmp_path)
 
-    assert ask(tmp_path) == ["Stub 10;85899345920;0000:10:00.0", "Stub 11;85899345920;0000:11:00.0"]
+    assert lines_of(PROGRAM, libraries=tmp_path) == [
+        "Stub 10;85899345920;0000:10:00.0",
+        "Stub 11;85899345920;0000:11:00.0",
+    ]
 
 
 @needs_compiler
 def test_a_driver_that_refuses_is_quoted(tmp_path: Path) -> None:
     build(STUB.replace("STATUS", "803"), "libcuda.so.1", tmp_path)
 
-    assert ask(tmp_path) == ["fault: cuInit failed with CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"]
+    assert lines_of(PROGRAM, libraries=tmp_path) == ["fault: cuInit failed with CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"]
 
 
 def test_a_driver_that_is_not_there_is_named(tmp_path: Path) -> None:
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has the driver")
-    (fault,) = ask(tmp_path)
+    (fault,) = lines_of(PROGRAM, libraries=tmp_path)
 
     assert fault.startswith("fault: libcuda.so.1: cannot open shared object file")
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from testkit.stub_libraries import build, needs_compiler
+from testkit.stub_libraries import build, lines_of, needs_compiler
 from understudy.evaluator.types import GpuReading
 from understudy.service.calls.metrics import exposition
 from understudy.service.evaluator_metrics import EvaluatorCollector
@@ -52,25 +49,12 @@ except NvmlUnavailableError as error:
 """
 
 
-def read(libraries: Path, *bus_ids: str) -> list[str]:
-    asked = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *bus_ids],
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert asked.returncode == 0, asked.stderr
-    return asked.stdout.splitlines()
-
-
 @needs_compiler
 def test_each_gpu_tells_what_it_can(tmp_path: Path) -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     build(STUB, "libnvidia-ml.so.1", tmp_path)
 
-    assert read(tmp_path, "0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0") == [
+    assert lines_of(PROGRAM, "0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0", libraries=tmp_path) == [
         "(250, 1000, 0.75, 8, 1)",
         "(250, 1000, None, None, None)",
         "None",
@@ -82,7 +66,9 @@ def test_without_the_driver_nvml_is_unavailable(tmp_path: Path) -> None:
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has the driver")
 
-    assert read(tmp_path, "0000:0a:00.0") == ["unavailable: NVML cannot be used: NVML Shared Library Not Found"]
+    assert lines_of(PROGRAM, "0000:0a:00.0", libraries=tmp_path) == [
+        "unavailable: NVML cannot be used: NVML Shared Library Not Found"
+    ]
 
 
 class IdleEvaluator:

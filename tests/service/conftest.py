@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ from understudy.service.services import Codecs
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[ServerHarness]:
     async with running_harness(request.param) as harness:
         yield harness
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
 @pytest.fixture(params=CODECS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -17,12 +17,6 @@ from understudy.service.service_errors import PortInUseError
 
 MAX_CONNECTIONS = 4
 SECONDS = 20.0
-
-
-@pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
 
 
 @pytest.fixture

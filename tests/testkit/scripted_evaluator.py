@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationRecord, EvaluationResult, Prediction
+from understudy.service.evaluator_metrics import InferenceStatistics
+from understudy.service.handlers.inference_handler import InferenceHandler
+from understudy.service.readiness import Readiness
+from understudy.service.served_model import Predictor, ServedModel
 
 
 class ScriptedLedger:
@@ -108,6 +114,19 @@ class ScriptedEvaluator:
         self.asked = {"dataset": dataset, **asked}
         self.loop.call_soon_threadsafe(self.scoring_began.set)
         return self.scoring
+
+
+def inference_handler(evaluator: ScriptedEvaluator, readiness: Readiness, executor: Executor) -> InferenceHandler:
+    """Return the Open Inference Protocol's handler over the evaluator, for streams of two requests."""
+    return InferenceHandler(
+        ServedModel(name="model", evaluator=evaluator.as_evaluator),
+        Predictor(evaluator.as_evaluator),
+        settings=EvaluatorSettings(state_dir=Path()),
+        statistics=InferenceStatistics(),
+        readiness=readiness,
+        stream_depth=2,
+        executor=executor,
+    )
 
 
 def prediction(step: int) -> Prediction:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,3 +38,17 @@ def build_wheels(site: Path, libraries: Iterable[CudaLibrary] = LIBRARIES) -> No
     """Create ``nvidia/<folder>/lib/<soname>`` for every library in a folder that stands for site-packages."""
     for library in libraries:
         build("int stub(void) { return 0; }", library.soname, site / "nvidia" / library.folder / "lib")
+
+
+def lines_of(program: str, *arguments: str, libraries: Path) -> list[str]:
+    """Run a Python program that finds the libraries of a folder first; return what it prints, by line."""
+    completed = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.splitlines()

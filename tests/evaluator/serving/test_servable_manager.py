@@ -5,7 +5,6 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,15 +48,6 @@ class BuildWatch(TextLifecycle):
         if self.refuses_to_reload:
             self.refuses_to_reload = False
             raise LoadError("it has other shapes")
-
-
-@pytest.fixture
-def lifecycle(tmp_path: Path) -> Iterator[TextLifecycle]:
-    lifecycle = TextLifecycle(tmp_path)
-    lifecycle.manager.start()
-    yield lifecycle
-    lifecycle.may_load.set()
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
 def test_nothing_can_be_borrowed_before_the_first_is_serving(lifecycle: TextLifecycle) -> None:

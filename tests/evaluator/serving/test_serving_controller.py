@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,6 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.serving.promotion import Ranking
 from understudy.evaluator.serving.serving_controller import PIN_FILE, PinFile, ServingController
-
-
-@pytest.fixture
-def lifecycle(tmp_path: Path) -> Iterator[TextLifecycle]:
-    lifecycle = TextLifecycle(tmp_path)
-    lifecycle.manager.start()
-    yield lifecycle
-    lifecycle.may_load.set()
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
 @pytest.fixture

@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from testkit.scripted_evaluator import ScriptedEvaluator, prediction
+from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from testkit.through_codecs import MessagesToInfer
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import UnknownModelError, UnsupportedError
-from understudy.service.evaluator_metrics import InferenceStatistics
 from understudy.service.handlers.infer_codec import InferMessage
 from understudy.service.handlers.inference import Inference
-from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.readiness import Readiness
-from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import Codecs
 from understudy.wire import WireError
 
@@ -36,27 +31,13 @@ FULL = b"\0\0\x80?\0\0\0@"
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
-
-
-@pytest.fixture
 async def evaluator() -> ScriptedEvaluator:
     return ScriptedEvaluator()
 
 
 @pytest.fixture
 async def handler(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor, codecs: Codecs) -> MessagesToInfer:
-    handler = InferenceHandler(
-        ServedModel(name="model", evaluator=evaluator.as_evaluator),
-        Predictor(evaluator.as_evaluator),
-        settings=EvaluatorSettings(state_dir=Path()),
-        statistics=InferenceStatistics(),
-        readiness=Readiness(),
-        stream_depth=2,
-        executor=executor,
-    )
+    handler = inference_handler(evaluator, Readiness(), executor)
     return MessagesToInfer(handler, codecs)
 
 

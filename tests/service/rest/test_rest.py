@@ -11,7 +11,6 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,20 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from testkit.scripted_evaluator import ScriptedEvaluator, prediction
+from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, OverloadedError
-from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Prediction
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
-from understudy.service.evaluator_metrics import InferenceStatistics
-from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import inference_service, plain_codecs
 from understudy.wire import WireError
 
@@ -42,12 +37,6 @@ MAX_BYTES = 1000
 INFER = "/v2/models/model/infer"
 
 Ask = Callable[..., Awaitable[httpx.Response]]
-
-
-@pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
 
 
 @pytest.fixture
@@ -64,15 +53,7 @@ async def readiness() -> Readiness:
 async def serving(
     evaluator: ScriptedEvaluator, readiness: Readiness, executor: ThreadPoolExecutor, *, max_bytes: int
 ) -> AsyncIterator[httpx.AsyncClient]:
-    handler = InferenceHandler(
-        ServedModel(name="model", evaluator=evaluator.as_evaluator),
-        Predictor(evaluator.as_evaluator),
-        settings=EvaluatorSettings(state_dir=Path()),
-        statistics=InferenceStatistics(),
-        readiness=readiness,
-        stream_depth=2,
-        executor=executor,
-    )
+    handler = inference_handler(evaluator, readiness, executor)
     methods = served_methods([inference_service(handler, plain_codecs())], new_registry())
     rest_app = RestApp(
         handler,

@@ -6,10 +6,9 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,20 +16,16 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from testkit.scripted_evaluator import ScriptedEvaluator, prediction
+from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service import http
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
-from understudy.service.evaluator_metrics import InferenceStatistics
-from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS
-from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import inference_service, plain_codecs
 
 SECONDS = 10
@@ -65,23 +60,9 @@ class RestServer:
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
-
-
-@pytest.fixture
 async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
     evaluator, readiness, registry = ScriptedEvaluator(), Readiness(), new_registry()
-    handler = InferenceHandler(
-        ServedModel(name="model", evaluator=evaluator.as_evaluator),
-        Predictor(evaluator.as_evaluator),
-        settings=EvaluatorSettings(state_dir=Path()),
-        statistics=InferenceStatistics(),
-        readiness=readiness,
-        stream_depth=2,
-        executor=executor,
-    )
+    handler = inference_handler(evaluator, readiness, executor)
     methods = served_methods([inference_service(handler, plain_codecs())], registry)
     rest_app = RestApp(
         handler, methods, readiness=readiness, max_body_bytes=1000, bodies=BodyBudget(2 * 1000), executor=executor

@@ -11,6 +11,7 @@ import tensorflow as tf
 from understudy.experiments import Experiment, ExperimentError
 from understudy.experiments.arrays import IndexedExamples
 from understudy.experiments.records import RecordExamples
+from understudy.trainer.settings import TrainSettings
 from understudy.trainer.trainer_errors import DataError
 
 TrainingData: TypeAlias = tf.data.Dataset | IndexedExamples | RecordExamples
@@ -60,6 +61,19 @@ class DataPlan:
     def steps_per_epoch(self) -> int:
         """Whole global batches in an epoch."""
         return self.examples // self.global_batch_size
+
+
+def plan_of(data: TrainingData, experiment: Experiment, settings: TrainSettings, *, replicas: int) -> DataPlan:
+    """Return the plan by an operator's settings; raise as `plan_data` does."""
+    return plan_data(
+        data,
+        global_batch_size=settings.global_batch_size or experiment.global_batch_size,
+        replicas=replicas,
+        seed=settings.seed,
+        shuffle_buffer=settings.shuffle_buffer,
+        cache=settings.cache,
+        keep_remainder=settings.remainder == "keep",
+    )
 
 
 def plan_data(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from understudy.experiments import Experiment
 from understudy.trainer.batches import distribute, global_batches, reading_watched
 from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
-from understudy.trainer.data import DataPlan, plan_data, training_data
+from understudy.trainer.data import DataPlan, plan_of, training_data
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.profiling import boundaries
@@ -90,15 +90,7 @@ class TrainingJob:
         self._settings = settings
         self._strategy = strategy
         self._data = training_data(experiment)
-        self.plan: DataPlan = plan_data(
-            self._data,
-            global_batch_size=settings.global_batch_size or experiment.global_batch_size,
-            replicas=strategy.num_replicas_in_sync,
-            seed=settings.seed,
-            shuffle_buffer=settings.shuffle_buffer,
-            cache=settings.cache,
-            keep_remainder=settings.remainder == "keep",
-        )
+        self.plan: DataPlan = plan_of(self._data, experiment, settings, replicas=strategy.num_replicas_in_sync)
         with strategy.scope():
             self._model = build_model(experiment, seed=settings.seed)
         element_spec = global_batches(self._data, self.plan, first_step=0).element_spec

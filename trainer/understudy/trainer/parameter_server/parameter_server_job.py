@@ -20,7 +20,7 @@ from understudy.compat import worker_count
 from understudy.experiments import Experiment
 from understudy.experiments.arrays import IndexedExamples
 from understudy.trainer.batches import global_batches
-from understudy.trainer.data import DataPlan, plan_data, training_data
+from understudy.trainer.data import DataPlan, plan_of, training_data
 from understudy.trainer.job import ProgressEvent
 from understudy.trainer.loop import call_sizes, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas
@@ -58,15 +58,7 @@ class ParameterServerJob:
                 "training_data() reads arrays in Python, which the workers of parameter_server cannot run; use "
                 "record_examples, or another strategy",
             )
-        self.plan: DataPlan = plan_data(
-            self._data,
-            global_batch_size=settings.global_batch_size or experiment.global_batch_size,
-            replicas=1,
-            seed=settings.seed,
-            shuffle_buffer=settings.shuffle_buffer,
-            cache=settings.cache,
-            keep_remainder=settings.remainder == "keep",
-        )
+        self.plan: DataPlan = plan_of(self._data, experiment, settings, replicas=1)
         with strategy.scope():
             self._model = build_model(experiment, seed=settings.seed)
             self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied_updates")
