@@ -12,14 +12,7 @@ from typing import Any, TypeVar
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
-from understudy.evaluator.types import (
-    Arrays,
-    Outcome,
-    Prediction,
-    Version,
-    VersionLabel,
-    VersionState,
-)
+from understudy.evaluator.types import Arrays, Outcome, Prediction, Version, VersionLabel, VersionState
 from understudy.service.calls.status import UnknownModelError
 
 LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")

@@ -10,11 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
-from understudy.evaluator.evaluator_errors import (
-    EvaluatorError,
-    LoadError,
-    exhausted_resource,
-)
+from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, exhausted_resource
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Purpose
 from understudy.evaluator.types import CheckpointInfo
 

@@ -14,13 +14,7 @@ from understudy.oip import inference_pb2, model_config_pb2
 from understudy.service.calls.methods import CallContext
 from understudy.service.evaluator_metrics import InferenceStatistics, StepStatistics, Times
 from understudy.service.handlers.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
-from understudy.service.handlers.inference import (
-    DATATYPES,
-    MAX_ELEMENTS_AT_ONCE,
-    Inference,
-    config_type,
-    elements_in,
-)
+from understudy.service.handlers.inference import DATATYPES, MAX_ELEMENTS_AT_ONCE, Inference, config_type, elements_in
 from understudy.service.handlers.prediction_handler import StreamProtocol, predict_in_order
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.served_model import Predictor, ServedModel, version_of, wanted_outputs

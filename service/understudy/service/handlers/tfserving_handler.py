@@ -16,12 +16,7 @@ import numpy as np
 from google.protobuf.any_pb2 import Any as AnyMessage
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow_serving.apis import (
-    get_model_metadata_pb2,
-    get_model_status_pb2,
-    model_pb2,
-    predict_pb2,
-)
+from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
 from understudy.evaluator.types import Array, ArrayForm, TensorSpec, Version, VersionStatus
