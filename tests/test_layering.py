@@ -52,6 +52,7 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 """Libraries that a layer is kept free of."""
 
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
+    "callers": frozenset({"calls", "service_errors", "tls"}),
     "calls": frozenset(),
     "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),

@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
+from understudy.service.callers.guard import RefusalCounter
 from understudy.service.calls.metrics import RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
@@ -65,6 +66,7 @@ def _every_metric() -> list[Metric]:
     registry = CollectorRegistry()
     observer = ServiceObserver(registry, statistics=InferenceStatistics(), on_record=lambda: None)
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
+    RefusalCounter(registry)
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(

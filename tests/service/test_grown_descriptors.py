@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testkit.server_harness import FRONT_ENDS, PREDICTION_SERVICE, running_harness
 from understudy.service import services
 from understudy.service import services as reflection
+from understudy.service.calls.caller import ANY_GROUP, ANYBODY
 from understudy.service.calls.methods import Service, foreign_service, service
 from understudy.service.readiness import Readiness
 
@@ -99,7 +100,7 @@ async def test_every_service_is_there_when_the_descriptors_of_others_have_grown(
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(front_end: str) -> None:
-    health = foreign_service(grown(services.HEALTH), {"Check": _check})
+    health = foreign_service(grown(services.HEALTH), ANYBODY, {"Check": _check})
     async with running_harness(front_end, [health]) as harness:
         answer = await health_pb2_grpc.HealthStub(harness.channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -111,7 +112,7 @@ async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(fro
 
 
 def test_an_answer_to_a_method_that_an_earlier_version_lacks_is_left_out() -> None:
-    health = foreign_service(shrunk(services.HEALTH, "Watch"), {"Check": _check, "Watch": _check})
+    health = foreign_service(shrunk(services.HEALTH, "Watch"), ANYBODY, {"Check": _check, "Watch": _check})
     assert names_of(health) == {"Check"}
 
 
@@ -120,7 +121,7 @@ def test_an_answer_to_a_method_that_an_earlier_version_lacks_is_left_out() -> No
 )
 def test_every_method_of_a_service_of_our_own_has_an_answer_and_no_other_has(answers: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"{PREDICTION_SERVICE} has the methods \['Predict', 'PredictStream'\]"):
-        service(services.PREDICTION, answers)
+        service(services.PREDICTION, ANY_GROUP, answers)
 
 
 @pytest.mark.skipif(

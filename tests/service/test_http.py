@@ -4,14 +4,11 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
 from understudy.service import http
-from understudy.service.calls.metrics import new_registry
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import PortInUseError
 
@@ -25,19 +22,10 @@ async def readiness() -> Readiness:
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    registry = new_registry()
-    Counter("understudy_examples_total", "Examples computed.", registry=registry).inc(3)
-    return registry
-
-
-@pytest.fixture
-async def client(
-    registry: CollectorRegistry, readiness: Readiness, executor: ThreadPoolExecutor
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client(readiness: Readiness) -> AsyncIterator[httpx.AsyncClient]:
     listener = http.bind("127.0.0.1", 0)
     server = http.HttpServer(
-        http.build_app(registry=registry, readiness=readiness, executor=executor),
+        http.build_app(readiness=readiness),
         listener,
         max_connections=MAX_CONNECTIONS,
     )
@@ -45,19 +33,6 @@ async def client(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
         yield client
     await server.stop()
-
-
-async def test_metrics_come_in_prometheus_text_format(client: httpx.AsyncClient) -> None:
-    response = await client.get("/metrics")
-    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "\nunderstudy_examples_total 3.0\n" in response.text
-    assert "_created" not in response.text
-
-
-async def test_metrics_come_in_openmetrics_for_those_who_ask(client: httpx.AsyncClient) -> None:
-    response = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
-    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert response.text.endswith("# EOF\n")
 
 
 async def test_the_process_is_healthy_from_the_start(client: httpx.AsyncClient) -> None:

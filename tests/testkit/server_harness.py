@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from testkit.asgi_bridge import AsgiHandler
 from understudy.service.calls.call_limits import DisconnectMonitor
+from understudy.service.calls.caller import ANYBODY, Group, only
 from understudy.service.calls.methods import CallContext, Service, foreign_service, service
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import ServedMethods, served_methods
@@ -60,10 +61,11 @@ class ScriptedHandlers:
         return [
             service(
                 PREDICTION,
+                only(Group.PREDICT),
                 {"Predict": self.predict, "PredictStream": self.predict_stream},
                 {"Predict": self.check_admission},
             ),
-            foreign_service(HEALTH, {"Check": health.check, "List": health.list, "Watch": health.watch}),
+            foreign_service(HEALTH, ANYBODY, {"Check": health.check, "List": health.list, "Watch": health.watch}),
         ]
 
     async def _echo_step(self, request: prediction_pb2.PredictRequest) -> prediction_pb2.PredictResponse:

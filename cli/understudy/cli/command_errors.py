@@ -32,9 +32,11 @@ INTERRUPTED: Final = 130
 
 _EXTRA_OF: Final = {
     "envoy": "fast",
+    "cryptography": "server",
     "grpc_health": "server",
     "grpc_reflection": "server",
     "h5py": "server",
+    "joserfc": "server",
     "keras": "server",
     "prometheus_client": "server",
     "psutil": "server",

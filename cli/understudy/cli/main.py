@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "keygen": "Make a key pair for signed checkpoints.",
     "sign": "Sign checkpoints that are written completely.",
     "promote": "Pin a version, remove the pin, or roll back.",
+    "token": "Make a token for a caller of a server.",
     "health": "Check whether a server is serving; the exit status is the answer.",
 }
 

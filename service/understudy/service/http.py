@@ -1,4 +1,4 @@
-"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, additional routes, and the limits of its connections."""
+"""The HTTP port: ``/healthz``, ``/readyz``, additional routes, and the limits of its connections."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from typing import Any, ClassVar, Final
 
 import uvicorn
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -19,10 +17,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from understudy.service.calls.metrics import exposition
+from understudy.service.calls.served_call import audit_refused_request
 from understudy.service.readiness import Readiness, ReadinessState
+from understudy.service.rest.rest_call import CERTIFICATE_NAMES
 from understudy.service.service_errors import PortInUseError
-from understudy.service.tls import ServerCertificates
+from understudy.service.tls import ServerCertificates, certificate_names
 
 _SHUTDOWN_SECONDS = 1
 
@@ -33,23 +32,13 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 """The paths that callers without a certificate reach always, because Kubernetes' probes have none."""
 
 
-def build_app(
-    *, registry: CollectorRegistry, readiness: Readiness, executor: Executor, routes: Sequence[Route] = ()
-) -> Starlette:
+def build_app(*, readiness: Readiness, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application.
 
     Args:
-        registry: The metrics under ``/metrics``, in OpenMetrics if the client accepts it.
         readiness: The state under ``/readyz``, with status 503 unless it is ready.
-        executor: Collects the metrics, which calls the evaluator.
         routes: Additional routes.
     """
-
-    async def metrics(request: Request) -> Response:
-        accept = request.headers.get("accept", "")
-        loop = asyncio.get_running_loop()
-        content, content_type = await loop.run_in_executor(executor, exposition, registry, accept)
-        return Response(content, headers={"content-type": content_type})
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -58,7 +47,7 @@ def build_app(
         ready = readiness.state is ReadinessState.READY
         return JSONResponse({"ready": ready, "reason": readiness.state.value}, status_code=200 if ready else 503)
 
-    own = (Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz))
+    own = (Route("/healthz", healthz), Route("/readyz", readyz))
     return Starlette(routes=[*own, *routes])
 
 
@@ -181,8 +170,20 @@ class _CertificateConnection(HttpConnection):
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
-        if transport.get_extra_info("ssl_object").getpeercert(binary_form=True) is None:
+        certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        if certificate is None:
             self.app = _probes_only(self.app)
+        else:
+            names = certificate_names(ssl.DER_cert_to_PEM_cert(certificate).encode("ascii"))
+            self.app = _with_names(self.app, names)
+
+
+def _with_names(app: Any, names: tuple[str, ...]) -> Any:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[CERTIFICATE_NAMES] = names
+        await app(scope, receive, send)
+
+    return answer
 
 
 def _probes_only(app: Any) -> Any:
@@ -190,7 +191,10 @@ def _probes_only(app: Any) -> Any:
         if scope["path"] in PROBES:
             await app(scope, receive, send)
         else:
-            refusal = JSONResponse({"error": f"{scope['path']} needs a client certificate"}, status_code=403)
+            message = f"{scope['path']} needs a client certificate"
+            host, port = scope["client"] or ("", 0)
+            audit_refused_request(f"{host}:{port}", scope["path"], message)
+            refusal = JSONResponse({"error": message}, status_code=403)
             await refusal(scope, receive, send)
 
     return answer

@@ -23,7 +23,7 @@ from understudy.evaluator.types import END_AFTER
 from understudy.service import http, logging
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
-from understudy.service.calls.served_call import ServedMethods, served_methods
+from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end, write_address_file
 from understudy.service.handlers.compare_stream import Spools
@@ -47,7 +47,7 @@ POLL_SECONDS = 0.5
 """How often to check whether training has ended."""
 
 REFRESH_SECONDS = 1.0
-"""How often to check whether certificates have changed."""
+"""How often to check whether certificates and callers have changed."""
 
 BLOCKING_THREADS = 8
 """How many blocking calls (the ledger, a scrape) may run at once."""
@@ -149,13 +149,14 @@ class Service:
             stack.callback(self._builder.shutdown, cancel_futures=True)
             # Certificates and ports first: what is wrong with them is reported at once, before TensorFlow is imported.
             certificates = self._start_certificates(stack)
+            guard = await self._start_guard(stack)
             front_end = self._make_front_end(certificates)
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
             handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing))
-            methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry)
-            await self._start_http(stack, listener, handlers.inference, methods, certificates)
+            methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
+            await self._start_http(stack, listener, handlers, methods, certificates)
             await self._start_front_end(stack, front_end, methods)
             self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
             devices = self._watch_devices(stack, opened.evaluator)
@@ -201,17 +202,31 @@ class Service:
         if files is None:
             return None
         certificates = ServerCertificates(files)
-        refreshing = asyncio.create_task(self._refresh(certificates))
-        stack.push_async_callback(_cancelled, refreshing)
+        self._keep_refreshing(stack, certificates.refresh)
         return certificates
 
-    async def _refresh(self, certificates: ServerCertificates) -> None:
+    async def _start_guard(self, stack: AsyncExitStack) -> Guard | None:
+        """Read the file of callers, and read it again when it changes until the stack is closed."""
+        file = self._settings.callers
+        if file is None:
+            return None
+        from understudy.service.callers.directory import CallerDirectory  # imports cryptography
+        from understudy.service.callers.guard import CallerGuard
+
+        directory = await self._loop.run_in_executor(self._executor, CallerDirectory, file)
+        self._keep_refreshing(stack, directory.refresh)
+        return CallerGuard(directory, self._registry)
+
+    def _keep_refreshing(self, stack: AsyncExitStack, refresh: Callable[[], None]) -> None:
+        stack.push_async_callback(_cancelled, asyncio.create_task(self._refresh(refresh)))
+
+    async def _refresh(self, refresh: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
-                await self._loop.run_in_executor(self._executor, certificates.refresh)
+                await self._loop.run_in_executor(self._executor, refresh)
             except OSError as error:
-                _log.warning("cannot use the new certificate yet", reason=str(error))
+                _log.warning("cannot use a changed file yet", reason=str(error))
 
     async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
@@ -236,21 +251,20 @@ class Service:
         self,
         stack: AsyncExitStack,
         listener: socket.socket,
-        inference: InferenceHandler,
+        handlers: RequestHandlers,
         methods: ServedMethods,
         certificates: ServerCertificates | None,
     ) -> None:
         rest_app = RestApp(
-            inference,
+            handlers.inference,
+            handlers.metrics,
             methods,
             readiness=self._readiness,
             max_body_bytes=self._settings.max_rest_bytes,
             bodies=BodyBudget(self._settings.max_body_bytes),
             executor=self._builder,
         )
-        app = http.build_app(
-            registry=self._registry, readiness=self._readiness, executor=self._executor, routes=rest_app.routes()
-        )
+        app = http.build_app(readiness=self._readiness, routes=rest_app.routes())
         server = http.HttpServer(app, listener, certificates, max_connections=self._settings.max_http_connections)
         await server.start()
         stack.push_async_callback(server.stop)

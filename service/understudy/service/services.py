@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
+from understudy.service.calls.caller import ANY_GROUP, ANYBODY, Group, only
 from understudy.service.calls.methods import CallContext, Codec, Requests, Service, foreign_service, refusals, service
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
@@ -51,6 +52,9 @@ ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerRef
 
 LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALPHA)
 """Every service but TensorFlow Serving's, whose messages import TensorFlow."""
+
+PREDICTS, EVALUATES = only(Group.PREDICT), only(Group.EVALUATE)
+PROMOTES, OBSERVES = only(Group.PROMOTE), only(Group.OBSERVE)
 
 _ALPHA_VERSION = "v1alpha"
 _VERSION = "v1"
@@ -101,7 +105,7 @@ def all_services(handlers: RequestHandlers, readiness: Readiness, codecs: Codecs
     health = HealthHandler(readiness, names)
     return (
         *working,
-        foreign_service(HEALTH, {"Check": health.check, "List": health.list, "Watch": health.watch}),
+        foreign_service(HEALTH, ANYBODY, {"Check": health.check, "List": health.list, "Watch": health.watch}),
         *reflection_services([*names, HEALTH.full_name]),
     )
 
@@ -111,12 +115,20 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
     return (
         service(
             PREDICTION,
+            PREDICTS,
             {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
             {"Predict": prediction.check_admission},
             {"Predict": codecs.predict, "PredictStream": codecs.predict_stream},
         ),
         service(
             EVALUATION,
+            {
+                "Evaluate": EVALUATES,
+                "Compare": EVALUATES,
+                "EvaluateDataset": EVALUATES,
+                "ListEvaluations": OBSERVES,
+                "WatchEvaluations": OBSERVES,
+            },
             {
                 "Evaluate": evaluation.evaluate,
                 "Compare": evaluation.compare,
@@ -128,6 +140,12 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
         service(
             MODEL,
             {
+                "GetModelMetadata": ANY_GROUP,
+                "GetModelStatus": ANY_GROUP,
+                "ListCheckpoints": OBSERVES,
+                "Promote": PROMOTES,
+            },
+            {
                 "GetModelMetadata": model.get_model_metadata,
                 "GetModelStatus": model.get_model_status,
                 "ListCheckpoints": model.list_checkpoints,
@@ -135,14 +153,32 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
             },
             {"Promote": model.check_promotion},
         ),
-        service(METRICS, {"GetMetrics": handlers.metrics.get_metrics}),
+        metrics_service(handlers.metrics),
     )
+
+
+def metrics_service(metrics: MetricsHandler) -> Service:
+    """Return the service of the metrics, whose method ``/metrics`` calls as well."""
+    return service(METRICS, OBSERVES, {"GetMetrics": metrics.get_metrics})
 
 
 def inference_service(inference: InferenceHandler, codecs: Codecs) -> Service:
     """Return the Open Inference Protocol's service, whose methods the REST form calls as well."""
     return service(
         INFERENCE,
+        {
+            "ServerLive": ANYBODY,
+            "ServerReady": ANYBODY,
+            "ModelReady": ANY_GROUP,
+            "ServerMetadata": ANY_GROUP,
+            "ModelMetadata": ANY_GROUP,
+            "ModelInfer": PREDICTS,
+            "ModelStreamInfer": PREDICTS,
+            "ModelConfig": ANY_GROUP,
+            "ModelStatistics": OBSERVES,
+            "RepositoryIndex": OBSERVES,
+            **dict.fromkeys(UNSUPPORTED, ANY_GROUP),
+        },
         {
             "ServerLive": inference.server_live,
             "ServerReady": inference.server_ready,
@@ -181,6 +217,11 @@ def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
         foreign_service(
             prediction,
             {
+                "Predict": PREDICTS,
+                "GetModelMetadata": ANY_GROUP,
+                **dict.fromkeys(("Classify", "Regress", "MultiInference"), ANY_GROUP),
+            },
+            {
                 "Predict": tf_serving.predict,
                 "GetModelMetadata": tf_serving.get_model_metadata,
                 **{name: refused[name] for name in ("Classify", "Regress", "MultiInference")},
@@ -189,6 +230,7 @@ def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
         ),
         foreign_service(
             model,
+            {"GetModelStatus": ANY_GROUP, "HandleReloadConfigRequest": ANY_GROUP},
             {
                 "GetModelStatus": tf_serving.get_model_status,
                 "HandleReloadConfigRequest": refused["HandleReloadConfigRequest"],
@@ -210,7 +252,7 @@ def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
         answers: AsyncGenerator[Any, None] = servicer.ServerReflectionInfo(requests, None)
         return answers
 
-    alpha = foreign_service(ALPHA, {"ServerReflectionInfo": info})
+    alpha = foreign_service(ALPHA, ANY_GROUP, {"ServerReflectionInfo": info})
     return alpha, _as_version_1(alpha)
 
 

@@ -120,6 +120,14 @@ class ServeSettings:
             "metavar": "FILE",
         },
     )
+    callers: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Serve only the callers in this TOML file, with their tokens, certificates, groups and limits; "
+            "health is open to all. A changed file is used within about a second.",
+            "metavar": "FILE",
+        },
+    )
     insecure: bool = field(
         default=False,
         metadata={"help": "Serve other machines without TLS; needed for another --host than a loopback address."},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class TlsFiles:
 
     def stamp(self) -> _Stamp:
         """Return a value that changes when a file is written, replaced or deleted."""
-        return tuple(_stamp(file) for file in (self.certificate, self.key, self.client_ca) if file is not None)
+        return tuple(file_stamp(file) for file in (self.certificate, self.key, self.client_ca) if file is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,27 @@ class ServerCertificates:
         _log.info("new connections use the new certificate", file=str(self._files.certificate))
 
 
+@functools.lru_cache(maxsize=1024)
+def certificate_names(certificate: bytes) -> tuple[str, ...]:
+    """Return the names in a verified certificate: the alternative ones (URIs, then DNS names), then the common name.
+
+    Args:
+        certificate: The certificate, PEM.
+    """
+    from cryptography import x509
+
+    read = x509.load_pem_x509_certificate(certificate)
+    names: list[str] = []
+    try:
+        alternative = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names += alternative.get_values_for_type(x509.UniformResourceIdentifier)
+        names += alternative.get_values_for_type(x509.DNSName)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        names = []
+    names += (str(common.value) for common in read.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME))
+    return tuple(dict.fromkeys(names))
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach the address: 127.0.0.0/8, ::1 and localhost."""
     try:
@@ -134,7 +156,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _stamp(file: Path) -> tuple[int, ...] | None:
+def file_stamp(file: Path) -> tuple[int, ...] | None:
+    """Return a value that changes when a file is written, replaced or deleted."""
     try:
         found = file.stat()
     except OSError:

@@ -26,11 +26,12 @@ from understudy.evaluator.types import Prediction
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
+from understudy.service.handlers.status_handlers import MetricsHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.services import inference_service, plain_codecs
+from understudy.service.services import inference_service, metrics_service, plain_codecs
 from understudy.wire import WireError
 
 MAX_BYTES = 1000
@@ -54,9 +55,12 @@ async def serving(
     evaluator: ScriptedEvaluator, readiness: Readiness, executor: ThreadPoolExecutor, *, max_bytes: int
 ) -> AsyncIterator[httpx.AsyncClient]:
     handler = inference_handler(evaluator, readiness, executor)
-    methods = served_methods([inference_service(handler, plain_codecs())], new_registry())
+    registry = new_registry()
+    metrics = MetricsHandler(registry, executor=executor)
+    methods = served_methods([inference_service(handler, plain_codecs()), metrics_service(metrics)], registry)
     rest_app = RestApp(
         handler,
+        metrics,
         methods,
         readiness=readiness,
         max_body_bytes=max_bytes,

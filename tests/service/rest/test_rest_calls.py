@@ -23,10 +23,11 @@ from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
+from understudy.service.handlers.status_handlers import MetricsHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS
-from understudy.service.services import inference_service, plain_codecs
+from understudy.service.services import inference_service, metrics_service, plain_codecs
 
 SECONDS = 10
 INFER = "/v2/models/model/infer"
@@ -63,11 +64,18 @@ class RestServer:
 async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
     evaluator, readiness, registry = ScriptedEvaluator(), Readiness(), new_registry()
     handler = inference_handler(evaluator, readiness, executor)
-    methods = served_methods([inference_service(handler, plain_codecs())], registry)
+    metrics = MetricsHandler(registry, executor=executor)
+    methods = served_methods([inference_service(handler, plain_codecs()), metrics_service(metrics)], registry)
     rest_app = RestApp(
-        handler, methods, readiness=readiness, max_body_bytes=1000, bodies=BodyBudget(2 * 1000), executor=executor
+        handler,
+        metrics,
+        methods,
+        readiness=readiness,
+        max_body_bytes=1000,
+        bodies=BodyBudget(2 * 1000),
+        executor=executor,
     )
-    app = http.build_app(registry=registry, readiness=readiness, executor=executor, routes=rest_app.routes())
+    app = http.build_app(readiness=readiness, routes=rest_app.routes())
     listener = http.bind("127.0.0.1", 0)
     http_server = http.HttpServer(app, listener, max_connections=20)
     await http_server.start()
@@ -101,6 +109,19 @@ async def test_a_call_without_a_body_is_counted_as_well(server: RestServer, path
 
     names = ("started_total", "msg_received_total", "msg_sent_total")
     assert [server.counted(name, method) for name in names] == [1, 1, 1]
+
+
+async def test_metrics_come_in_prometheus_text_format(server: RestServer) -> None:
+    response = await server.client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "\ngrpc_server_started_total{" in response.text
+    assert "_created" not in response.text
+
+
+async def test_metrics_come_in_openmetrics_for_those_who_ask(server: RestServer) -> None:
+    response = await server.client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert response.text.endswith("# EOF\n")
 
 
 async def test_a_failed_call_is_written_to_the_access_log_with_its_peer_and_size(server: RestServer) -> None:

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from understudy.service.calls.caller import Access, Caller
 from understudy.service.calls.metrics import RpcMethod, methods_of
 from understudy.service.calls.parsing import parse
 from understudy.service.calls.status import UnsupportedError
@@ -24,15 +25,18 @@ class CallContext:
 
     Attributes:
         audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing.
+        caller: Who calls; None if the service has no file of callers, or anybody may call the method.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
     """
 
-    __slots__ = ("audited", "deadline")
+    __slots__ = ("audited", "caller", "deadline")
 
     audited: Mapping[str, Any] | None
+    caller: Caller | None
 
     def __init__(self, *, deadline: float | None) -> None:
         self.audited = None
+        self.caller = None
         self.deadline = deadline
 
 
@@ -84,12 +88,14 @@ class Method:
 
     Attributes:
         rpc: Its names and kind.
+        access: The groups of which its callers need one.
         codec: Converts its messages.
         answer: Its handler: an `Answer`, or a `Stream` if ``rpc.streams_responses``.
         admit: The admission check of its calls, if any.
     """
 
     rpc: RpcMethod
+    access: Access
     codec: Codec[Any, Any]
     answer: Answer | Stream
     admit: Admission | None = None
@@ -110,6 +116,7 @@ class Service:
 
 def service(
     descriptor: ServiceDescriptor,
+    access: Access | Mapping[str, Access],
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
     codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
@@ -118,6 +125,7 @@ def service(
 
     Args:
         descriptor: The service.
+        access: The groups of which the callers of each method need one, for all methods or by name.
         answers: The handler of each method, by name.
         admissions: The admission checks of some methods, by name.
         codecs: The codecs of methods whose handlers do not take and return messages, by name.
@@ -130,11 +138,12 @@ def service(
             f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are handlers for "
             f"{sorted(answers)}"
         )
-    return foreign_service(descriptor, answers, admissions, codecs)
+    return foreign_service(descriptor, access, answers, admissions, codecs)
 
 
 def foreign_service(
     descriptor: ServiceDescriptor,
+    access: Access | Mapping[str, Access],
     answers: Mapping[str, Answer | Stream],
     admissions: Mapping[str, Admission] = MappingProxyType({}),
     codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
@@ -146,6 +155,7 @@ def foreign_service(
 
     Args:
         descriptor: The service.
+        access: The groups of which the callers of each method need one, for all methods or by name.
         answers: The handlers of its methods, by name.
         admissions: The admission checks of some methods, by name.
         codecs: The codecs of methods whose handlers do not take and return messages, by name.
@@ -154,6 +164,7 @@ def foreign_service(
     methods = tuple(
         Method(
             rpc=rpc,
+            access=access[rpc.name] if isinstance(access, Mapping) else access,
             codec=codecs.get(rpc.name) or MessageCodec(GetMessageClass(descriptors[rpc.name].input_type)),
             answer=answers[rpc.name],
             admit=admissions.get(rpc.name),

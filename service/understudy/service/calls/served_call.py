@@ -14,9 +14,9 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.calls.caller import CallShare
 from understudy.service.calls.methods import CallContext, Method, Service
 from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
@@ -53,14 +54,19 @@ class Call(CallContext, ABC):
         has_callers_id: Whether the caller sent the id; then every response carries it.
         received_bytes: The size of the request messages so far, decompressed.
         request_id: The id of the call.
+        share: What the call counts against its caller's limits; None without a caller.
         started: When it began, on `time.monotonic`'s clock in seconds.
     """
 
-    __slots__ = ("has_callers_id", "received_bytes", "request_id", "started")
+    __slots__ = ("has_callers_id", "received_bytes", "request_id", "share", "started")
+
+    share: CallShare | None
 
     def __init__(self) -> None:  # sets what `CallContext` would, as each function costs every call
         self.audited = None
+        self.caller = None
         self.deadline = None
+        self.share = None
         self.started = time.monotonic()
         self.received_bytes = 0
         came = self.header(REQUEST_ID_HEADER)
@@ -71,6 +77,10 @@ class Call(CallContext, ABC):
     @abstractmethod
     def peer(self) -> str:
         """The address of the caller, as the transport writes it."""
+
+    def certificate_names(self) -> Sequence[str]:
+        """Return the names in the caller's verified certificate, the most specific first; none without one."""
+        return ()
 
     @abstractmethod
     def header(self, name: str) -> str | bytes | None:
@@ -105,20 +115,35 @@ _Call = TypeVar("_Call", bound=Call)
 _Response = TypeVar("_Response")
 
 
+class Guard(Protocol):
+    """Checks who calls."""
+
+    def admit(self, call: Call, method: Method) -> None:
+        """Set the caller and the share of a call.
+
+        Raises:
+            UnauthenticatedError: It is not known who calls.
+            PermissionDeniedError: The caller may not call the method.
+            OverloadedError: The caller is beyond its limits.
+        """
+
+
 class ServedMethod:
     """One method as every front end serves it. Belongs to the event loop's thread.
 
     Args:
         method: The method.
         metrics: Counts and times its calls.
+        guard: Checks who calls; None to admit everybody.
 
     Attributes:
         method: The method.
         encode: Returns the bytes of a response.
     """
 
-    def __init__(self, method: Method, metrics: MethodMetrics) -> None:
+    def __init__(self, method: Method, metrics: MethodMetrics, guard: Guard | None = None) -> None:
         self.method = method
+        self._guard = guard
         self._metrics = metrics
         self._path = method.rpc.path
         self._admit = method.admit
@@ -139,6 +164,8 @@ class ServedMethod:
         REQUEST_ID.set(call.request_id)
         try:
             call.open()
+            if self._guard is not None:
+                self._guard.admit(call, self.method)
             if self._admit is not None:
                 self._admit(call)
             response = await answer(call)
@@ -161,19 +188,29 @@ class ServedMethod:
         return None
 
     def received(self, call: Call, size: int) -> None:
-        """Count a request message of this many bytes, which has arrived."""
+        """Count a request message of this many bytes, which has arrived.
+
+        Raises:
+            InvalidInputError: It is larger than all that its caller may have under way.
+            OverloadedError: Its caller has too many bytes under way.
+        """
         self._metrics.received_messages += 1
         call.received_bytes += size
+        if call.share is not None:
+            call.share.hold(size)
 
-    def sent(self) -> None:
+    def sent(self, call: Call) -> None:
         """Count a sent message."""
         self._metrics.sent_messages += 1
+        if call.share is not None:
+            call.share.release_oldest()
 
     def decode(self, call: Call, data: bytes, begin: int = 0) -> Any:
         """Return the request in ``data[begin:]``, which has arrived.
 
         Raises:
-            InvalidInputError: The bytes cannot be parsed.
+            InvalidInputError: The bytes cannot be parsed, or see `received`.
+            OverloadedError: See `received`.
         """
         self.received(call, len(data) - begin)
         try:
@@ -194,6 +231,8 @@ class ServedMethod:
     def _end(self, call: Call, failure: Failure | None) -> None:
         """Count the call, and log it: at debug if it succeeded, since there may be thousands a second, else at info."""
         seconds = time.monotonic() - call.started
+        if call.share is not None:
+            call.share.leave()
         self._metrics.handled(Code.OK if failure is None else failure.code, seconds=seconds)
         if failure is not None or call.audited is not None:
             audit_call(call, self._path, failure)
@@ -207,6 +246,7 @@ class ServedMethod:
             "call ended",
             method=self._path,
             peer=call.peer,
+            **({} if call.caller is None else {"caller": call.caller.name}),
             code=code.name,
             message=message,
             seconds=seconds,
@@ -218,16 +258,19 @@ ServedMethods = Mapping[str, ServedMethod]
 """The methods that front ends serve, by path, such as ``/package.Service/Method``."""
 
 
-def served_methods(services: Iterable[Service], registry: CollectorRegistry) -> ServedMethods:
+def served_methods(
+    services: Iterable[Service], registry: CollectorRegistry, guard: Guard | None = None
+) -> ServedMethods:
     """Return the methods of services as front ends serve them.
 
     Args:
         services: The services.
         registry: Where to register the ``grpc_server_*`` metrics.
+        guard: Checks who calls; None to admit everybody.
     """
     methods = [method for service in services for method in service.methods]
     metrics = RpcMetrics(registry, [method.rpc for method in methods])
-    return {method.rpc.path: ServedMethod(method, metrics.of(method.rpc.path)) for method in methods}
+    return {method.rpc.path: ServedMethod(method, metrics.of(method.rpc.path), guard) for method in methods}
 
 
 AUDIT_LOGGER: Final = "understudy.audit"
@@ -253,12 +296,33 @@ def audit_call(call: Call, method: str, failure: Failure | None) -> None:
         return
     _audit_log.info(
         "caller refused" if refused else "serving version requested",
+        caller="" if call.caller is None else call.caller.name,
+        certificate=", ".join(call.certificate_names()),
         peer=call.peer,
         method=method,
         **(call.audited or {}),
         outcome=Code.OK.name if failure is None else failure.code.name,
         message="" if failure is None else failure.message,
         request_id=call.request_id,
+    )
+
+
+def audit_refused_request(peer: str, path: str, message: str) -> None:
+    """Write the line of an HTTP request that was refused before it became a call.
+
+    Args:
+        peer: The address of the caller.
+        path: What it asked for.
+        message: Why it was refused.
+    """
+    _audit_log.info(
+        "caller refused",
+        caller="",
+        certificate="",
+        peer=peer,
+        method=path,
+        outcome=Code.PERMISSION_DENIED.name,
+        message=message,
     )
 
 

@@ -3,6 +3,7 @@
 UnknownModelError                 the request names a model that this server does not serve
 UnknownServiceError               a health request names a service that this server does not have
 UnsupportedError                  this server does not support a call or a setting of the protocol
+UnauthenticatedError              it is not known who calls
 PermissionDeniedError             the caller may not do what the call does
 CallEndedError                    the call has a status already
 """
@@ -89,6 +90,10 @@ class UnsupportedError(Exception):
     """This server does not support a call or a setting of the protocol. The text says what to do instead."""
 
 
+class UnauthenticatedError(Exception):
+    """It is not known who calls. The text says what to send, and never quotes a token."""
+
+
 class PermissionDeniedError(Exception):
     """The caller may not do what the call does. The text says what forbids it."""
 
@@ -113,6 +118,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     UnknownModelError: Code.NOT_FOUND,
     UnknownServiceError: Code.NOT_FOUND,
     UnsupportedError: Code.UNIMPLEMENTED,
+    UnauthenticatedError: Code.UNAUTHENTICATED,
     PermissionDeniedError: Code.PERMISSION_DENIED,
     evaluator_errors.VersionNotFoundError: Code.NOT_FOUND,
     evaluator_errors.DatasetNotFoundError: Code.NOT_FOUND,

@@ -91,6 +91,8 @@ class Endpoint(ABC):
                 share.hold(unframer.unread_bytes + len(chunk))
                 unframer.feed(chunk)
                 while (data := unframer.next()) is not None:
+                    if call.share is not None:
+                        await call.share.wait_for_turn()
                     yield decode(call, data)
                 share.hold(unframer.unread_bytes)
         unframer.check_end()
@@ -100,7 +102,7 @@ class Endpoint(ABC):
         async with aclosing(self._handle(request, call)) as responses:
             async for response in responses:
                 await reply.message(self._encode(response))
-                self._served.sent()
+                self._served.sent(call)
         await reply.end()
 
 
@@ -121,7 +123,7 @@ class UnaryEndpoint(Endpoint):
         response = await self._handle(await self._one_request(call), call)
         call.task = None  # do not interrupt the sending
         await call.reply.only(self._encode(response))
-        self._served.sent()
+        self._served.sent(call)
 
 
 class ClientStreamEndpoint(Endpoint):
@@ -131,7 +133,7 @@ class ClientStreamEndpoint(Endpoint):
         call.allow_cancelling()
         response = await self._handle(self._each_request(call), call)
         await call.reply.only(self._encode(response))
-        self._served.sent()
+        self._served.sent(call)
 
 
 class ServerStreamEndpoint(Endpoint):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import functools
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure
@@ -18,10 +21,22 @@ from understudy.service.envoy.grpc_wire import (
     prefix,
     seconds_of,
 )
+from understudy.service.tls import certificate_names
+
+_CERTIFICATE_HEADER: Final = b"x-forwarded-client-cert"
+"""The header in which Envoy describes the certificate of a caller."""
+_CERTIFICATE: Final = re.compile(rb'(?:^|;)Cert="([^"]*)"')
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in(header: bytes) -> tuple[str, ...]:
+    """Return the names in the certificate of a header that Envoy has set."""
+    match = _CERTIFICATE.search(header)
+    return () if match is None else certificate_names(unquote_to_bytes(match[1]))
 
 
 class CallerGoneError(CallEndedError):
@@ -76,6 +91,11 @@ class AsgiCall(WatchedCall):
         """See `Call`."""
         host, port = self._scope.get("client") or ("", 0)
         return f"{host}:{port}"
+
+    def certificate_names(self) -> Sequence[str]:
+        """See `Call`. Envoy itself sets the header, and removes one that a caller sends."""
+        value = self._headers.get(_CERTIFICATE_HEADER)
+        return () if value is None else _names_in(value)
 
     def header(self, name: str) -> str | None:
         """See `Call`."""

@@ -209,7 +209,7 @@ def configuration(
     (listener,) = config["static_resources"]["listeners"]
     (chain,) = listener["filter_chains"]
     (manager,) = chain["filters"]
-    manager["typed_config"] |= _CONNECTIONS | {"common_http_protocol_options": _ages(limits)}
+    manager["typed_config"] |= _CONNECTIONS | forwarding(certificates) | {"common_http_protocol_options": _ages(limits)}
     listener["listener_filters"] = [*listener.get("listener_filters", ()), _FIRST_BYTES]
     chain["transport_socket_connect_timeout"] = _seconds(HANDSHAKE_SECONDS)
     listener["listener_filters_timeout"] = _seconds(HANDSHAKE_SECONDS)
@@ -303,6 +303,13 @@ def transport_socket(folder: Path, certificates: Certificates) -> dict[str, Any]
             "require_client_certificate": certificates.client_ca is not None,
         },
     }
+
+
+def forwarding(certificates: Certificates | None) -> dict[str, Any]:
+    """Return what the connection manager does with x-forwarded-client-cert: always remove the caller's own."""
+    if certificates is None or certificates.client_ca is None:
+        return {"forward_client_cert_details": "SANITIZE"}
+    return {"forward_client_cert_details": "SANITIZE_SET", "set_current_client_cert_details": {"cert": True}}
 
 
 def write_secrets(folder: Path, certificates: Certificates) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -36,7 +36,7 @@ from understudy.service.front_end import (
 from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import grpc_port_in_use
 from understudy.service.settings import ConnectionLimits, ServeSettings
-from understudy.service.tls import Certificates, ServerCertificates
+from understudy.service.tls import Certificates, ServerCertificates, certificate_names
 
 MIN_PING_SECONDS = 10
 """How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
@@ -203,6 +203,11 @@ class GrpcCall(Call):
         """See `Call`."""
         return str(self.context.peer())
 
+    def certificate_names(self) -> Sequence[str]:
+        """See `Call`."""
+        certificate = self.context.auth_context().get("x509_pem_cert")
+        return certificate_names(*certificate) if certificate else ()
+
     def header(self, name: str) -> str | bytes | None:
         """See `Call`."""
         return next((value for key, value in self.context.invocation_metadata() or () if key == name), None)
@@ -275,6 +280,8 @@ class Endpoint(ABC):
     async def _each_request(self, call: GrpcCall) -> AsyncIterator[Any]:
         read, decode = call.context.read, self._served.decode
         while (data := await read()) is not _EOF:
+            if call.share is not None:
+                await call.share.wait_for_turn()
             yield decode(call, cast("bytes", data))
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
@@ -282,7 +289,7 @@ class Endpoint(ABC):
         async with aclosing(self._handle(requests, call)) as responses:
             async for response in responses:
                 await write(encode(response))
-                sent()
+                sent(call)
 
 
 class UnaryEndpoint(Endpoint):
@@ -291,7 +298,7 @@ class UnaryEndpoint(Endpoint):
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(self._served.decode(call, call.request), call)
         data = self._encode(response)
-        self._served.sent()
+        self._served.sent(call)
         return data
 
 
@@ -301,7 +308,7 @@ class ClientStreamEndpoint(Endpoint):
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(self._each_request(call), call)
         data = self._encode(response)
-        self._served.sent()
+        self._served.sent(call)
         return data
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, StreamIdleError
 from understudy.evaluator.types import Array, Batch, EvaluationResult
+from understudy.service.calls.caller import Caller, Limits
 from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
 from understudy.service.served_model import ServedModel, abandon
@@ -35,30 +36,42 @@ class Places:
     Args:
         count: The number of places.
         what: The name of the calls in errors.
+        limit_of: Returns how many of them one caller may take.
     """
 
-    def __init__(self, count: int, what: str) -> None:
+    def __init__(self, count: int, what: str, limit_of: Callable[[Limits], int]) -> None:
         self._count = count
         self._what = what
+        self._limit_of = limit_of
         self._taken = 0
+        self._taken_by: Counter[str] = Counter()
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold a place while the block runs.
+    def taken(self, caller: Caller | None) -> Iterator[None]:
+        """Hold a place while the block runs, for a caller if it is known.
 
         Raises:
-            OverloadedError: All places are taken.
+            OverloadedError: All places are taken, or all that the caller may take.
         """
+        if caller is not None and self._taken_by[caller.name] >= self._limit_of(caller.limits):
+            raise OverloadedError(
+                f"{caller.name} has {self._taken_by[caller.name]} {self._what} open, which is its limit; try again "
+                "when one has ended",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
         if self._taken >= self._count:
             raise OverloadedError(
                 f"{self._taken} {self._what} are open, which is the limit; try again when one has ended",
                 retry_after_seconds=_RETRY_SECONDS,
             )
+        taken_by = Counter() if caller is None else Counter([caller.name])
         self._taken += 1
+        self._taken_by += taken_by
         try:
             yield
         finally:
             self._taken -= 1
+            self._taken_by -= taken_by  # drops callers without a place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,14 +72,14 @@ class EvaluationHandler:
         self._limits = limits
         self._spools = spools
         self._records = records
-        self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams")
-        self._comparisons = Places(MAX_COMPARISONS, "Compare streams")
+        self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams", lambda limits: limits.max_evaluate_streams)
+        self._comparisons = Places(MAX_COMPARISONS, "Compare streams", lambda limits: limits.max_compare_streams)
 
     async def evaluate(
         self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest], call: CallContext
     ) -> evaluation_pb2.EvaluateResponse:
         """Score one version on the batches of a stream."""
-        with self._evaluations.taken():
+        with self._evaluations.taken(call.caller):
             result = await score_stream(self._model, requests, call, executor=self._executor, limits=self._limits)
         return evaluation_pb2.EvaluateResponse(score=messages.score(result))
 
@@ -87,7 +87,7 @@ class EvaluationHandler:
         self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
     ) -> evaluation_pb2.CompareResponse:
         """Score versions on the same batches and compare each with the first."""
-        with self._comparisons.taken():
+        with self._comparisons.taken(call.caller):
             comparison = await compare_stream(
                 self._model, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
             )

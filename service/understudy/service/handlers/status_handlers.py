@@ -199,6 +199,10 @@ class MetricsHandler:
     ) -> metrics_pb2.GetMetricsResponse:
         """Return what ``GET /metrics`` returns."""
         del request, call
-        loop = asyncio.get_running_loop()
-        content, content_type = await loop.run_in_executor(self._executor, exposition, self._registry)
+        content, content_type = await self.exposition()
         return metrics_pb2.GetMetricsResponse(exposition=content, content_type=content_type)
+
+    async def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the metrics and their content type; see `exposition`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, exposition, self._registry, accept)

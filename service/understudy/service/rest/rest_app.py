@@ -1,4 +1,4 @@
-"""The paths of the REST form and their endpoints."""
+"""The paths of the REST form and of the metrics, and their endpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, ServedMethods
 from understudy.service.calls.status import UnsupportedError
 from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler
+from understudy.service.handlers.status_handlers import MetricsHandler
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.rest.infer_json import parse_infer, parse_json, render
 from understudy.service.rest.json_values import as_json
 from understudy.service.rest.rest_call import RestCall
+from understudy.v1 import metrics_pb2
 
 HEADER_LENGTH: Final = "inference-header-content-length"
 NOT_READY: Final = 400
@@ -28,6 +30,7 @@ NOT_READY: Final = 400
 
 _Answer = Callable[[RestCall], Awaitable[Response]]
 _SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_METRICS: Final = metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"].full_name
 
 _REFUSED: Mapping[str, str] = {
     "/v2/repository/models/{model}/load": "RepositoryModelLoad",
@@ -42,12 +45,13 @@ _REFUSED: Mapping[str, str] = {
 
 
 class RestApp:
-    """Serves ``/v2``. Each path is the JSON form of one gRPC method, and counts as its call.
+    """Serves ``/v2`` and ``/metrics``. Each path is the JSON form of one gRPC method, and counts as its call.
 
     Belongs to the event loop's thread.
 
     Args:
         handler: Handles the requests.
+        metrics: Returns the metrics.
         methods: The methods of the gRPC form.
         readiness: The state of the service.
         max_body_bytes: The largest body to accept.
@@ -58,6 +62,7 @@ class RestApp:
     def __init__(
         self,
         handler: InferenceHandler,
+        metrics: MetricsHandler,
         methods: ServedMethods,
         *,
         readiness: Readiness,
@@ -66,6 +71,7 @@ class RestApp:
         executor: Executor,
     ) -> None:
         self._handler = handler
+        self._metrics = metrics
         self._methods = methods
         self._readiness = readiness
         self._monitor = DisconnectMonitor()
@@ -76,12 +82,16 @@ class RestApp:
     def routes(self) -> list[Route]:
         """Return the routes."""
         routes = [
+            self._route("/metrics", f"/{_METRICS}/GetMetrics", _without_body(self.metrics), ["GET"]),
             self._get("/v2", "ServerMetadata", self.server_metadata),
             self._get("/v2/health/live", "ServerLive", self.live),
             self._get("/v2/health/ready", "ServerReady", self.ready),
             self._get("/v2/models/stats", "ModelStatistics", self.statistics),
             self._post("/v2/repository/index", "RepositoryIndex", self.index),
-            *(self._route(path, name, _refusal(name), ["GET", "POST"]) for path, name in _REFUSED.items()),
+            *(
+                self._route(path, f"/{_SERVICE}/{name}", _refusal(name), ["GET", "POST"])
+                for path, name in _REFUSED.items()
+            ),
         ]
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
@@ -92,6 +102,11 @@ class RestApp:
                 self._post(f"{model}/infer", "ModelInfer", self.infer),
             ]
         return routes
+
+    async def metrics(self, call: RestCall) -> Response:
+        """Return the metrics, in OpenMetrics if the caller accepts it."""
+        content, content_type = await self._metrics.exposition(call.header("accept") or "")
+        return Response(content, headers={"content-type": content_type})
 
     async def live(self, call: RestCall) -> Response:
         """Report that the process responds."""
@@ -160,18 +175,14 @@ class RestApp:
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_bytes)})
 
     def _get(self, path: str, name: str, answer: _Answer) -> Route:
-        async def without_body(call: RestCall) -> Response:
-            call.has_no_body()
-            return await answer(call)
-
-        return self._route(path, name, without_body, ["GET"])
+        return self._route(path, f"/{_SERVICE}/{name}", _without_body(answer), ["GET"])
 
     def _post(self, path: str, name: str, answer: _Answer) -> Route:
-        return self._route(path, name, answer, ["POST"])
+        return self._route(path, f"/{_SERVICE}/{name}", answer, ["POST"])
 
-    def _route(self, path: str, name: str, answer: _Answer, http_methods: list[str]) -> Route:
-        """Return the route of one path, which is a form of the gRPC method of this name."""
-        served = self._methods[f"/{_SERVICE}/{name}"]
+    def _route(self, path: str, method: str, answer: _Answer, http_methods: list[str]) -> Route:
+        """Return the route of one path, which is a form of a gRPC method."""
+        served = self._methods[method]
 
         async def respond(request: Request) -> Response:
             call = self._new_call(request, served)
@@ -179,11 +190,19 @@ class RestApp:
             if response is None:
                 response = call.failure_response()
             else:
-                served.sent()
+                served.sent(call)
             response.headers[REQUEST_ID_HEADER] = call.request_id
             return response
 
         return Route(path, respond, methods=http_methods)
+
+
+def _without_body(answer: _Answer) -> _Answer:
+    async def count_and_answer(call: RestCall) -> Response:
+        call.has_no_body()
+        return await answer(call)
+
+    return count_and_answer
 
 
 def _refusal(name: str) -> _Answer:

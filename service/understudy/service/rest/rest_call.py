@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from understudy.service.calls.call_limits import BodyBudget, BodyShare, Disconne
 from understudy.service.calls.served_call import ServedMethod
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, UnsupportedError
 
+CERTIFICATE_NAMES: Final = "understudy.certificate_names"
+"""The key of an ASGI scope with the names in the caller's verified certificate."""
 TIMEOUT_HEADER: Final = "x-request-timeout"
 """How long the caller waits, in seconds."""
 ENVOY_TIMEOUT_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
@@ -123,6 +125,11 @@ class RestCall(WatchedCall):
         client = self.request.client
         return "" if client is None else f"{client.host}:{client.port}"
 
+    def certificate_names(self) -> Sequence[str]:
+        """See `Call`."""
+        names: Sequence[str] = self.request.scope.get(CERTIFICATE_NAMES, ())
+        return names
+
     def header(self, name: str) -> str | None:
         """See `Call`."""
         return self.request.headers.get(name)
@@ -215,6 +222,8 @@ def response_to_failure(failure: Failure) -> JSONResponse:
     headers = {}
     if failure.retry_after_seconds is not None:
         headers["retry-after"] = str(math.ceil(failure.retry_after_seconds))
+    if failure.code is Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = 'Bearer realm="understudy"'
     status = HTTP_STATUS[failure.code]
     if isinstance(failure, HttpFailure):
         status = failure.status

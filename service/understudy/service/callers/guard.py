@@ -1,0 +1,85 @@
+"""Checks each call: who calls, whether the caller may, and whether it is within the caller's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+
+from understudy.evaluator.evaluator_errors import OverloadedError
+from understudy.service.callers.directory import CallerDirectory
+from understudy.service.callers.usage import AllUsage
+from understudy.service.calls.methods import Method
+from understudy.service.calls.served_call import Call
+from understudy.service.calls.status import PermissionDeniedError, UnauthenticatedError
+
+AUTHORIZATION: Final = "authorization"
+
+_REASONS: Final = ("unauthenticated", "permission_denied", "limit")
+
+
+class RefusalCounter:
+    """Counts refused calls by reason.
+
+    Args:
+        registry: Where to register the metric.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = Counter(
+            "understudy_refused_calls_total",
+            "Calls refused for their caller: it is not known, lacks the group, or is beyond its limits (--callers).",
+            ["reason"],
+            registry=registry,
+        )
+        self.count = {reason: counter.labels(reason).inc for reason in _REASONS}
+
+
+class CallerGuard:
+    """Admits calls of known callers. Belongs to the event loop's thread.
+
+    Args:
+        directory: Finds the caller of a call.
+        registry: Where to register the metric of refused calls.
+        clock: Seconds, for the rates.
+    """
+
+    def __init__(
+        self, directory: CallerDirectory, registry: CollectorRegistry, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._identify = directory.identify
+        self._usage = AllUsage(clock)
+        self._refused = RefusalCounter(registry).count
+
+    def admit(self, call: Call, method: Method) -> None:
+        """Set the caller and the share of a call, whose end gives the share back.
+
+        Raises:
+            UnauthenticatedError: It is not known who calls.
+            PermissionDeniedError: The caller is in none of the method's groups.
+            OverloadedError: The caller is beyond its limits.
+        """
+        if not method.access:
+            return
+        try:
+            caller = self._identify(call.header(AUTHORIZATION), call.certificate_names)
+        except UnauthenticatedError:
+            self._refused["unauthenticated"]()
+            raise
+        call.caller = caller
+        if caller.groups.isdisjoint(method.access):
+            self._refused["permission_denied"]()
+            raise PermissionDeniedError(_missing(caller.name, method))
+        try:
+            call.share = self._usage.enter(caller, method.rpc)
+        except OverloadedError:
+            self._refused["limit"]()
+            raise
+
+
+def _missing(name: str, method: Method) -> str:
+    groups = sorted(method.access)
+    needed = f"the group {groups[0]}" if len(groups) == 1 else f"one of the groups {', '.join(groups)}"
+    return f"{name} may not call {method.rpc.name}, as it is not in {needed}; ask the operator for it"

@@ -1,0 +1,180 @@
+"""JSON Web Tokens (RFC 7519): their verification, and the issuers' public keys (JWKS, RFC 7517)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from joserfc import jwt
+from joserfc.errors import ExpiredTokenError, JoseError
+from joserfc.jwk import KeySet
+
+from understudy.service.callers.callers_file import Issuer
+from understudy.service.calls.caller import Caller, Group
+from understudy.service.calls.status import UnauthenticatedError
+from understudy.service.tls import file_stamp
+
+MAX_TOKEN_CHARACTERS: Final = 8192
+MAX_JWKS_BYTES: Final = 1 << 20
+MAX_SUBJECT_CHARACTERS: Final = 256
+
+LEEWAY_SECONDS: Final = 30
+"""How far the issuer's clock may be off."""
+FETCH_SECONDS: Final = 300.0
+"""How often keys at a URL are fetched."""
+RETRY_SECONDS: Final = 10.0
+"""How soon they are fetched again after a failure, or after a token named an unknown key."""
+TIMEOUT_SECONDS: Final = 5.0
+
+_log = structlog.get_logger(__name__)
+
+_KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError)
+"""What importing unusable keys raises."""
+
+
+class IssuerKeys:
+    """The public keys of one issuer. `refresh` belongs to one thread; everything else is thread-safe.
+
+    Args:
+        source: A file or a URL.
+        clock: Seconds.
+    """
+
+    def __init__(self, source: Path | str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.source = source
+        self._clock = clock
+        self._stamp: object = None
+        self._due = float("-inf")
+        self._fetched = float("-inf")
+        self._content = b""
+        self.current: KeySet | None = None
+
+    def ask_soon(self) -> None:
+        """Fetch the keys again soon, as a token names one that is unknown."""
+        self._due = min(self._due, self._fetched + RETRY_SECONDS)
+
+    def refresh(self) -> bool:
+        """Read the keys again if they may have changed; return whether they did.
+
+        Keys that cannot be used are logged, and change nothing.
+        """
+        if not self._may_have_changed():
+            return False
+        try:
+            content = self._read()
+            if content == self._content:
+                return False
+            keys = KeySet.import_key_set(json.loads(content))
+            if any(key.key_type == "oct" for key in keys):
+                raise ValueError("it holds a secret key; give public keys")
+        except (OSError, *_KEY_ERRORS) as error:
+            self._due = self._clock() + RETRY_SECONDS
+            kept = "kept the old keys" if self.current else "refuse its tokens"
+            _log.error("cannot use the keys of an issuer", source=str(self.source), reason=str(error), consequence=kept)
+            return False
+        self._content, self.current = content, keys
+        return True
+
+    def _may_have_changed(self) -> bool:
+        if isinstance(self.source, Path):
+            stamp = file_stamp(self.source)
+            changed, self._stamp = stamp != self._stamp, stamp
+            return changed
+        now = self._clock()
+        if now < self._due:
+            return False
+        self._fetched, self._due = now, now + FETCH_SECONDS
+        return True
+
+    def _read(self) -> bytes:
+        if isinstance(self.source, Path):
+            with self.source.open("rb") as file:
+                content = file.read(MAX_JWKS_BYTES + 1)
+        else:
+            with _OPENER.open(self.source, timeout=TIMEOUT_SECONDS) as response:
+                content = response.read(MAX_JWKS_BYTES + 1)
+        if len(content) > MAX_JWKS_BYTES:
+            raise ValueError(f"it has more than {MAX_JWKS_BYTES} bytes")
+        return bytes(content)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """See the base class. Nothing is followed, as a redirect could leave https."""
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirects)
+
+
+def looks_like_web_token(token: str) -> bool:
+    """Return whether a token has the three parts of a signed JSON Web Token."""
+    return token.count(".") == 2  # noqa: PLR2004 - the parts of RFC 7515
+
+
+def issuer_of(token: str) -> str:
+    """Return the claim ``iss`` of a token that has not been verified yet.
+
+    Raises:
+        UnauthenticatedError: It has none.
+    """
+    if len(token) > MAX_TOKEN_CHARACTERS:
+        raise UnauthenticatedError(f"the token has more than {MAX_TOKEN_CHARACTERS} characters")
+    payload = token.split(".")[1]
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        issuer = claims["iss"]
+    except (binascii.Error, ValueError, TypeError, KeyError, RecursionError):
+        raise UnauthenticatedError("the token is no JSON Web Token with an issuer") from None
+    if not isinstance(issuer, str):
+        raise UnauthenticatedError("the token is no JSON Web Token with an issuer")
+    return issuer
+
+
+def verified_caller(token: str, issuer: Issuer, keys: IssuerKeys, now: float) -> tuple[Caller, float]:
+    """Return the caller of a token, and when the token expires, in seconds since 1970.
+
+    Raises:
+        UnauthenticatedError: The token is not valid.
+    """
+    key_set = keys.current
+    if key_set is None:
+        raise UnauthenticatedError(f"the keys of the issuer {issuer.name!r} are not known yet; try again")
+    requests = jwt.JWTClaimsRegistry(
+        now=int(now),
+        leeway=LEEWAY_SECONDS,
+        iss={"essential": True, "value": issuer.issuer},
+        aud={"essential": True, "value": issuer.audience},
+        exp={"essential": True},
+        sub={"essential": True},
+    )
+    try:
+        decoded = jwt.decode(token, key_set, algorithms=issuer.algorithms)
+        requests.validate(decoded.claims)
+        return _caller(decoded.claims, issuer), float(decoded.claims["exp"]) + LEEWAY_SECONDS
+    except ExpiredTokenError:
+        raise UnauthenticatedError("the token has expired; get a new one") from None
+    except (*_KEY_ERRORS, RecursionError) as error:
+        keys.ask_soon()
+        # Only the kind of joserfc's errors: a text could quote the token.
+        reason = error.error if isinstance(error, JoseError) else "malformed"
+        raise UnauthenticatedError(f"the token of the issuer {issuer.name!r} is not valid: {reason}") from None
+
+
+def _caller(claims: dict[str, Any], issuer: Issuer) -> Caller:
+    subject = claims["sub"]
+    if not subject.isprintable() or len(subject) > MAX_SUBJECT_CHARACTERS:
+        raise ValueError("the subject is not printable, or too long")
+    values = claims.get(issuer.groups_claim, [])
+    values = values.split() if isinstance(values, str) else values  # "scope" is one text
+    found: set[Group] = set()
+    for value in values:
+        if isinstance(value, str):
+            found |= issuer.groups.get(value, frozenset())
+    return Caller(name=f"{issuer.name}/{subject}", groups=frozenset(found), limits=issuer.limits)

@@ -1,0 +1,104 @@
+"""Who calls: the caller's name, its groups, which say what it may call, and its limits."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Final
+
+
+class Group(enum.StrEnum):
+    """What a caller may do."""
+
+    PREDICT = "predict"
+    EVALUATE = "evaluate"
+    PROMOTE = "promote"
+    OBSERVE = "observe"
+
+
+Access = frozenset[Group]
+"""The groups of which a method's caller needs one; empty if anybody may call it."""
+
+ANYBODY: Final[Access] = frozenset()
+ANY_GROUP: Final[Access] = frozenset(Group)
+
+
+def only(group: Group) -> Access:
+    """Return the access of a method for callers in one group."""
+    return frozenset({group})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of one caller; None for no limit of its own.
+
+    Attributes:
+        max_requests: The most calls of one request under way at once.
+        max_streams: The most calls with streams under way at once.
+        max_mib: The most memory of its requests under way, in MiB.
+        max_requests_per_second: How many requests may begin in a second; a stream's messages count too.
+        max_evaluate_streams: The most Evaluate streams at once.
+        max_compare_streams: The most Compare streams at once.
+    """
+
+    max_requests: int | None = None
+    max_streams: int | None = None
+    max_mib: float | None = None
+    max_requests_per_second: float | None = None
+    max_evaluate_streams: int = 16
+    max_compare_streams: int = 2
+
+    @property
+    def max_bytes(self) -> int | None:
+        """`max_mib` in bytes."""
+        return None if self.max_mib is None else int(self.max_mib * 1024 * 1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """One caller.
+
+    Attributes:
+        name: Its name, in the audit log and the access log.
+        groups: What it may do.
+        limits: Its limits.
+    """
+
+    name: str
+    groups: frozenset[Group]
+    limits: Limits = field(default_factory=Limits)
+
+
+class CallShare(ABC):
+    """What one call counts against its caller's limits. Belongs to the event loop's thread.
+
+    Attributes:
+        caller: The caller.
+    """
+
+    __slots__ = ("caller",)
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    @abstractmethod
+    def hold(self, size: int) -> None:
+        """Count the bytes of a message that has arrived.
+
+        Raises:
+            InvalidInputError: It is larger than all that the caller may hold.
+            OverloadedError: All messages of the caller together are too large.
+        """
+
+    @abstractmethod
+    def release_oldest(self) -> None:
+        """Give back the bytes of the oldest message of the call."""
+
+    @abstractmethod
+    async def wait_for_turn(self) -> None:
+        """Wait until the next message of a stream is within the caller's rate."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Give back everything, as the call is over."""

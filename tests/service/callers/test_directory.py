@@ -1,0 +1,245 @@
+"""Who calls: by token, JSON Web Token and certificate, while the files change."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from joserfc.jwk import OctKey
+from structlog.testing import capture_logs
+
+from testkit.certificates import replace
+from testkit.web_tokens import TokenIssuer
+from understudy.service.callers import directory as directory_module
+from understudy.service.callers.directory import CallerDirectory
+from understudy.service.callers.tokens import hash_text
+from understudy.service.callers.web_tokens import IssuerKeys
+from understudy.service.calls.caller import Group
+from understudy.service.calls.status import UnauthenticatedError
+
+
+class Site:
+    """A file of callers, and the directory that reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "callers.toml"
+        self.keys = folder / "keys.json"
+        self.issuer = TokenIssuer()
+        self.issuer.publish(self.keys)
+        self.now = time.time()
+        self.write("old")
+        self.directory = CallerDirectory(self.file, clock=lambda: self.now)
+
+    def write(self, *tokens: str, jwks: str = "keys.json", more: str = "") -> None:
+        hashes = ", ".join(f'"{hash_text(token)}"' for token in tokens)
+        text = f"""
+            [[callers]]
+            name = "ada"
+            groups = ["predict"]
+            tokens = [{hashes}]
+            certificates = ["ada.example.com", "spiffe://example.com/ada"]
+
+            [[issuers]]
+            name = "corp"
+            issuer = "https://login.example.com"
+            audience = "understudy"
+            jwks = "{jwks}"
+            groups = {{ scientists = ["predict", "evaluate"], leads = ["promote"] }}
+            {more}
+        """
+        replace(self.file, text.encode())
+
+    def name(self, token: str) -> str:
+        return self.directory.identify(f"Bearer {token}", lambda: ()).name
+
+    def refusal(self, token: str) -> str:
+        with pytest.raises(UnauthenticatedError) as refused:
+            self.name(token)
+        assert token not in str(refused.value)
+        return str(refused.value)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_token_is_known_by_its_hash(site: Site) -> None:
+    assert site.name("old") == "ada"
+    assert site.directory.identify(b"bearer old", lambda: ()).name == "ada"
+    assert "is not known here" in site.refusal("older")
+
+
+@pytest.mark.parametrize("header", ["", "old", "Basic b2xk", "Bearer", "Bearer "])
+def test_another_header_is_refused(site: Site, header: str) -> None:
+    with pytest.raises(UnauthenticatedError, match="is not 'Bearer TOKEN'"):
+        site.directory.identify(header, lambda: ("ada.example.com",))
+
+
+def test_a_certificate_is_known_by_any_of_its_names(site: Site) -> None:
+    for name in ("ada.example.com", "spiffe://example.com/ada"):
+        assert site.directory.identify(None, lambda name=name: ("other", name)).name == "ada"  # type: ignore[misc]
+    with pytest.raises(UnauthenticatedError, match="the certificate of 'eve' belongs to no known caller"):
+        site.directory.identify(None, lambda: ("eve",))
+    with pytest.raises(UnauthenticatedError, match="neither a token nor a client certificate"):
+        site.directory.identify(None, lambda: ())
+
+
+def test_a_changed_file_is_used_and_an_unusable_one_is_not(site: Site) -> None:
+    site.write("old", "new")
+    site.directory.refresh()
+    assert {site.name("old"), site.name("new")} == {"ada"}
+    replace(site.file, b"[[callers")
+    with capture_logs() as lines:
+        site.directory.refresh()
+        site.directory.refresh()
+    assert [line["event"] for line in lines] == ["kept the old callers, because the new file cannot be used"]
+    assert site.name("new") == "ada"
+    site.write("new")
+    site.directory.refresh()
+    assert "is not known here" in site.refusal("old")
+
+
+def test_a_web_token_names_its_caller_and_groups(site: Site) -> None:
+    token = site.issuer.token("grace", "scientists", "unknown")
+    caller = site.directory.identify(f"Bearer {token}", lambda: ())
+    assert (caller.name, caller.groups) == ("corp/grace", frozenset({Group.PREDICT, Group.EVALUATE}))
+    assert site.directory.identify(f"Bearer {token}", lambda: ()) is caller
+
+
+def test_a_web_token_that_is_not_for_us_is_refused(site: Site) -> None:
+    sign = site.issuer.token
+    assert "the token has expired" in site.refusal(sign(exp=int(time.time()) - 60))
+    for wrong in (
+        sign(aud="another"),
+        sign(exp=None),
+        sign(sub=None),
+        sign(sub="line\nbreak"),
+        sign(nbf=int(time.time()) + 600),
+        sign()[:-8] + "AAAAAAAA",
+        TokenIssuer().token(),
+    ):
+        assert "the token of the issuer 'corp' is not valid" in site.refusal(wrong)
+    assert "of an issuer that is not known" in site.refusal(sign(iss="https://evil.example.com"))
+    for malformed in ("a.b.c", "..", sign(iss=None), sign(iss=["https://login.example.com"]), "e30.e30.e30"):
+        assert "is no JSON Web Token with an issuer" in site.refusal(malformed)
+    assert "more than 8192 characters" in site.refusal(sign("x" * 8192))
+
+
+def test_only_the_listed_algorithms_are_accepted(site: Site) -> None:
+    site.write("old", more='algorithms = ["RS256"]')
+    site.directory.refresh()
+    assert "unsupported_algorithm" in site.refusal(site.issuer.token())
+    claims = {"iss": site.issuer.issuer, "aud": site.issuer.audience, "sub": "eve", "exp": int(time.time()) + 300}
+    parts = [urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "HS256"}, claims)]
+    signature = hmac.digest(site.issuer.key.as_pem(private=False), b".".join(parts), "sha256")
+    forged = b".".join([*parts, urlsafe_b64encode(signature).rstrip(b"=")]).decode()
+    assert "unsupported_algorithm" in site.refusal(forged)
+
+
+def test_a_known_web_token_expires(site: Site) -> None:
+    token = site.issuer.token()
+    assert site.name(token) == "corp/ada"
+    site.now += 1000.0
+    assert "the token has expired" in site.refusal(token)
+
+
+def test_verified_web_tokens_are_remembered_up_to_a_bound(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "MAX_VERIFIED", 3)
+    for number in range(10):
+        site.name(site.issuer.token(f"caller-{number}"))
+    assert len(site.directory._known._verified) == 3
+
+
+def test_new_keys_in_the_file_are_used_and_the_old_ones_no_longer(site: Site) -> None:
+    old = site.issuer.token()
+    assert site.name(old) == "corp/ada"
+    site.issuer.renew()
+    replace(site.keys, site.issuer.jwks())
+    site.directory.refresh()
+    assert site.name(site.issuer.token()) == "corp/ada"
+    assert "is not valid" in site.refusal(old)
+
+
+def test_unusable_keys_change_nothing(site: Site) -> None:
+    secret: Any = OctKey.generate_key(256).as_dict()
+    for unusable in (b"", b"[]", b'{"keys": []}', b'{"keys": [{"kty": "oct", "k": "' + secret["k"].encode() + b'"}]}'):
+        replace(site.keys, unusable)
+        with capture_logs() as lines:
+            site.directory.refresh()
+        assert [line["event"] for line in lines] == ["cannot use the keys of an issuer"]
+        assert site.name(site.issuer.token()) == "corp/ada"
+
+
+class KeyServer:
+    """Serves the keys of an issuer over HTTP."""
+
+    def __init__(self, issuer: TokenIssuer) -> None:
+        self.issuer = issuer
+        self.status = 200
+        self.asked = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked += 1
+                self.send_response(outer.status)
+                self.send_header("location", "/elsewhere")
+                self.end_headers()
+                self.wfile.write(outer.issuer.jwks())
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
+                del format, args
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/keys"
+
+
+@pytest.fixture
+def key_server() -> Iterator[KeyServer]:
+    served = KeyServer(TokenIssuer())
+    thread = Thread(target=served.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield served
+    served.server.shutdown()
+    thread.join()
+    served.server.server_close()
+
+
+def test_keys_at_a_url_are_fetched_again_in_time_or_when_one_is_unknown(key_server: KeyServer) -> None:
+    now = 0.0
+    keys = IssuerKeys(key_server.url, clock=lambda: now)
+    assert keys.refresh()
+    assert not keys.refresh()
+    assert key_server.asked == 1
+    key_server.issuer.renew()
+    for seconds, asked in ((9.0, 1), (10.0, 2), (11.0, 2)):
+        now = seconds
+        keys.ask_soon()
+        keys.refresh()
+        assert key_server.asked == asked
+    assert [key.kid for key in keys.current or ()] == ["second"]
+    now = 1000.0
+    assert not keys.refresh()
+    assert key_server.asked == 3
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_keys_that_cannot_be_fetched_are_asked_for_again(key_server: KeyServer, status: int) -> None:
+    now = 0.0
+    key_server.status = status
+    keys = IssuerKeys(key_server.url, clock=lambda: now)
+    with capture_logs() as lines:
+        assert not keys.refresh()
+    assert lines[0]["consequence"] == "refuse its tokens"
+    assert key_server.asked == 1
+    key_server.status, now = 200, 10.0
+    assert keys.refresh()
