@@ -1,11 +1,13 @@
 # syntax=docker/dockerfile:1
-# The evaluator as an image. For GPUs: docker build --build-arg TENSORFLOW='tensorflow[and-cuda]' .
+# The evaluator as an image. For GPUs: docker build --build-arg TENSORFLOW=cuda .
+# `make pin-base` adds the digest of the base: python:3.11-slim@sha256:...
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
-ARG TENSORFLOW=tensorflow-cpu
+ARG TENSORFLOW=cpu
 WORKDIR /src
-COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY requirements requirements
 COPY proto proto
 COPY clients clients
 COPY checkpoints checkpoints
@@ -15,12 +17,12 @@ COPY evaluator evaluator
 COPY service service
 COPY cli cli
 # The environment has the same path as in the final image, because its scripts name their interpreter by path.
-RUN python -m venv /opt/understudy \
-    && /opt/understudy/bin/pip install --no-cache-dir --disable-pip-version-check pip==26.3 \
-    && /opt/understudy/bin/pip install --no-cache-dir --constraint constraints.txt --build-constraint constraints.txt \
-        ".[server-base,examples]" "${TENSORFLOW}>=2.21,<2.22" \
-    && /opt/understudy/bin/pip install --no-cache-dir --no-deps --constraint constraints.txt \
-        "tensorflow-serving-api>=2.21,<2.22" \
+RUN hashed() { /opt/understudy/bin/pip "$@" --no-cache-dir --require-hashes --no-deps --only-binary :all:; } \
+    && python -m venv /opt/understudy \
+    && hashed install --requirement requirements/pip.txt \
+    && hashed install --requirement "requirements/image-${TENSORFLOW}.txt" \
+    && hashed download --dest /build --requirement requirements/build.txt \
+    && /opt/understudy/bin/pip install --no-cache-dir --no-deps --no-index --find-links /build . \
     && rm -rf /opt/understudy/lib/python3*/site-packages/tensorflow/include \
     && /opt/understudy/bin/pip uninstall --yes pip setuptools wheel
 

@@ -24,18 +24,22 @@ help: ## List the targets
 	@echo "  make bench BENCH=quick                      does it all run? one round of half a second each"
 	@echo "  make bench-peers ONLY=envoy,triton          measure some of the servers"
 
+# Every file that is installed has a hash in requirements/, and is a wheel, so that nothing else runs while it is installed.
+HASHED = --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: $(FROM_WHEELHOUSE)
+
 .PHONY: setup
 setup: $(VENV)/.installed ## Install everything into .venv (other targets do this on demand)
 
-$(VENV)/.installed: pyproject.toml clients/pyproject.toml constraints.txt hatch_build.py $(wildcard proto/understudy/*/*.proto)
+$(VENV)/.installed: pyproject.toml clients/pyproject.toml $(addprefix requirements/,pip.txt build.txt development.txt) hatch_build.py $(wildcard proto/understudy/*/*.proto)
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python 3.11, 3.12 or 3.13 was found on PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version); this takes a minute or two the first time."
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo "venv failed. On Debian and Ubuntu it is a package of its own: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FROM_WHEELHOUSE) pip==$(PIP_VERSION)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FROM_WHEELHOUSE) \
-		-c constraints.txt --build-constraint constraints.txt -e '.[server,fast,examples,dev]'
+	$(BIN)/python -m pip install $(HASHED) --requirement requirements/pip.txt
+	$(BIN)/python -m pip install $(HASHED) --requirement requirements/development.txt
+	$(BIN)/python -m pip download $(HASHED) --dest $(VENV)/build --requirement requirements/build.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links $(VENV)/build --editable .
 	@touch $@
 
 .PHONY: demo
@@ -51,21 +55,19 @@ test: $(VENV)/.installed ## Run the tests
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(T)
 
 WHEELHOUSE ?= wheelhouse
-CUDA := 'tensorflow[and-cuda]>=2.21,<2.22'
 # If there is a wheelhouse, install from it without network access.
 FROM_WHEELHOUSE = $(if $(wildcard $(WHEELHOUSE)/tensorflow-*.whl),--no-index --find-links $(WHEELHOUSE))
 
 .PHONY: wheelhouse
 wheelhouse: ## Download what `make test-gpu` installs, with CUDA's libraries (about 4 GB), into ./wheelhouse
 	$(PYTHON) -m venv $(WHEELHOUSE)/.pip
-	$(WHEELHOUSE)/.pip/bin/pip install --quiet --disable-pip-version-check pip==$(PIP_VERSION)
-	$(WHEELHOUSE)/.pip/bin/pip wheel --disable-pip-version-check --wheel-dir $(WHEELHOUSE) -c constraints.txt \
-		--build-constraint constraints.txt '.[server,fast,examples,gpu,dev]' $(CUDA) pip==$(PIP_VERSION) \
-		editables 'hatchling>=1.27' grpcio-tools==1.78.0 'mypy-protobuf>=3.7' setuptools
-	rm -rf $(WHEELHOUSE)/.pip $(WHEELHOUSE)/understudy-*.whl
+	$(WHEELHOUSE)/.pip/bin/pip install $(HASHED) --requirement requirements/pip.txt
+	for list in pip build development image-cuda; do \
+		$(WHEELHOUSE)/.pip/bin/pip download $(HASHED) --dest $(WHEELHOUSE) --requirement requirements/$$list.txt; done
+	rm -rf $(WHEELHOUSE)/.pip
 
 $(VENV)/.cuda: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FROM_WHEELHOUSE) $(CUDA)
+	$(BIN)/python -m pip install $(HASHED) --requirement requirements/image-cuda.txt
 	@touch $@
 
 .PHONY: test-gpu
@@ -106,6 +108,33 @@ check: $(VENV)/.installed ## Check format, lint, types, the protocol and the Doc
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python tools/reference.py --check
 
+AUDIT := .tools/audit
+
+$(AUDIT)/.installed: requirements/pip.txt requirements/audit.txt
+	@$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install $(HASHED) --requirement requirements/pip.txt
+	$(AUDIT)/bin/python -m pip install $(HASHED) --requirement requirements/audit.txt
+	@touch $@
+
+.PHONY: audit
+audit: $(AUDIT)/.installed ## Look for known vulnerabilities in all packages; ADVISORIES=all.zip, an export of OSV, needs no network
+	$(AUDIT)/bin/python tools/audit.py $(if $(ADVISORIES),--advisories $(ADVISORIES)) $(if $(STRICT),--strict)
+
+.PHONY: sbom
+sbom: $(VENV)/.installed $(AUDIT)/.installed ## Write a list of all installed packages, build/sbom.json (CycloneDX)
+	mkdir -p build
+	$(AUDIT)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file build/sbom.json
+	@echo "Open build/sbom.json"
+
+.PHONY: lock
+lock: $(VENV)/.installed ## Write requirements/ anew, after a change of pyproject.toml or constraints.txt
+	tools/lock.sh
+
+.PHONY: pin-base
+pin-base: ## Pin the image's base to the digest that its tag has today (needs Docker)
+	tools/pin_base.sh
+
 .PHONY: protocol-baseline
 protocol-baseline: $(VENV)/.installed ## Make today's protocol the one that `make check` compares with (CONTRIBUTING.md)
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
@@ -123,9 +152,8 @@ format: $(VENV)/.installed ## Format the code and apply automatic fixes
 reference: $(VENV)/.installed ## Generate the reference tables of metrics and settings from the code
 	$(BIN)/python tools/reference.py
 
-$(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt --build-constraint constraints.txt -e '.[docs]'
+$(VENV)/.docs: $(VENV)/.installed requirements/docs.txt
+	$(BIN)/python -m pip install $(HASHED) --requirement requirements/docs.txt
 	@touch $@
 
 .PHONY: docs
