@@ -7,6 +7,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,19 @@ from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS
+from testkit.hostile_connections import reset_rapidly
 from testkit.in_process import WAIT_SECONDS, until
-from testkit.served import plain_model, publish, serving
+from testkit.served import Served, plain_model, publish, serving
 from testkit.values import WIDTH
 from understudy.clients import AsyncClient, CancelledError, Client, UnderstudyError
+from understudy.v1 import prediction_pb2
+from understudy.wire import encode_all
 
 OPEN_FILES = 512
 SILENT = 700
 SECONDS = 30.0
+LONGEST_WAIT_SECONDS = 2.0
+"""Of a caller beside a hostile one, on busy machines."""
 
 
 @pytest.fixture(params=FRONT_ENDS)
@@ -163,3 +169,47 @@ async def test_a_watch_that_is_cut_off_by_its_connection_s_age_resumes_and_misse
                     await asyncio.to_thread(until, lambda: watches() >= enough)  # noqa: B023 - ends in this turn
         await watching_too
         watching.cancel()
+
+
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp(str(request.param))
+    publish(folder, {2: plain_model(2)})
+    with serving(folder, "plain", "--frontend", request.param) as served:
+        yield served
+
+
+PREDICT = "/understudy.v1.PredictionService/Predict"
+WATCH = "/understudy.v1.EvaluationService/WatchEvaluations"
+CANCELS = 1_500
+"""More than nghttp2 admits in the time of the test."""
+
+
+def test_a_connection_on_which_a_caller_cancels_many_calls_beside_answered_ones_goes_on(served: Served) -> None:
+    request = prediction_pb2.PredictRequest(inputs=encode_all({"x": np.ones((1, WIDTH), np.float32)}))
+    data = request.SerializeToString()
+    with served.channel() as channel:
+        states: list[grpc.ChannelConnectivity] = []
+        predict, watch = channel.unary_unary(PREDICT), channel.unary_stream(WATCH)
+        predict(data, timeout=SECONDS, wait_for_ready=True)
+        channel.subscribe(states.append)
+        for _ in range(CANCELS):
+            calls = [predict.future(data, timeout=SECONDS) for _ in range(2)]
+            watch(b"", timeout=SECONDS).cancel()
+            for call in calls:
+                call.result()
+        assert set(states) <= {grpc.ChannelConnectivity.READY}
+
+
+def test_rapid_resets_are_cut_off_or_cost_others_little(served: Served) -> None:
+    inputs = {"x": np.ones((1, WIDTH), np.float32)}
+    with Client(served.grpc, timeout_seconds=SECONDS) as client, served.connect() as connection:
+        client.predict(inputs)
+        hostile = threading.Thread(target=reset_rapidly, args=(connection, PREDICT, 50_000))
+        hostile.start()
+        waits = []
+        while hostile.is_alive():
+            began = time.monotonic()
+            assert client.predict(inputs).step == 2
+            waits.append(time.monotonic() - began)
+        assert max(waits) < LONGEST_WAIT_SECONDS

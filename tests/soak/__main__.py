@@ -21,7 +21,7 @@ TOPICS = {
     "exactness": "drawn streams of drawn models: each scores as on one device",
     "damage": "damaged and malicious checkpoints: none served, none ends the evaluator, the last good one serves on",
     "stock_writers": "stock Keras and TensorFlow saving at full speed: no failed save, no torn read",
-    "fuzz": "fuzzed requests over every RPC and path: no crash, no INTERNAL, no hang, no growth in memory",
+    "attacks": "attacks and fuzzed requests beside an honest caller: it hardly waits, nothing is written or falsified",
     "training_kills": "SIGKILLs and SIGTERMs of training tasks: bit-equal to an undisturbed one, all of it scored",
     "swaps": "swap after swap in every format, or of architecture: no more models alive than slots, flat memory",
     "restarts": "rolling restarts of three servers under load, with clients that balance: no failed call",

@@ -112,8 +112,8 @@ class RestEndpoint:
     name = "REST"
     weight = 40
 
-    def __init__(self, address: str, model: str, inputs: Arrays) -> None:
-        self._client = httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_SECONDS)
+    def __init__(self, client: httpx.Client, model: str, inputs: Arrays) -> None:
+        self._client = client
         self._model = model
         self._inputs = inputs
 
@@ -130,10 +130,6 @@ class RestEndpoint:
         allowed = response.status_code < _SERVER_ERROR or response.status_code in _HTTP_ALLOWED
         detail = "" if allowed else f"{method} {path} {headers} {content[:1000]!r}: {response.text}"
         return Answer(self.name, str(response.status_code), allowed, detail)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
 
     def _path(self, chance: random.Random) -> str:
         model = self._model if chance.random() < 0.8 else chance.choice(WORDS)
@@ -177,12 +173,12 @@ class RestEndpoint:
         return {"id": "1", "inputs": inputs, "parameters": {"binary_data_output": chance.random() < 0.5}}, binary
 
 
-def endpoints_of(channel: grpc.Channel, http: str, model: str, inputs: Arrays) -> Iterator[Endpoint]:
+def endpoints_of(channel: grpc.Channel, http: httpx.Client, model: str, inputs: Arrays) -> Iterator[Endpoint]:
     """Yield every endpoint of a server.
 
     Args:
         channel: A channel to the gRPC port.
-        http: The HTTP port, as ``HOST:PORT``.
+        http: A client of the HTTP port.
         model: The name of the model.
         inputs: Valid inputs of the model, by name.
     """

@@ -11,13 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
 import keras
 import numpy as np
 
+from testkit.certificates import Credentials
 from testkit.values import DTYPES, EVERY, EVERY_STEP, PLAIN, PLAIN_STEPS, WIDTH
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.keras_signature import signature_of
@@ -33,11 +36,40 @@ END_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Served:
-    """A server's addresses and its process."""
+    """A server's addresses and its process, and how to connect to it.
+
+    Attributes:
+        grpc: The address of the gRPC port.
+        http: The address of the HTTP port.
+        pid: The process.
+        credentials: Those for TLS; None without TLS.
+    """
 
     grpc: str
     http: str
     pid: int
+    credentials: Credentials | None = None
+
+    def channel(self) -> Any:
+        """Return a channel to the gRPC port."""
+        if self.credentials is None:
+            return grpc.insecure_channel(self.grpc)
+        return grpc.secure_channel(self.grpc, self.credentials.channel())
+
+    def connect(self) -> socket.socket:
+        """Return a connection to the gRPC port."""
+        host, port = self.grpc.rsplit(":", 1)
+        connection = socket.create_connection((host, int(port)), START_SECONDS)
+        if self.credentials is None:
+            return connection
+        return self.credentials.context().wrap_socket(connection, server_hostname=host)
+
+    def http_client(self, timeout_seconds: float) -> httpx.Client:
+        """Return a client of the HTTP port."""
+        if self.credentials is None:
+            return httpx.Client(base_url=f"http://{self.http}", timeout=timeout_seconds)
+        context = self.credentials.context()
+        return httpx.Client(base_url=f"https://{self.http}", verify=context, timeout=timeout_seconds)
 
 
 @dataclass(frozen=True)
@@ -74,12 +106,18 @@ def plain_model(step: int) -> Any:
 
 
 @contextmanager
-def serving_both(folder: Path, *flags: str) -> Iterator[Pair]:
-    """Serve both models, each in its own process, until the block ends."""
+def serving_both(
+    folder: Path, *flags: str, credentials: Credentials | None = None, home: Path | None = None
+) -> Iterator[Pair]:
+    """Serve both models, each in its own process, until the block ends; see `serving`."""
     publish(folder / EVERY, {EVERY_STEP: every_model()})
     publish(folder / PLAIN, {step: plain_model(step) for step in PLAIN_STEPS})
-    with serving(folder / EVERY, EVERY, *flags) as every, serving(folder / PLAIN, PLAIN, *flags) as plain:
-        with Client(plain.grpc) as client:
+    options: dict[str, Any] = {"credentials": credentials, "home": home}
+    with (
+        serving(folder / EVERY, EVERY, *flags, **options) as every,
+        serving(folder / PLAIN, PLAIN, *flags, **options) as plain,
+    ):
+        with Client(plain.grpc, credentials=None if credentials is None else credentials.channel()) as client:
             for step in PLAIN_STEPS:
                 client.promote(step)
             client.unpin()
@@ -87,23 +125,42 @@ def serving_both(folder: Path, *flags: str) -> Iterator[Pair]:
 
 
 @contextmanager
-def serving(run: Path, model_name: str, *flags: str, open_files: int | None = None) -> Iterator[Served]:
-    """Serve a run until the block ends, with at most this many open files."""
+def serving(
+    run: Path,
+    model_name: str,
+    *flags: str,
+    open_files: int | None = None,
+    credentials: Credentials | None = None,
+    home: Path | None = None,
+) -> Iterator[Served]:
+    """Serve a run until the block ends.
+
+    Args:
+        run: The run folder.
+        model_name: The name of the model.
+        flags: More flags of ``understudy serve``.
+        open_files: The most open files.
+        credentials: The certificate for TLS; None for none.
+        home: The folder where it runs, its home and the place of its temporary files; None for those of this process.
+    """
     limited = () if open_files is None else ("bash", "-c", f'ulimit -n {open_files} && exec "$0" "$@"')
     process = subprocess.Popen(
         [
             *limited,
             *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run), "--model-name", model_name),
             *("--logical-cpus", "2", "--grpc-port", "0", "--http-port", "0", "--log-level", "error", *flags),
+            *(() if credentials is None else ("--tls-cert", str(credentials.certificate))),
+            *(() if credentials is None else ("--tls-key", str(credentials.key))),
         ],
-        env={**os.environ, "PYTHONPATH": str(PLUGINS), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "PYTHONPATH": str(PLUGINS), "TF_CPP_MIN_LOG_LEVEL": "2", **_homes(home)},
+        cwd=home,
         stdout=subprocess.PIPE,
         text=True,
     )
     watchdog = threading.Timer(START_SECONDS, process.kill)
     watchdog.start()
     try:
-        served = _ready(process)
+        served = replace(_ready(process), credentials=credentials)
         watchdog.cancel()
         yield served
         assert process.poll() is None, "the server has ended"
@@ -123,6 +180,10 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def _homes(home: Path | None) -> dict[str, str]:
+    return {} if home is None else dict.fromkeys(("HOME", "TMPDIR"), str(home))
 
 
 def _ready(process: subprocess.Popen[str]) -> Served:

@@ -134,7 +134,6 @@ ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 _WORKERS: Final = 1
 """Envoy's I/O threads. One keeps the application's single event loop busy."""
 
-_LARGEST: Final = 2**31 - 1
 _STREAM_WINDOW_BYTES: Final = 1 << 20
 _CONNECTION_WINDOW_BYTES: Final = 1 << 26
 """HTTP/2 flow-control windows of one call and of a connection."""
@@ -273,11 +272,15 @@ _CONNECTIONS: Final[dict[str, Any]] = {
         "initial_connection_window_size": _CONNECTION_WINDOW_BYTES,
     },
 }
+_RESETS: Final = 4_000
 _RUNTIME: Final[dict[str, Any]] = {
-    # Callers with short deadlines cancel many calls under overload; Envoy would close their connections.
-    "overload.premature_reset_total_stream_count": _LARGEST,
-    # Use nghttp2: a tenth more requests per second than oghttp2 (docs/explanation/performance.md).
-    "envoy.reloadable_features.http2_use_oghttp2": False,
+    # Close a connection once 2,000 calls, and at least half, were cancelled within a second. Callers with short
+    # deadlines cancel many calls too, but others of theirs are answered.
+    "overload.premature_reset_total_stream_count": _RESETS,
+    # Read one request of a connection, then of the others: many requests in one read would hold all others up.
+    "http.max_requests_per_io_cycle": 1,
+    # nghttp2 has a limit of its own, of 33 resets a second (docs/decisions/front-ends.md).
+    "envoy.reloadable_features.http2_use_oghttp2": True,
 }
 
 

@@ -1,0 +1,319 @@
+"""Attacks and fuzzed requests beside an honest caller: it hardly waits, and nothing is written, falsified or kept.
+
+Each session starts two real ``understudy serve`` processes with one of the front ends, with or without TLS: one with a
+model of every datatype and one with a plain model. They receive fuzzed requests over every RPC and every path of the
+HTTP port, and each attack of `ATTACKS`. By turns an honest caller is alone and beside them, and its waits are compared.
+Files that attack when they are loaded are those of the topic ``damage``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import psutil
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from soak.fuzz import Fuzzer
+from soak.honest_caller import HonestCaller, quantiles
+from soak.trial import Trial
+
+if TYPE_CHECKING:
+    from testkit.served import Pair, Served
+
+MESSAGES: Final = 200_000
+SESSION: Final = 12_500
+"""How many fuzzed messages one session sends."""
+TURN: Final = 250
+SITES: Final = tuple((front_end, tls) for tls in (False, True) for front_end in ("grpcio", "envoy"))
+
+MAX_LONGER_SECONDS: Final = 0.2
+MAX_GROWTH_MIB: Final = 300
+MAX_KEPT_MIB: Final = 50
+"""How much more memory the servers may hold after the last round of attacks than after the first, with its caches."""
+ROUNDS: Final = 3
+
+_ALONE_SECONDS: Final = 1.0
+_ATTACK_SECONDS: Final = 1.0
+_SETTLE_SECONDS: Final = 3.0
+_SAMPLE_SECONDS: Final = 0.05
+_SECONDS: Final = 30.0
+_MEBIBYTE: Final = 2**20
+_PREDICT: Final = "/understudy.v1.PredictionService/Predict"
+_EVALUATE: Final = "/understudy.v1.EvaluationService/Evaluate"
+_COMPARE: Final = "/understudy.v1.EvaluationService/Compare"
+
+
+def costly_requests(served: Served) -> Iterator[str]:
+    """Send messages and bodies that cost much for their size."""
+    from soak.fuzz_endpoints import UNTOLD
+    from testkit.costly_messages import costly_bodies, costly_messages
+
+    paths = {
+        "inference.ModelInferRequest": "/inference.GRPCInferenceService/ModelInfer",
+        "understudy.v1.PredictRequest": _PREDICT,
+        "tensorflow.serving.PredictRequest": "/tensorflow.serving.PredictionService/Predict",
+    }
+    with served.channel() as channel, served.http_client(_SECONDS) as http:
+        for name, message_type, data in costly_messages():
+            if message_type.DESCRIPTOR.full_name not in paths:
+                continue
+            try:
+                channel.unary_unary(paths[message_type.DESCRIPTOR.full_name])(data, timeout=_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() in UNTOLD:
+                    yield f"{name}: {error.code()} {error.details()}"
+        for body in costly_bodies():
+            response = http.post("/v2/models/plain/infer", content=body)
+            if response.status_code != 400:
+                yield f"{body[:100]!r}: {response.status_code} {response.text}"
+
+
+def unfinished_bodies(served: Served) -> Iterator[str]:
+    """Begin 80 bodies and end none."""
+    from testkit.hostile_connections import UnfinishedBodies
+
+    with ExitStack() as stack:
+        hostile = [stack.enter_context(UnfinishedBodies(served.connect(), _PREDICT)) for _ in range(4)]
+        for each in hostile:
+            for _ in range(20):
+                each.begin(_MEBIBYTE)
+        ends = time.monotonic() + _ATTACK_SECONDS
+        while time.monotonic() < ends:
+            for each in hostile:
+                each.push()
+    yield from ()
+
+
+def silent_connections(served: Served) -> Iterator[str]:
+    """Connect and say nothing."""
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(served.connect())
+        time.sleep(_ATTACK_SECONDS)
+    yield from ()
+
+
+def quiet_streams(served: Served) -> Iterator[str]:
+    """Begin streams of evaluations and comparisons, and send no batches."""
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait(_SECONDS)
+        yield from ()
+
+    with served.channel() as channel:
+        for path in (_EVALUATE, _COMPARE) * 4:
+            channel.stream_unary(path).future(nothing(), timeout=_SECONDS)
+        time.sleep(_ATTACK_SECONDS)
+        over.set()
+    yield from ()
+
+
+def cancelled_calls(served: Served) -> Iterator[str]:
+    """Cancel 60 calls a second; others on the same connection are answered."""
+    from testkit.values import values
+    from understudy.v1 import prediction_pb2
+    from understudy.wire import encode_all
+
+    honest = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32")})).SerializeToString()
+    with served.channel() as channel:
+        watch = channel.unary_stream("/understudy.v1.EvaluationService/WatchEvaluations")
+        ends = time.monotonic() + _ATTACK_SECONDS
+        while time.monotonic() < ends:
+            call = watch(b"", timeout=_SECONDS)
+            time.sleep(1 / 60)
+            call.cancel()
+        try:
+            channel.unary_unary(_PREDICT)(honest, timeout=_SECONDS)
+        except grpc.RpcError as error:
+            yield f"beside cancelled calls: {error.code()} {error.details()}"
+
+
+def rapid_resets(served: Served) -> Iterator[str]:
+    """Begin calls and cancel each at once, on one connection after another."""
+    from testkit.hostile_connections import reset_rapidly
+
+    ends = time.monotonic() + _ATTACK_SECONDS
+    while time.monotonic() < ends:
+        with served.connect() as connection, suppress(OSError):
+            reset_rapidly(connection, _PREDICT, 5000)
+    yield from ()
+
+
+ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
+    attack.__name__: attack
+    for attack in (
+        costly_requests,
+        unfinished_bodies,
+        silent_connections,
+        quiet_streams,
+        cancelled_calls,
+        rapid_resets,
+    )
+}
+"""Each yields what the server should not have answered."""
+
+
+def run(trial: Trial) -> None:
+    """Send the messages, session by session; resume an interrupted trial."""
+    count = trial.count(MESSAGES)
+    state = trial.load_state()
+    sessions: list[dict[str, Any]] = state.get("sessions", [])
+    while (done := sum(session["messages"] for session in sessions)) < count:
+        front_end, tls = SITES[len(sessions) % len(SITES)]
+        numbers = range(done, min(done + SESSION, count))
+        sessions.append(session(trial.work / f"session-{len(sessions)}", front_end, trial.seed, numbers, tls=tls))
+        trial.save_state({"sessions": sessions})
+        _report(trial, sessions)
+    _report(trial, sessions)
+    trial.finish()
+
+
+def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: bool) -> dict[str, Any]:
+    """Attack one pair of servers; return what was seen."""
+    import trustme
+
+    from testkit.certificates import Credentials
+    from testkit.served import serving_both
+
+    home = folder / "home"
+    home.mkdir(parents=True)
+    credentials = Credentials(folder / "tls", trustme.CA(), "127.0.0.1") if tls else None
+    with (
+        serving_both(folder / "runs", "--frontend", front_end, credentials=credentials, home=home) as pair,
+        Fuzzer(pair, seed) as fuzzer,
+        HonestCaller(pair.plain) as honest,
+    ):
+        seen = attacked(pair, fuzzer, honest, numbers, folder)
+    alone = honest.waits.pop("alone")
+    waits = {phase: found for phase, found in honest.waits.items() if phase in (*ATTACKS, "fuzz")}
+    longer = {phase: round(max(found) - max(alone), 3) for phase, found in waits.items()}
+    return {
+        "front_end": front_end,
+        "tls": tls,
+        "messages": len(numbers),
+        **seen,
+        "honest_failures": honest.failures[:10],
+        "waits_ms": {phase: quantiles(found) for phase, found in {"alone": alone, **waits}.items()},
+        "longer_seconds": {phase: value for phase, value in longer.items() if value > MAX_LONGER_SECONDS},
+    }
+
+
+def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, folder: Path) -> dict[str, Any]:
+    """Attack servers by turns with the honest caller alone; return what was seen."""
+    fuzzer.knock(numbers[:TURN])
+    score, files = _score(pair.plain), _files(folder)
+    faults: list[str] = []
+    turns = range(TURN, len(numbers), TURN)
+    with _memory_of(pair) as memory:
+        for number in range(ROUNDS):
+            for name, attack in ATTACKS.items():
+                with _beside(honest, name):
+                    faults += attack(pair.plain)
+            for start in turns[number::ROUNDS]:
+                with _beside(honest, "fuzz"):
+                    fuzzer.knock(numbers[start : start + TURN])
+            time.sleep(_SETTLE_SECONDS)
+            memory.append(_resident_mib(pair))
+    before, *settled, most = memory
+    return {
+        "faults": [*faults, *fuzzer.faults],
+        "same_score": _score(pair.plain) == score,
+        "files_written": sorted(_files(folder) - files),
+        "memory_mib": {"before": before, "most": most, "after_rounds": settled},
+        "statuses": dict(Counter(answer.split()[-1] for answer in fuzzer.answers.elements()).most_common()),
+    }
+
+
+@contextmanager
+def _beside(honest: HonestCaller, phase: str) -> Iterator[None]:
+    """Leave the honest caller alone for a while, then count its calls to a phase."""
+    with honest.during("alone"):
+        time.sleep(_ALONE_SECONDS)
+    with honest.during(phase):
+        yield
+
+
+def _resident_mib(pair: Pair) -> float:
+    """Return the resident memory of both servers."""
+    resident = sum(psutil.Process(served.pid).memory_info().rss for served in (pair.every, pair.plain))
+    return round(resident / _MEBIBYTE, 1)
+
+
+@contextmanager
+def _memory_of(pair: Pair) -> Iterator[list[float]]:
+    """Yield a list of the memory now; append the most that was seen at the end of the block."""
+    memory = [_resident_mib(pair)]
+    most = memory[0]
+    over = threading.Event()
+
+    def sample() -> None:
+        nonlocal most
+        while not over.wait(_SAMPLE_SECONDS):
+            most = max(most, _resident_mib(pair))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield memory
+    finally:
+        over.set()
+        sampler.join()
+        memory.append(most)
+
+
+def _score(served: Served) -> dict[str, float]:
+    import numpy as np
+
+    from testkit.values import PLAIN_STEPS, WIDTH
+    from understudy.clients import Client
+
+    x = np.linspace(0, 1, 8 * WIDTH, dtype=np.float32).reshape(8, WIDTH)
+    credentials = None if served.credentials is None else served.credentials.channel()
+    with Client(served.grpc, credentials=credentials) as client:
+        return dict(
+            client.evaluate(
+                [(x, x * x)], version=PLAIN_STEPS[-1], metrics=["mae", "mean_absolute_percentage_error"]
+            ).metrics
+        )
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the files of the servers, with sizes and times, but for those of their states."""
+    files = (file for file in folder.rglob("*") if file.is_file() and "evaluator" not in file.parts)
+    return {f"{file.relative_to(folder)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files}
+
+
+def _report(trial: Trial, sessions: list[dict[str, Any]]) -> None:
+    broken = [text for number, session in enumerate(sessions) for text in _broken(number, session)]
+    trial.report(
+        held=not broken,
+        messages=sum(session["messages"] for session in sessions),
+        broken=broken,
+        sessions=sessions,
+    )
+
+
+def _broken(number: int, session: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what did not hold in a session."""
+    if session["faults"] or session["honest_failures"]:
+        yield f"session {number}: {(session['faults'] + session['honest_failures'])[:3]}"
+    if session["longer_seconds"]:
+        yield f"session {number}: the honest caller waited longer by {session['longer_seconds']} s"
+    if not session["same_score"]:
+        yield f"session {number}: the score changed"
+    if session["files_written"]:
+        yield f"session {number}: files were written: {session['files_written'][:3]}"
+    memory = session["memory_mib"]
+    first, *_, last = memory["after_rounds"]
+    if memory["most"] > memory["before"] + MAX_GROWTH_MIB or last > first + MAX_KEPT_MIB:
+        yield f"session {number}: the memory was {memory} MiB"

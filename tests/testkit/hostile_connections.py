@@ -1,0 +1,92 @@
+"""Hostile HTTP/2 connections to a gRPC port."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from typing import Final, Self
+
+import h2.config
+import h2.connection
+import h2.events
+import hpack
+
+SECONDS: Final = 30.0
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADERS, _RESET, _SETTINGS = 1, 3, 4
+_END_HEADERS: Final = 4
+_CANCEL: Final = struct.pack(">I", 8)
+
+
+def headers_of(path: str) -> list[tuple[str, str]]:
+    """Return the headers of a call."""
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+    return list((fields | {"content-type": "application/grpc", "te": "trailers"}).items())
+
+
+class UnfinishedBodies:
+    """An HTTP/2 connection that sends the beginnings of bodies.
+
+    Args:
+        connection: A connection to the gRPC port.
+        path: The path of a method.
+
+    Attributes:
+        refused: The number of bodies that the server did not wait for.
+    """
+
+    def __init__(self, connection: socket.socket, path: str) -> None:
+        self._path = path
+        self._socket = connection
+        self._http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self._http.initiate_connection()
+        self._unsent: dict[int, int] = {}
+        self.refused = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def begin(self, size: int) -> None:
+        """Begin a call whose message is longer than the ``size`` bytes that will be sent."""
+        stream = self._http.get_next_available_stream_id()
+        self._http.send_headers(stream, headers_of(self._path))
+        self._http.send_data(stream, b"\0" + (size + 1).to_bytes(4, "big"))
+        self._unsent[stream] = size
+
+    def push(self) -> int:
+        """Send what flow control admits; return how many bytes of open bodies are still unsent."""
+        for stream in list(self._unsent):
+            while self._unsent[stream] and (room := self._http.local_flow_control_window(stream)):
+                size = min(self._unsent[stream], room, self._http.max_outbound_frame_size)
+                self._http.send_data(stream, bytes(size))
+                self._unsent[stream] -= size
+        self._socket.sendall(self._http.data_to_send())
+        self._socket.settimeout(0.01)
+        with suppress(TimeoutError):
+            for event in self._http.receive_data(self._socket.recv(65536)):
+                if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                    self.refused += self._unsent.pop(event.stream_id, None) is not None
+        self._socket.settimeout(SECONDS)
+        return sum(self._unsent.values())
+
+
+def reset_rapidly(connection: socket.socket, path: str, count: int) -> int:
+    """Begin calls and cancel each at once, until the server ends the connection; return how many were sent."""
+    encoder = hpack.Encoder()
+    connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+    connection.settimeout(SECONDS)
+    for number in range(count):
+        headers = _frame(_HEADERS, _END_HEADERS, 2 * number + 1, encoder.encode(headers_of(path)))
+        try:
+            connection.sendall(headers + _frame(_RESET, 0, 2 * number + 1, _CANCEL))
+        except OSError:
+            return number
+    return count
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
