@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import until
+from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
 from understudy.clients import Client
@@ -160,6 +161,7 @@ def test_a_port_in_use_ends_it_with_one_line_that_names_the_flag(tmp_path: Path,
                 *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", tmp_path),
                 *("--frontend", front_end, flag, port, other, "0"),
             ],
+            env={**os.environ, **preloaded()},
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
@@ -209,7 +211,7 @@ def test_what_keeps_it_from_starting_is_said_in_one_line(tmp_path: Path, argumen
             *arguments,
         ],
         cwd=tmp_path,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**os.environ, **preloaded(), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         timeout=START_SECONDS,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones
-from testkit.front_ends import FRONT_ENDS
 from understudy.clients import Evaluation
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the_same(
     run_service: Run, chief: Chief, dataset_file: Path
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from testkit.preloading import preloaded
 from understudy.clients import Client
 
 _SECONDS = 240
@@ -21,7 +22,7 @@ def _demo(*arguments: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     completed = subprocess.run(
         [sys.executable, "-m", "understudy.cli", "demo", *arguments],
-        env=environment,
+        env={**environment, **preloaded()},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from integration.conftest import Run
 
 from testkit.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
-from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import until
 from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
 from understudy.cli.main import main
@@ -56,7 +55,6 @@ def experiment(tmp_path: Path) -> str:
     return f"{tmp_path / 'theirs.py'}:Theirs"
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_weights_are_served_in_the_experiments_model(run_service: Run, theirs: Path, experiment: str) -> None:
     step_model(7).save_weights(theirs / "epoch-7.weights.h5")
     service = run_service({"checkpoints": theirs, "experiment": experiment})
@@ -67,7 +65,6 @@ def test_weights_are_served_in_the_experiments_model(run_service: Run, theirs: P
     np.testing.assert_allclose(client.predict(ones(5)).output, np.full((5, OUTPUTS), 7), rtol=1e-6)
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_inputs_without_names_are_told_and_taken_by_their_order(run_service: Run, theirs: Path) -> None:
     named, nameless = keras.Input((2,), name="wide"), keras.Input((2,))
     total = keras.layers.Subtract()([named, nameless])
@@ -103,7 +100,6 @@ def test_a_folder_that_is_none_ends_the_service(run_service: Run, theirs: Path) 
         run_service({"checkpoints": theirs / "file"})
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service: Run, theirs: Path) -> None:
     step_model(7).export(theirs / "7", verbose=False)
     service = run_service({"checkpoints": theirs})
@@ -117,7 +113,6 @@ def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service:
     assert (result.step, result.examples, result.metrics) == (7, 5, {"mae": 4.0})
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_what_was_missed_is_filled_in_step_by_step(run_service: Run, chief: Chief, tmp_path: Path) -> None:
     steps = (10, 20, 30, 40, 50)
     write_dataset(tmp_path / "test.npz", best_step=30)

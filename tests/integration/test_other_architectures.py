@@ -24,13 +24,12 @@ HELD_BACK = {"max_batch_size": 8, "max_batch_delay_ms": 5_000.0}
 
 Run = Callable[..., RunningService]
 
-pytestmark = pytest.mark.parametrize("front_end", FRONT_ENDS)
-
 
 def wide_ones(rows: int) -> Any:
     return np.ones((rows, WIDER), np.float32)
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_requests_that_fit_every_model_never_fail_and_the_others_hear_what_the_new_one_takes(
     run_service: Run, chief: Chief
 ) -> None:

@@ -27,6 +27,8 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Self
 
+from testkit.preloading import preloaded
+
 GRPC_PORT = 8500
 HTTP_PORT = 8501
 PATIENCE_SECONDS = 100
@@ -85,6 +87,7 @@ class Session:
         scripts = Path(sys.executable).parent
         self._environment = {
             **os.environ,
+            **preloaded(),
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "UNDERSTUDY_GRPC_PORT": str(ports[GRPC_PORT]),
             "UNDERSTUDY_HTTP_PORT": str(ports[HTTP_PORT]),

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 from testkit.certificates import Credentials
+from testkit.preloading import STARTUP
 from testkit.values import DTYPES, EVERY, EVERY_STEP, PLAIN, PLAIN_STEPS, WIDTH
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.keras_signature import signature_of
@@ -152,7 +153,12 @@ def serving(
             *(() if credentials is None else ("--tls-cert", str(credentials.certificate))),
             *(() if credentials is None else ("--tls-key", str(credentials.key))),
         ],
-        env={**os.environ, "PYTHONPATH": str(PLUGINS), "TF_CPP_MIN_LOG_LEVEL": "2", **_homes(home)},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{STARTUP}{os.pathsep}{PLUGINS}",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            **_homes(home),
+        },
         cwd=home,
         stdout=subprocess.PIPE,
         text=True,

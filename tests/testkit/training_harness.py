@@ -24,6 +24,7 @@ import numpy.typing as npt
 import psutil
 import tensorflow as tf
 
+from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE, RESUME_DIR
 from understudy.evaluator.model.loaders.keras_files import architecture_of
@@ -236,11 +237,12 @@ def start_training(
 ) -> Task:
     """Run ``understudy train``, or ``run``, on one of this file's experiments, or on ``FILE:OBJECT``."""
     spec = experiment if ":" in experiment else f"{__file__}:{experiment}"
+    quickly = preloaded() if verb == "train" and not inside else {}  # `run` and its tasks end together
     command = [sys.executable, "-m", "understudy.cli", verb, spec, "--run-dir", str(run_dir)]
     return Task(
         subprocess.Popen(
             [*inside, *command, *options],
-            env={**os.environ, **(environ or {})},
+            env={**os.environ, **quickly, **(environ or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from testkit.preloading import preloaded
 from testkit.training_harness import Noisy
 from understudy.checkpoints import MODEL_FILE, DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
 from understudy.evaluator.records.ledger import Ledger
@@ -122,6 +124,7 @@ def test_an_evaluator_needs_nothing_else(tmp_path: Path) -> None:
     options = ("--run-dir", str(tmp_path / "run"), "--eval-data", f"test={tmp_path / 'test.npz'}")
     ended = subprocess.run(
         [sys.executable, "-m", "understudy.cli", "serve", *options, *SERVE_OPTIONS],
+        env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
         timeout=90,

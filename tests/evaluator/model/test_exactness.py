@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testkit import exactness, more_sample_models, sample_models
+from testkit.preloading import preloaded
 from understudy.evaluator.model.slot import Slot
 
 ROOT = Path(__file__).parents[3]
 SIZES = (31, 1, 2, 3, 32, 1)
 REPLICAS = 3
 MAX_ROWS = 6
-SOAKED = 8
+SOAKED = 6
 
 Compiled = Callable[[str, int], tuple[Any, Slot]]
 
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.timeout(400)
 """A machine that does much else at the same time needs longer than most tests may take."""
 
 drawn = settings(
-    max_examples=30,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -148,7 +150,7 @@ def test_a_deviation_is_told() -> None:
 def test_the_soak_draws_cases_on_up_to_eight_replicas(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "soak", "exactness", "--count", str(SOAKED), "--seed", "4"]
     command += ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **preloaded()}, check=True, capture_output=True, timeout=100)
     result = json.loads((tmp_path / "soak_exactness.json").read_bytes())
     assert result["held"]
     assert result["cases"] == SOAKED

@@ -1,4 +1,8 @@
-"""Running out of memory: TensorFlow really refuses what these models ask for, after waiting ten seconds each time."""
+"""Running out of memory: these models ask for a petabyte, and are refused.
+
+TensorFlow's own allocator waits ten seconds before it refuses. Numpy's refuses at once, and TensorFlow reports it
+with the same error.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +37,27 @@ PETABYTE = 2**50
 
 @keras.saving.register_keras_serializable("understudy_tests")
 class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras is untyped
-    """Gives what it is given, and takes a petabyte for more examples than it likes."""
+    """Gives what it is given, and takes a petabyte for more examples than it likes, of TensorFlow or of numpy."""
 
-    def __init__(self, likes: int, **options: Any) -> None:
+    def __init__(self, likes: int, *, of_tensorflow: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.likes = likes
+        self.of_tensorflow = of_tensorflow
 
     def call(self, inputs: Any) -> Any:
         wanted = tf.where(tf.shape(inputs)[0] > self.likes, tf.constant(PETABYTE, tf.int64), tf.constant(1, tf.int64))
-        return inputs + tf.reduce_sum(tf.fill([wanted], tf.reduce_sum(inputs) * 0.0))
+        if self.of_tensorflow:
+            return inputs + tf.reduce_sum(tf.fill([wanted], tf.reduce_sum(inputs) * 0.0))
+        zeros = tf.numpy_function(lambda count: np.zeros(count, np.float32), [wanted], tf.float32, stateful=False)
+        return inputs + tf.reduce_sum(zeros)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "likes": self.likes}
+        return {**super().get_config(), "likes": self.likes, "of_tensorflow": self.of_tensorflow}
 
 
-def greedy(likes: int) -> Any:
+def greedy(likes: int, *, of_tensorflow: bool = False) -> Any:
     x = keras.Input((3,), name="x")
-    model = keras.Model(x, Greedy(likes)(keras.layers.Dense(2, name="y")(x)))
+    model = keras.Model(x, Greedy(likes, of_tensorflow=of_tensorflow)(keras.layers.Dense(2, name="y")(x)))
     model.compile(loss="mse", metrics=["mae"])
     return model
 
@@ -66,7 +74,7 @@ def rows(count: int) -> dict[str, Any]:
 def test_a_batch_that_does_not_fit_goes_forward_in_pieces_that_do(
     make_slot: Callable[..., Slot], replicas: int
 ) -> None:
-    model = greedy(likes=40)
+    model = greedy(likes=40, of_tensorflow=replicas == 2)
     slot = make_slot(model, replicas=replicas, max_batch_size=64)
     slot.warm_up()
 

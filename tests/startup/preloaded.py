@@ -1,0 +1,198 @@
+"""Runs programs in forks of a process that has imported TensorFlow, which takes longer than most of what tests run.
+
+A test opts in with the environment of `testkit.preloading`. `sitecustomize` then calls `hand_over` in every Python: the
+server of this module forks, and the fork runs the program with the arguments, the environment, the folder and the
+standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as the fork
+ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with their parent
+or are stopped by SIGSTOP, and those whose memory addresses must differ, start by themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+_MODULES = (
+    *("tensorflow", "keras", "grpc.aio", "uvicorn", "sklearn.datasets"),
+    *(
+        f"understudy.{each}"
+        for each in ("cli.train", "cli.serve", "trainer.training", "evaluator.assembly", "service.server")
+    ),
+)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_REQUEST_BYTES = 1 << 20
+
+
+def hand_over(address: str) -> None:
+    """Have the server run this process's program, and end as it ends.
+
+    Returns only if the program is neither a module nor a file, or has options for Python.
+    """
+    program = sys.orig_argv[1:]
+    if not program or (program[0].startswith("-") and program[0] != "-m"):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(address)
+        request = {"program": program, "environment": dict(os.environ), "folder": str(Path.cwd())}
+        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+        for number in _FORWARDED:
+            signal.signal(number, lambda came, _: connection.send(bytes([came])))
+        status = int(connection.recv(16))
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+class Server:
+    """Forks for every connection. It has one thread, as a fork takes no other with it."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._forks: dict[int, socket.socket] = {}
+
+    def serve(self) -> None:
+        """Serve until standard input ends; kill the forks then."""
+        woken, wakes = socket.socketpair()
+        woken.setblocking(False)
+        wakes.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end this process
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._reap(woken))
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    for pid in self._forks:
+                        os.kill(pid, signal.SIGKILL)
+                    return
+                key.data()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        data, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
+        if not data:
+            connection.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._selector.close()
+            for each in (self._listener, connection, *self._forks.values()):
+                each.close()
+            _run(json.loads(data), streams)
+        for stream in streams:
+            os.close(stream)
+        self._forks[pid] = connection
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._forward(pid, connection))
+
+    def _forward(self, pid: int, connection: socket.socket) -> None:
+        """Send a signal that came over the connection, or SIGKILL if its other end is gone."""
+        came = b""
+        with suppress(ConnectionError):
+            came = connection.recv(1)
+        if not came:
+            self._selector.unregister(connection)
+        os.kill(pid, came[0] if came else signal.SIGKILL)
+
+    def _reap(self, woken: socket.socket) -> None:
+        woken.recv(4096)
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self._forks.pop(pid)
+            with suppress(KeyError):
+                self._selector.unregister(connection)
+            with suppress(OSError):
+                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+            connection.close()
+
+
+def _run(request: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Run a program in this fork, and end with its status."""
+    status = 1
+    try:
+        _prepare(request, streams)
+        status = _status_of(request["program"])
+    except BaseException:  # noqa: BLE001 - Python prints whatever ends a program
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _prepare(request: dict[str, Any], streams: list[int]) -> None:
+    import numpy as np
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    wanted = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [folder for folder in wanted if folder and folder not in sys.path]
+    np.random.seed()  # noqa: NPY002 - else all forks draw the same numbers
+
+
+def _status_of(program: list[str]) -> int:
+    """Run a program as Python does, and return its exit status."""
+    first, *arguments = program
+    try:
+        if first == "-m":
+            sys.argv = ["-m", *arguments[1:]]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = program
+            sys.path.insert(0, str(Path(first).resolve().parent))
+            runpy.run_path(first, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads, as Python does
+        atexit._run_exitfuncs()
+    return 0
+
+
+def main(address: str) -> None:
+    """Import what programs import, and serve at a path."""
+    gc.disable()
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        sys.stdout.write("listening\n")
+        sys.stdout.flush()
+        Server(listener).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
