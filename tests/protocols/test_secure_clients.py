@@ -1,9 +1,11 @@
-"""Clients of every kind over TLS, with and without client certificates, against every front end."""
+"""Clients of every kind over TLS with a token, with and without client certificates, against every front end."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -23,7 +25,7 @@ from testkit.front_ends import ENVOY, GRPCIO
 from testkit.in_process import until
 from testkit.prometheus_tools import scraping, value_of
 from testkit.secure_sites import STEP, Site, serving_sites, write_sites
-from understudy.clients import AsyncClient, Client
+from understudy.clients import AsyncClient, Client, UnauthenticatedError
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
@@ -32,6 +34,7 @@ NAMES = [f"{front_end} {way}" for front_end in FRONT_ENDS for way in ("token", "
 EXPECTED = [2.5 * STEP, 0.5 * STEP]
 """The outputs for the examples of `calls/secure.py`."""
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
+REMEDY = "send a(uthorization: Bearer TOKEN| token)"
 SECONDS = 30.0
 
 
@@ -72,15 +75,34 @@ async def test_our_clients_and_commands(site: Site) -> None:
     assert json.loads(printed)["serving_step"] == STEP
 
 
+@pytest.mark.parametrize("token", [None, "unknown"])
+async def test_our_clients_say_what_a_caller_without_a_known_token_should_do(site: Site, token: str | None) -> None:
+    remedy = "token.*--token-file of the commands"
+    with Client(site.grpc, credentials=site.channel(), token=token) as client:
+        with pytest.raises(UnauthenticatedError, match=remedy):
+            client.predict(ones(1))
+        with pytest.raises(UnauthenticatedError, match=remedy):
+            next(client.watch_evaluations())
+        assert client.is_serving()
+    async with AsyncClient(site.grpc, credentials=site.channel(), token=token) as asynchronous:
+        with pytest.raises(UnauthenticatedError, match=remedy):
+            await asynchronous.predict(ones(1))
+        outcomes = asynchronous.predict_many([{"x": ones(1)}])
+        with pytest.raises(UnauthenticatedError, match=remedy):
+            await anext(outcomes)
+
+
 @pytest.mark.parametrize("way", ["grpc", "http"])
 def test_tritonclient(way: str, site: Site, triton: Report) -> None:
     found = triton[site.name]
     assert found[f"{way} ready"] is True
     assert found[way] == found[f"{way}.aio"] == EXPECTED
+    assert re.search(REMEDY, found[f"{way} without a token"])
 
 
 def test_the_stubs_of_tensorflow_serving(site: Site, tfserving: Report) -> None:
     assert tfserving[site.name]["grpc"] == EXPECTED
+    assert re.search(REMEDY, tfserving[site.name]["grpc without a token"])
 
 
 def test_the_node_client(site: Site, fetch: Fetch) -> None:
@@ -111,6 +133,8 @@ def test_curl_and_httpx_over_rest(site: Site) -> None:
     token = ("--header", f"authorization: Bearer {site.token}")
     printed = output_of(curl, "-fsS", "--cacert", site.ca, *own, *token, "--data", json.dumps(BODY), url)
     assert json.loads(printed)["outputs"] == asked.json()["outputs"]
+    status = ("-o", os.devnull, "-w", "%{http_code}")
+    assert output_of(curl, "-sS", "--cacert", site.ca, *own, *status, "--data", json.dumps(BODY), url) == "401"
     unknown = subprocess.run([curl, "-sS", *own, *token, url], capture_output=True, timeout=SECONDS, check=False)
     assert unknown.returncode == 60, unknown.stderr  # an authority that it does not know
 

@@ -1,4 +1,4 @@
-"""Services with TLS on both front ends, with and without client certificates, for clients of every kind."""
+"""Services with TLS and a file of callers, with and without client certificates, for clients of every kind."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from grpc import ChannelCredentials, ssl_channel_credentials
 from testkit.certificates import Credentials
 from testkit.checkpoints import Chief
 from testkit.in_process import running_service
+from understudy.service.callers.tokens import hash_text
+from understudy.service.calls.caller import Group
 
 STEP = 10
 TOKEN = "of-the-caller"  # noqa: S105 - of a test
@@ -28,7 +30,7 @@ class Site:
     """A service, and the files with which its caller calls it.
 
     Attributes:
-        name: The front end, and what identifies the caller: ``token`` or ``certificate``.
+        name: The front end, and what a caller needs beside the authority: ``token``, or a ``certificate`` as well.
         grpc: Its gRPC address.
         http: Its HTTP address.
         ca: The authority of its certificate.
@@ -79,8 +81,10 @@ def serving_sites(folder: Path, front_ends: tuple[str, ...], replicas: tuple[str
     authority = trustme.CA()
     server = Credentials(folder / "server", authority, "127.0.0.1")
     caller = Credentials(folder / "caller", authority, "caller")
-    token_file = folder / "token"
+    token_file, callers_file = folder / "token", folder / "callers.toml"
     token_file.write_text(TOKEN + "\n", encoding="ascii")
+    groups = json.dumps([group.value for group in Group])
+    callers_file.write_text(f'[[callers]]\nname = "caller"\ngroups = {groups}\ntokens = ["{hash_text(TOKEN)}"]\n')
 
     def start(front_end: str, way: str) -> Site:
         has_certificates = way == "certificate"
@@ -89,6 +93,7 @@ def serving_sites(folder: Path, front_ends: tuple[str, ...], replicas: tuple[str
             "run_dir": folder / "run",
             "tls_cert": server.certificate,
             "tls_key": server.key,
+            "callers": callers_file,
             **({"tls_client_ca": server.ca} if has_certificates else {}),
         }
         service = stack.enter_context(

@@ -205,7 +205,8 @@ class Client(ModelCalls):
     ) -> Generator[Evaluation, None, None]:
         """Yield every entry of the ledger after a sequence number: the existing ones, then new ones, without end.
 
-        A broken stream is resumed after the last entry, so that no entry is missed or repeated.
+        A broken stream is resumed after the last entry, so that no entry is missed or repeated. Each server has its own
+        ledger and sequence numbers, so watch one server with a client of its own.
 
         Raises:
             UnavailableError: No server could be reached for ``give_up_after_seconds``.

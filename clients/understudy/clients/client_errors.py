@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from google.rpc.status_pb2 import Status
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
-_CREDENTIALS = (
-    "send a token that the server knows (token_file= of a client, --token-file of a command), or call over TLS with a "
-    "certificate of a known name"
-)
+_WHERE_TO_GIVE_ONE = "(token_file= of the clients, --token-file of the commands)"
 _INCIDENT = re.compile(r"\b[0-9a-f]{32}\b")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -176,7 +173,7 @@ def error_from_status(
         return MessageTooLargeError(f"{message}; {remedy}", code=code)
     message = message or f"the server gave no reason for {code.name}"
     if kind is UnauthenticatedError:
-        message += f"; {_CREDENTIALS}"
+        message += f" {_WHERE_TO_GIVE_ONE}"
     error = kind(message, code=code)
     if isinstance(error, OverloadedError):
         error.retry_after_seconds = retry_after_seconds
