@@ -36,6 +36,16 @@ def two_outputs() -> keras.Model:
     return model
 
 
+class SimpleFunction:
+    """What the runtime asks of a function that it is given as an attribute."""
+
+    def __init__(self, definition: Any) -> None:
+        self.name = definition.signature.name
+
+    def add_to_graph(self, graph: Any) -> None:
+        """Be in no graph."""
+
+
 def values(*shape: int) -> Any:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
@@ -160,6 +170,40 @@ def test_functions_run_again_after_their_kernels_are_cleared() -> None:
     compat.clear_kernels()
 
     assert float(function(tf.constant(1.0))) == 2.0
+
+
+def test_constants_take_the_place_of_variables_also_in_loops() -> None:
+    weight = tf.Variable(2.0)
+
+    def thrice(x: Any) -> list[Any]:
+        return list(tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * weight), [tf.constant(0), x]))
+
+    function = tf.function(thrice, autograph=False).get_concrete_function(tf.TensorSpec([None]))
+
+    graph, converted = compat.constants_for_variables(function, [weight])
+
+    assert len(converted) == len(function.captured_inputs) == 1
+    assert not any("VariableOp" in node.op for node in graph.node)
+    assert any(node.op == "While" for node in graph.node)
+    assert len(graph.library.function) == 2
+
+
+def test_a_function_can_be_called_from_when_it_is_added_until_it_is_removed() -> None:
+    original = tf.function(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec([]))
+    definition = original.function_def
+    copied = type(definition)()
+    copied.CopyFrom(definition)
+    copied.signature.name = "added_by_this_test"
+
+    def call() -> Any:
+        return tf.raw_ops.PartitionedCall(args=[tf.constant(1.0)], Tout=[tf.float32], f=SimpleFunction(copied))
+
+    compat.add_function(copied)
+    assert float(call()[0]) == 2.0
+    compat.remove_function("added_by_this_test")
+    compat.clear_kernels()
+    with pytest.raises(tf.errors.OpError):
+        call()
 
 
 def test_a_saved_model_is_parsed_with_its_signatures_and_its_fingerprint(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ class TextSlot:
     def check_inputs(self, inputs: Arrays) -> int:
         return len(inputs["x"])
 
+    def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None]) -> int:
+        raise NotImplementedError(limit_mib, check_wanted)
+
+    def thaw(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def predict_note(self) -> str:
+        raise NotImplementedError
+
     def try_out(self) -> None:
         pass
 

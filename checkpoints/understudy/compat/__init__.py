@@ -8,7 +8,7 @@ use, and the versions below. Keras and TensorFlow are imported when a function i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,6 +163,47 @@ def call_flat(function: Any) -> Callable[..., Any]:
     """
     inference = _private(function, "inference_fn", "to call functions without checks in Python")
     return _private(inference, "call_flat", "to call functions without checks in Python")  # type: ignore[no-any-return]
+
+
+def constants_for_variables(function: Any, variables: Iterable[Any]) -> tuple[Any, frozenset[int]]:
+    """Return a concrete function's graph with constants for variables, and with the functions that it calls inlined.
+
+    Loops and branches keep functions of their own, in the graph's library. Reason: TensorFlow's converter,
+    ``convert_variables_to_constants_v2``, is not public. As a whole it replaces functions of the same names that other
+    threads may be running, and it misses variables of restored functions on several devices; this is its first half.
+
+    Args:
+        function: The function.
+        variables: Its variables, each on one device; others are left.
+
+    Returns:
+        The `tf.compat.v1.GraphDef`, and the positions of the captured inputs that became constants.
+    """
+    import tensorflow as tf
+
+    why = "to make constants of variables"
+    converter = _module("tensorflow.python.framework.convert_to_constants")
+    function.graph.clear_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS)  # None of them, which cannot be written
+    known = {id(variable) for variable in function.graph.variables}
+    function.graph.variables = (*function.graph.variables, *(v for v in variables if id(v) not in known))
+    data = _private(converter, "_FunctionConverterDataInEager", why)(
+        func=function, lower_control_flow=False, aggressive_inlining=True
+    )
+    graph, converted = _private(converter, "_replace_variables_by_constants", why)(data)
+    return graph, frozenset(converted)
+
+
+def add_function(definition: Any) -> None:
+    """Add a function of a graph's library to those that the runtime can call.
+
+    Reason: a graph that is imported into a `tf.function` brings such functions, and the runtime does not learn of them.
+    """
+    _private(_eager_context(), "add_function_def", "to run loops and branches of imported graphs")(definition)
+
+
+def remove_function(name: str) -> None:
+    """Remove a function that `add_function` added. Reason: as for `add_function`."""
+    _private(_eager_context(), "remove_function", "to free the functions of imported graphs")(name)
 
 
 def plain_variable(value: Any) -> Any:

@@ -30,6 +30,7 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.freezer import Freezer
 from understudy.evaluator.serving.promotion import (
     BestFile,
     Gate,
@@ -119,6 +120,11 @@ def start_components(
     store = CheckpointStore(source, settings.state_dir / LEASES_DIR, accepted=accepted)
     version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer)
     streams = OpenStreams()
+
+    def tell_promoted(step: int) -> None:
+        freezer.promoted(step)
+        on_promoted(step)
+
     manager = _build_manager(
         settings,
         slots=_SlotFactory(
@@ -131,8 +137,9 @@ def start_components(
         store=store,
         version_monitor=version_monitor,
         streams=streams,
-        on_promoted=on_promoted,
+        on_promoted=tell_promoted,
     )
+    freezer = Freezer(manager=manager, limit_mib=settings.frozen_memory_mib, observer=observer)
     engine = Engine(
         engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
     )
@@ -141,7 +148,13 @@ def start_components(
         store=store, manager=manager, engine=engine, scorer=scorer, recorder=records.recorder, streams=streams
     )
     _close_in_order(
-        stack, on_demand=on_demand, engine=engine, streams=streams, manager=manager, remaining_seconds=remaining_seconds
+        stack,
+        on_demand=on_demand,
+        engine=engine,
+        streams=streams,
+        freezer=freezer,
+        manager=manager,
+        remaining_seconds=remaining_seconds,
     )
 
     wake = _WatcherWaker()
@@ -181,6 +194,7 @@ def start_components(
         poll_interval_seconds=settings.poll_interval_seconds,
     )
     manager.start()
+    freezer.start()
     for thread in (worker, watcher):
         stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
         thread.start()
@@ -276,6 +290,7 @@ def _close_in_order(
     on_demand: OnDemandEvaluations,
     engine: Engine,
     streams: OpenStreams,
+    freezer: Freezer,
     manager: ServableManager,
     remaining_seconds: Callable[[], float],
 ) -> None:
@@ -288,6 +303,7 @@ def _close_in_order(
         on_demand.stop,  # evaluations end at their next batch
         lambda: engine.close(remaining_seconds()),  # the queued batches run, and their handles are released
         streams.close,  # the streams release their handles
+        lambda: freezer.close(remaining_seconds()),
         lambda: manager.close(remaining_seconds()),  # refuses waiting evaluations, and waits for all handles
         on_demand.close,  # its threads wait for nothing any more
     )

@@ -327,7 +327,7 @@ class Evaluator:
                 replicas=components.replicas,
                 devices=components.devices,
                 datasets=tuple(self._datasets),
-                notes=handle.slot.notes,
+                notes=(*handle.slot.notes, handle.slot.predict_note),
             )
 
     def status(self) -> list[VersionStatus]:

@@ -21,6 +21,10 @@ EvaluatorError
 └── StorageError                  another file of the evaluator cannot be written
 
 The service maps each to one gRPC status; any other exception is a defect and becomes INTERNAL.
+
+NotFrozenError                    a model's weights stay variables; never reaches a caller
+├── NoFasterError                 constants make it no faster
+└── FreezingCancelledError        another version is serving
 """
 
 from __future__ import annotations
@@ -116,6 +120,18 @@ class LedgerError(EvaluatorError):
 
 class StorageError(EvaluatorError):
     """A file of the evaluator cannot be written, for example on a full disk. The text names it and the remedy."""
+
+
+class NotFrozenError(Exception):
+    """The weights of a model stay variables, for this reason."""
+
+
+class NoFasterError(NotFrozenError):
+    """Constants make a model no faster. The text has the measured ratios."""
+
+
+class FreezingCancelledError(NotFrozenError):
+    """Another version is serving, or the evaluator is shutting down."""
 
 
 _GRAPH_ERROR = "Graph execution error:"

@@ -175,7 +175,8 @@ class ModelDescription:
         replicas: The number of replicas a batch is split over.
         devices: The devices of the replicas, in order.
         datasets: The datasets known to the evaluator, in the order they are scored.
-        notes: Why evaluations may differ from a single device's, or why they run on one replica.
+        notes: Why evaluations may differ from a single device's, or why they run on one replica; and whether Predict
+            uses constants for the weights, and why not.
     """
 
     step: int
@@ -239,6 +240,7 @@ END_AFTER = 2
 
 Operation = Literal["predict", "evaluate"]
 LoadOutcome = Literal["loaded", "failed", "postponed"]
+FreezeOutcome = Literal["frozen", "left", "cancelled", "failed"]
 
 
 class DeviceState(enum.Enum):
@@ -296,6 +298,16 @@ class Observer(Protocol):
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""
 
+    def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
+        """An attempt to make constants of the serving version's weights ended.
+
+        They are ``frozen``; or ``left`` as variables, for a reason that the log gives; or it was ``cancelled`` for a
+        newer version; or it ``failed``.
+        """
+
+    def frozen_memory_changed(self, size: int) -> None:
+        """The constants now take about this many bytes."""
+
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""
 
@@ -319,6 +331,12 @@ class SilentObserver:
         """See `Observer`."""
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """See `Observer`."""
+
+    def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
+        """See `Observer`."""
+
+    def frozen_memory_changed(self, size: int) -> None:
         """See `Observer`."""
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:

@@ -16,7 +16,14 @@ from prometheus_client.registry import Collector
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading, LoadOutcome, Operation
+from understudy.evaluator.types import (
+    EvaluationOutcome,
+    EvaluationRecord,
+    FreezeOutcome,
+    GpuReading,
+    LoadOutcome,
+    Operation,
+)
 from understudy.service.calls.metrics import TalliedHistogram
 from understudy.service.calls.served_call import audit_record
 
@@ -118,6 +125,7 @@ EXAMPLE_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
 
 OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
 LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed", "postponed")
+FREEZE_OUTCOMES: tuple[FreezeOutcome, ...] = ("frozen", "left", "cancelled", "failed")
 _RECALL_PAGE = 1000
 REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
@@ -181,6 +189,18 @@ class ServiceObserver:
             "understudy_checkpoint_loads_total", "Attempts to load a checkpoint.", ["outcome"], registry=registry
         )
         self._loads = {outcome: loads.labels(outcome) for outcome in LOAD_OUTCOMES}
+        freezes = Counter(
+            "understudy_freezes_total",
+            "Attempts to make constants of the serving version's weights. The log says why they were left.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._freezes = {outcome: freezes.labels(outcome) for outcome in FREEZE_OUTCOMES}
+        self._frozen_memory = Gauge(
+            "understudy_frozen_memory_bytes",
+            "Memory of the constants for the serving version's weights, about; 0 while they are variables.",
+            registry=registry,
+        )
         self._evaluation_metric = Gauge(
             "understudy_evaluation_metric",
             "The latest value of each metric of each dataset.",
@@ -234,6 +254,15 @@ class ServiceObserver:
         """An attempt to load a checkpoint ended."""
         self._loads[outcome].inc()
         self._load_seconds.observe(seconds)
+
+    def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
+        """See `Observer`."""
+        del seconds
+        self._freezes[outcome].inc()
+
+    def frozen_memory_changed(self, size: int) -> None:
+        """See `Observer`."""
+        self._frozen_memory.set(size)
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""

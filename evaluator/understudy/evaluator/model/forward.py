@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
@@ -178,6 +179,18 @@ class ForwardPass:
         """Run the model and return a function that returns its outputs: CPUs compute synchronously."""
         result = self(inputs)
         return lambda: result
+
+    def with_function(self, function: Any) -> ForwardPass:
+        """Return a forward pass that calls another concrete function of the same arguments and results."""
+        other = copy.copy(self)
+        other._function = DirectCall(function, self._strategy.extended.worker_devices)  # noqa: SLF001 - it is a copy
+        return other
+
+    @property
+    def variables(self) -> list[Any]:
+        """The model's variables on every replica, each on one device."""
+        mirrored = (getattr(variable, "value", variable) for variable in self._call.variables)
+        return [local for variable in mirrored for local in self._strategy.experimental_local_results(variable)]
 
     @property
     def functions(self) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import ml_dtypes
@@ -153,6 +153,11 @@ class Probe:
     def example(self, examples: int) -> dict[str, Array]:
         """Return a batch of this size on which the model ran."""
         return self._inputs(self._kinds[0], examples, self._length)
+
+    def examples_of_each_kind(self, examples: int) -> Iterator[dict[str, Array]]:
+        """Yield a batch of this size of each kind on which the model ran."""
+        for kind in self._kinds:
+            yield self._inputs(kind, examples, self._length)
 
     def examples_depend_on_each_other(self, *, replicas: int) -> bool:
         """Whether an example's outputs depend on its batch, as with a BatchNorm that is not frozen at inference.

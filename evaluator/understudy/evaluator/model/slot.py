@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +17,18 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
-from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError, first_line
+from understudy.evaluator.evaluator_errors import (
+    ArchitectureMismatchError,
+    FreezingCancelledError,
+    LoadError,
+    NoFasterError,
+    NotFrozenError,
+    first_line,
+)
 from understudy.evaluator.model.compilation import Compilation, NoExampleLossesError, PerExampleLosses, check_metrics
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.frozen import freeze, memory_bytes
 from understudy.evaluator.model.inputs import InputCheck, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.metric_catalog import comparisons
@@ -30,6 +40,9 @@ from understudy.evaluator.model.traced_call import FrozenState, Tensors
 from understudy.evaluator.model.weights import through_first_device
 from understudy.evaluator.types import Array, Arrays, MetricSpec
 
+_log = logging.getLogger(__name__)
+
+_NOT_FROZEN_YET = "it is frozen once it has served for a moment"
 _MAX_SCORERS = 8
 """How many combinations of metrics a slot caches; open streams keep their own."""
 
@@ -77,6 +90,9 @@ class Slot:
         self._device: str = strategy.extended.worker_devices[0]
         self._scorers: OrderedDict[str, Scorer] = OrderedDict()
         self._warm: ForwardPass | ReplicaForward | None = None
+        self._with_constants: ForwardPass | None = None
+        self._timed: tuple[ForwardPass, str] | None = None
+        self._not_frozen = _NOT_FROZEN_YET
         self._building = threading.Lock()
         self._build(model_file)
 
@@ -148,6 +164,7 @@ class Slot:
             raise ArchitectureMismatchError(
                 f"the model in {model_file.name} is not the one this slot was built for; load it into a slot of its own"
             )
+        self.thaw()
         with self._assigning():
             is_assigned = self._loader.assign(self._model, model_file)
         if not is_assigned:
@@ -180,12 +197,49 @@ class Slot:
         elif isinstance(self._pass, ReplicaForward):
             sizes = reversed(self._pass.plan.sizes)
         else:
-            replicas = self.replicas
-            sizes = sorted({1, replicas - 1, replicas, replicas + 1, self._max_batch_size * replicas} - {0})
+            sizes = self._warm_up_sizes()
         for examples in sizes:
             with _load_errors("the model"):
                 self._probe.run(examples, by=self._warm_up_outputs if self._warm is not self._pass else None)
         self._warm = self._pass
+        if self._with_constants is not None:
+            self._predict(self._probe.example(1))
+
+    def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None]) -> int:
+        """Make constants of the weights for `forward` and `launch`, until `thaw` or `load` is called.
+
+        Evaluations keep the variables. Takes up to some seconds, while other threads may use the slot.
+
+        Args:
+            limit_mib: The memory that the constants may take.
+            check_wanted: Called between the parts of the work; raises FreezingCancelledError.
+
+        Returns:
+            The memory that the constants take, in bytes, about.
+
+        Raises:
+            NotFrozenError: The slot keeps its variables, for this reason.
+        """
+        try:
+            self._with_constants = self._make_frozen(limit_mib, check_wanted)
+        except FreezingCancelledError:
+            raise
+        except Exception as error:
+            self._not_frozen = first_line(error)
+            raise
+        return memory_bytes(self._pass)
+
+    def thaw(self) -> None:
+        """Use the variables again. A batch that runs with constants finishes with them."""
+        self._with_constants = None
+        self._not_frozen = _NOT_FROZEN_YET
+
+    @property
+    def predict_note(self) -> str:
+        """Whether `forward` uses constants for the weights, and why not."""
+        if self._with_constants is not None:
+            return "Predict uses constants for the weights"
+        return f"Predict uses variables for the weights: {self._not_frozen}"
 
     def try_out(self) -> None:
         """Run one generated example on every replica; raise the runtime's errors."""
@@ -210,7 +264,8 @@ class Slot:
         Raises:
             InvalidInputError: An id is outside the model's tables, or the model itself refuses a value.
         """
-        return _on_host(self._outputs(inputs))
+        check_values("input", inputs, self._pass.input_ranges)
+        return _on_host(self._predict(inputs))
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the model; return a function that waits for the outputs. Both raise as `forward` does.
@@ -218,8 +273,11 @@ class Slot:
         On GPUs, the next batch can be launched meanwhile.
         """
         check_values("input", inputs, self._pass.input_ranges)
-        fetch = self._pass.launch(inputs)
-        return lambda: _on_host(fetch()[0])
+        if isinstance(self._pass, ReplicaForward):
+            fetch = self._pass.launch(inputs)
+            return lambda: _on_host(fetch()[0])
+        outputs = self._predict(inputs)
+        return lambda: _on_host(outputs)
 
     def scorer(self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False) -> Scorer:
         """Return a scorer for these metrics, or for the compiled ones if empty.
@@ -249,6 +307,7 @@ class Slot:
     def _drop_model(self) -> None:
         """Free the memory of the model, because another is built."""
         self._model = self._warm = None
+        self._timed = None
         self._scorers.clear()
         for part in ("_pass", "_probe", "_compilation", "_frozen"):
             vars(self).pop(part, None)  # they are missing if the last load failed
@@ -311,6 +370,49 @@ class Slot:
             yield "the model adds losses that depend on the data"
         if self._couples_examples:
             yield "the examples of a batch influence each other"
+
+    def _predict(self, inputs: Arrays) -> Tensors:
+        """Run the model with constants, if there are any; if that fails where variables do not, drop the constants."""
+        frozen, failure = self._with_constants, None
+        if frozen is not None:
+            try:
+                return frozen(inputs)[0]
+            except Exception as error:  # noqa: BLE001 - the variables show whether constants are the cause
+                failure = error
+        outputs = self._pass(inputs)[0]
+        if failure is not None:
+            self.thaw()
+            self._not_frozen = first_line(failure)
+            _log.warning("constants for the weights are dropped", extra={"reason": self._not_frozen})
+        return outputs
+
+    def _make_frozen(self, limit_mib: int, check_wanted: Callable[[], None]) -> ForwardPass:
+        """Freeze the forward pass; both are timed only for the first weights that are loaded into it."""
+        if isinstance(self._pass, ReplicaForward):
+            raise NotFrozenError("on GPUs, each replica has a function of its own")
+        timed, no_faster = self._timed or (None, "")
+        if timed is self._pass and no_faster:
+            raise NoFasterError(no_faster)
+        try:
+            frozen = freeze(
+                self._pass,
+                samples=self._samples,
+                limit_mib=limit_mib,
+                is_faster=timed is self._pass,
+                check_wanted=check_wanted,
+            )
+        except NoFasterError as error:
+            self._timed = self._pass, str(error)
+            raise
+        self._timed = self._pass, ""
+        return frozen
+
+    def _warm_up_sizes(self) -> list[int]:
+        replicas = self.replicas
+        return sorted({1, replicas - 1, replicas, replicas + 1, self._max_batch_size * replicas} - {0})
+
+    def _samples(self) -> Iterator[Arrays]:
+        return itertools.chain.from_iterable(map(self._probe.examples_of_each_kind, self._warm_up_sizes()))
 
     def _outputs(self, inputs: Arrays) -> Tensors:
         check_values("input", inputs, self._pass.input_ranges)

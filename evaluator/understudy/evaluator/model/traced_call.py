@@ -56,6 +56,11 @@ class ModelCall:
         self._outputs, self._masks = tuple(results), tuple(masks)
         return [*(tf.identity(tensor) for tensor in results.values()), *masks.values()]
 
+    @property
+    def variables(self) -> Sequence[Any]:
+        """The model's variables."""
+        return self._model.variables  # type: ignore[no-any-return]
+
     def by_name(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
         """Return the outputs and the masks by name."""
         outputs = len(self._outputs)

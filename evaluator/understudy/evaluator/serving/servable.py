@@ -45,6 +45,20 @@ class ModelSlot(Protocol):
     def warm_up(self) -> None:
         """Run every function with every kind of batch, so that no request is delayed by a first call."""
 
+    def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None]) -> int:
+        """Use constants for the weights in `forward` and `launch`; return their memory in bytes, about.
+
+        Raises:
+            understudy.evaluator.model.frozen.NotFrozenError: It keeps the variables, for this reason.
+        """
+
+    def thaw(self) -> None:
+        """Use the variables again."""
+
+    @property
+    def predict_note(self) -> str:
+        """Whether `forward` uses constants for the weights, and why not."""
+
     def try_out(self) -> None:
         """Run one generated example on every replica; raise the runtime's errors."""
 

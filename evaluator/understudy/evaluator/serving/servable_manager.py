@@ -132,6 +132,22 @@ class ServableManager:
         """
         return self._request(step, Purpose.SERVING, deadline)
 
+    def reclaim(self) -> None:
+        """Free the memory of dropped models and functions, then run the loaded functions once.
+
+        So no request is the first to run a function whose kernels were freed.
+        """
+        if not self._slots.reclaim():
+            return
+        with self._changed:
+            handles = [servable.borrow() for servable in self._pool.servables]
+        for handle in handles:
+            with handle:
+                try:
+                    handle.slot.warm_up()
+                except Exception:  # noqa: BLE001 - later requests will report it as well
+                    _log.exception("a loaded version does not run", extra={"step": handle.step})
+
     def close(self, timeout_seconds: float) -> None:
         """Refuse all queued requests, end the thread and wait until all handles are released. Idempotent.
 
@@ -191,7 +207,7 @@ class ServableManager:
                 dropped = self._load(load)
                 load = None  # it may reference the dropped slot
                 if dropped:
-                    self._reclaim()
+                    self.reclaim()
             elif not completions:
                 return
 
@@ -286,7 +302,7 @@ class ServableManager:
             if dropped is not None:
                 return load.target, dropped
             load.target = NewSlot.NEW
-            self._reclaim()
+            self.reclaim()
         return build(checkpoint, slots=self._slots), False
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
@@ -319,19 +335,6 @@ class ServableManager:
             waiting = self._queue.remove_if(lambda request: request.info == load.info)
         for request in waiting:
             request.refuse(reason)
-
-    def _reclaim(self) -> None:
-        """Free the memory of dropped models, then run the loaded functions once, so that no request is delayed."""
-        if not self._slots.reclaim():
-            return
-        with self._changed:
-            handles = [servable.borrow() for servable in self._pool.servables]
-        for handle in handles:
-            with handle:
-                try:
-                    handle.slot.warm_up()
-                except Exception:  # noqa: BLE001 - later requests will report it as well
-                    _log.exception("a loaded version does not run", extra={"step": handle.step})
 
     def _recheck_queue(self) -> None:
         """Wake the thread if requests wait; called after every batch, when the queue is mostly empty."""

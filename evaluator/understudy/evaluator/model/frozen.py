@@ -1,0 +1,259 @@
+"""The forward pass with constants for its variables, which TensorFlow runs faster.
+
+TensorFlow folds constants into one another (a BatchNorm into the convolution before it), and oneDNN keeps the packed
+form of weights only if they are constants. docs/decisions/frozen-weights.md has the figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from understudy.checkpoints.low_priority import at_low_priority
+from understudy.compat import add_function, constants_for_variables, remove_function
+from understudy.evaluator.evaluator_errors import NoFasterError, NotFrozenError, first_line
+from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.types import Array, Arrays
+
+TOLERANCE = 1e-6
+"""How far an output with constants may be from the one with variables, as a share of the largest value."""
+
+MIN_GAIN = 1.05
+"""The geometric mean, over the batch sizes, of the time with variables over the time with constants, at least."""
+
+MIN_GAIN_OF_EACH = 0.9
+"""The same for each batch size."""
+
+MEMORY_FACTOR = 7
+"""The memory for constants, in multiples of their size.
+
+The function, its definition, its optimized graph, its kernels and oneDNN each have a copy.
+"""
+
+_MEBIBYTE = 2**20
+_MAX_GRAPH_BYTES = 2**30
+"""A graph of more than 2 GiB cannot be serialized."""
+
+_MIN_ROUNDS = 3
+_TIMED_SECONDS = 0.2
+"""How many times, and how long, each batch size is timed at least."""
+
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+_CALLS = re.compile(r"(Stateful)?(Stateless)?(PartitionedCall|While|If|Case)$")
+_USES_VARIABLE = re.compile(r"(Assign.*|Resource.*|.*VariableOp|VarHandleOp|Rng.*|Stateful.*)$")
+_numbers = itertools.count()
+
+
+def freeze(
+    forward: ForwardPass,
+    *,
+    samples: Callable[[], Iterable[Arrays]],
+    limit_mib: int,
+    is_faster: bool,
+    check_wanted: Callable[[], None],
+) -> ForwardPass:
+    """Return a forward pass with constants for the current values of the variables.
+
+    Takes up to some seconds; may run while other threads use ``forward``, whose variables must not change meanwhile.
+
+    Args:
+        forward: The forward pass with variables.
+        samples: Returns batches on which to compare both.
+        limit_mib: The memory that the constants may take.
+        is_faster: Whether it is known that constants make this model faster; otherwise both are timed.
+        check_wanted: Called between the parts of the work; raises FreezingCancelledError.
+
+    Raises:
+        NotFrozenError: The model has no variables or changes them, the constants take too much memory, the outputs
+            differ by more than `TOLERANCE`, or constants make it no faster (NoFasterError).
+    """
+    (function,) = forward.functions
+    if forward.draws_random_numbers:
+        raise NotFrozenError("the model draws random numbers, so that its outputs cannot be compared")
+    _check_memory(forward, limit_mib)
+    check_wanted()
+    frozen = forward.with_function(with_constants(function, forward.variables))
+    gains = []
+    for inputs in samples():
+        check_wanted()
+        _check_equal(at_low_priority(lambda batch=inputs: frozen(batch)), forward(inputs))  # type: ignore[misc]
+        if not is_faster:
+            gains.append(_gain(frozen, forward, inputs, check_wanted))
+    if not is_faster:
+        _check_gains(gains)
+    return frozen
+
+
+def memory_bytes(forward: ForwardPass) -> int:
+    """Return the memory that a forward pass takes with constants for its variables, about."""
+    return MEMORY_FACTOR * _constant_bytes(forward)
+
+
+def with_constants(function: Any, variables: Sequence[Any]) -> Any:
+    """Return a concrete function with constants for the current values of a concrete function's variables.
+
+    Lookup tables stay as they are.
+
+    Args:
+        function: A concrete function whose every argument is one tensor and which returns a list of tensors.
+        variables: Its variables, each on one device.
+
+    Raises:
+        NotFrozenError: It has no variables, changes variables, or TensorFlow cannot convert it.
+    """
+    _check_only_reads(function)
+    try:
+        return _converted(function, variables)
+    except NotFrozenError:
+        raise
+    except Exception as error:
+        raise NotFrozenError(f"TensorFlow cannot make constants of its variables: {first_line(error)}") from error
+
+
+def _converted(function: Any, variables: Sequence[Any]) -> Any:
+    graph, converted = constants_for_variables(function, variables)
+    if not converted:
+        raise NotFrozenError("the model has no variables")
+    added = _rename_functions(graph)
+    count = len(function.inputs) - len(function.captured_inputs)
+    pairs = zip(function.captured_inputs, function.inputs[count:], strict=True)
+    others = {inside.op.name: outside for place, (outside, inside) in enumerate(pairs) if place not in converted}
+    names = [tensor.op.name for tensor in function.inputs[:count]]
+    results = [tensor.name for tensor in function.outputs]
+
+    def run(*arguments: Any) -> list[Any]:
+        graph_of_call = tf.compat.v1.get_default_graph()
+        inputs = dict(zip(names, arguments, strict=True))
+        inputs |= {name: graph_of_call.capture(tensor) for name, tensor in others.items()}
+        return list(tf.graph_util.import_graph_def(graph, input_map=inputs, return_elements=results, name=""))
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in function.inputs[:count]]
+    for definition in graph.library.function:
+        add_function(definition)
+    try:
+        frozen = tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
+    except BaseException:
+        _remove_functions(added)
+        raise
+    weakref.finalize(frozen, _remove_functions, added).atexit = False
+    return frozen
+
+
+def _rename_functions(graph: Any) -> list[str]:
+    """Give the functions of a graph names that no other has; return the names."""
+    number = next(_numbers)
+    functions = graph.library.function
+    names = {function.signature.name: f"{function.signature.name}_constants_{number}" for function in functions}
+    for node in itertools.chain(graph.node, *(function.node_def for function in functions)):
+        node.op = names.get(node.op, node.op)
+        for attribute in node.attr.values():
+            for called in (attribute.func, *attribute.list.func):
+                if called.name in names:
+                    called.name = names[called.name]
+        if "_lower_using_switch_merge" in node.attr:  # the conversion switched it off, which makes loops slow
+            node.attr["_lower_using_switch_merge"].b = True
+    for function in functions:
+        function.signature.name = names[function.signature.name]
+    del graph.library.gradient[:]
+    return list(names.values())
+
+
+def _remove_functions(names: Sequence[str]) -> None:
+    for name in names:
+        remove_function(name)
+
+
+def _check_only_reads(function: Any) -> None:
+    changing = sorted({node.op for node in _nodes(function) if _changes_state(node.op)})
+    if changing:
+        raise NotFrozenError(f"the model changes its state while it predicts ({', '.join(changing)})")
+
+
+def _nodes(function: Any) -> Iterator[Any]:
+    graph = function.graph.as_graph_def()
+    return itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
+
+
+def _changes_state(operation: str) -> bool:
+    return bool(operation not in _READS and not _CALLS.fullmatch(operation) and _USES_VARIABLE.fullmatch(operation))
+
+
+def _check_memory(forward: ForwardPass, limit_mib: int) -> None:
+    constants, needed = _constant_bytes(forward), memory_bytes(forward)
+    if constants > _MAX_GRAPH_BYTES:
+        raise NotFrozenError(f"{constants // _MEBIBYTE} MiB of constants are more than a graph can hold")
+    if needed > limit_mib * _MEBIBYTE:
+        raise NotFrozenError(
+            f"constants would take about {math.ceil(needed / _MEBIBYTE)} MiB, and frozen_memory_mib is {limit_mib}"
+        )
+
+
+def _constant_bytes(forward: ForwardPass) -> int:
+    """Return the bytes of the variables on all devices, and of the tensors that the function captures."""
+    (function,) = forward.functions
+    captured = (tensor for tensor in function.captured_inputs if tensor.dtype not in (tf.resource, tf.variant))
+    return sum(value.shape.num_elements() * value.dtype.size for value in (*forward.variables, *captured))
+
+
+def _check_equal(frozen: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    """Check outputs and masks by name."""
+    for results, wanted in zip(frozen, expected, strict=True):
+        for name, tensor in results.items():
+            off = _difference(np.asarray(tensor), np.asarray(wanted[name]))
+            if not off <= TOLERANCE:
+                raise NotFrozenError(
+                    f"with constants, output {name!r} differs by {off:.1e} of its largest value; {TOLERANCE:.0e} is "
+                    "the most that is accepted"
+                )
+
+
+def _difference(came: Array, expected: Array) -> float:
+    """Return the largest difference as a share of the largest value; infinity if other values differ."""
+    if came.shape != expected.shape or came.dtype != expected.dtype:
+        return math.inf
+    if np.array_equal(came, expected, equal_nan=came.dtype.kind in "fc"):
+        return 0.0
+    if came.dtype.kind in "biuSOU":
+        return math.inf
+    came, expected = (
+        array.astype(np.complex128 if array.dtype.kind == "c" else np.float64) for array in (came, expected)
+    )
+    is_finite = np.isfinite(expected)
+    if not np.array_equal(came[~is_finite], expected[~is_finite], equal_nan=True):
+        return math.inf
+    largest = np.max(np.abs(expected[is_finite]), initial=0.0)
+    return float(np.max(np.abs(came[is_finite] - expected[is_finite]), initial=0.0) / (largest or 1.0))
+
+
+def _gain(frozen: ForwardPass, forward: ForwardPass, inputs: Arrays, check_wanted: Callable[[], None]) -> float:
+    """Return the time of a batch with variables over its time with constants; of several times, the shortest counts."""
+    with_constants, with_variables = math.inf, math.inf
+    until = time.perf_counter() + _TIMED_SECONDS
+    rounds = 0
+    while rounds < _MIN_ROUNDS or time.perf_counter() < until:
+        check_wanted()
+        with_constants = min(with_constants, _seconds(frozen, inputs))
+        with_variables = min(with_variables, _seconds(forward, inputs))
+        rounds += 1
+    return with_variables / with_constants
+
+
+def _seconds(forward: ForwardPass, inputs: Arrays) -> float:
+    began = time.perf_counter()
+    forward(inputs)
+    return time.perf_counter() - began
+
+
+def _check_gains(gains: Sequence[float]) -> None:
+    mean = math.exp(sum(map(math.log, gains)) / len(gains))
+    if mean < MIN_GAIN or min(gains) < MIN_GAIN_OF_EACH:
+        listed = ", ".join(f"{gain:.2f}" for gain in gains)
+        raise NoFasterError(f"constants make it no faster; the warm-up's batches ran at {listed} times the speed")
