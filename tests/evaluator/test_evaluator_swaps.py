@@ -21,6 +21,7 @@ from testkit.real_run import (
 )
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError, ModelChangedError
+from understudy.evaluator.model import frozen
 from understudy.evaluator.types import Batch, EvaluationResult
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("logical_cpus")
 @pytest.fixture
 def run(tmp_path: Path) -> RealRun:
     return RealRun(tmp_path)
+
+
+FROZEN = "Predict uses constants for the weights"
 
 
 class LoadGenerator:
@@ -92,6 +96,41 @@ def test_ten_thousand_predictions_during_twenty_swaps_all_belong_to_one_step(run
         assert sorted(load_generator.answers) == list(range(1, 24))
         assert load_generator.failures == []
         assert run.told.rejections == []
+
+
+@pytest.fixture
+def frozen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeze every version as soon as it is serving, whatever it gains."""
+    monkeypatch.setattr("understudy.evaluator.assembly.SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(frozen, "MIN_GAIN", 0.0)
+    monkeypatch.setattr(frozen, "MIN_GAIN_OF_EACH", 0.0)
+
+
+@pytest.mark.usefixtures("frozen_at_once")
+def test_predictions_while_versions_are_frozen_and_swapped_all_belong_to_one_step(run: RealRun) -> None:
+    run.publish(1)
+    with run.running() as evaluator, LoadGenerator(evaluator, threads=3).at_work() as load_generator:
+        for step in range(2, 14):
+            run.publish(step)
+            load_generator.wait_for(lambda step=step: step in load_generator.answers)  # type: ignore[misc]
+            if step % 2:  # the others are cancelled by the next, or just done
+                load_generator.wait_for(lambda: evaluator.metadata().notes[-1] == FROZEN)
+                wanted = load_generator.answers[step] + 10
+                load_generator.wait_for(
+                    lambda step=step, wanted=wanted: load_generator.answers[step] >= wanted  # type: ignore[misc]
+                )
+        assert load_generator.failures == []
+        assert run.told.rejections == []
+        assert "failed" not in run.told.freezings
+
+
+@pytest.mark.usefixtures("frozen_at_once")
+def test_a_version_that_may_take_no_memory_for_constants_is_served_with_variables(run: RealRun) -> None:
+    run.publish(1)
+    with run.running(frozen_memory_mib=0) as evaluator, LoadGenerator(evaluator, threads=1).at_work() as load_generator:
+        load_generator.wait_for(lambda: load_generator.total() > 50)
+        assert evaluator.metadata().notes[-1].startswith("Predict uses variables for the weights")
+    assert run.told.freezings == []
 
 
 def test_rollbacks_and_pins_under_load_lose_nothing(run: RealRun) -> None:

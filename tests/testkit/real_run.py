@@ -17,7 +17,14 @@ from understudy.checkpoints.keras_signature import signature_of
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord, LoadOutcome, SilentObserver
+from understudy.evaluator.types import (
+    Array,
+    EvaluationOutcome,
+    EvaluationRecord,
+    FreezeOutcome,
+    LoadOutcome,
+    SilentObserver,
+)
 
 WAIT_SECONDS = 30.0
 """How long a test waits for an expected event; reached only if it fails."""
@@ -52,6 +59,7 @@ class Told(SilentObserver):
         self.loads: list[LoadOutcome] = []
         self.records: list[EvaluationRecord] = []
         self.rejections: list[str] = []
+        self.freezings: list[FreezeOutcome] = []
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         assert seconds >= 0
@@ -62,6 +70,10 @@ class Told(SilentObserver):
 
     def rejected(self, reason: str) -> None:
         self.rejections.append(reason)
+
+    def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
+        assert seconds >= 0
+        self.freezings.append(outcome)
 
 
 class RealRun:

@@ -30,7 +30,7 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
-from understudy.evaluator.serving.freezer import Freezer
+from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.promotion import (
     BestFile,
     Gate,
@@ -139,7 +139,12 @@ def start_components(
         streams=streams,
         on_promoted=tell_promoted,
     )
-    freezer = Freezer(manager=manager, limit_mib=settings.frozen_memory_mib, observer=observer)
+    freezer = Freezer(
+        manager=manager,
+        limit_mib=settings.frozen_memory_mib,
+        observer=observer,
+        settling_seconds=SETTLING_SECONDS,
+    )
     engine = Engine(
         engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
     )

@@ -221,13 +221,13 @@ class Slot:
             NotFrozenError: The slot keeps its variables, for this reason.
         """
         try:
-            self._with_constants = self._make_frozen(limit_mib, check_wanted)
+            self._with_constants = frozen = self._make_frozen(limit_mib, check_wanted)
         except FreezingCancelledError:
             raise
         except Exception as error:
             self._not_frozen = first_line(error)
             raise
-        return memory_bytes(self._pass)
+        return memory_bytes(frozen)
 
     def thaw(self) -> None:
         """Use the variables again. A batch that runs with constants finishes with them."""

@@ -48,7 +48,7 @@ class Freezer:
         manager: ServingVersions,
         limit_mib: int,
         observer: Observer,
-        settling_seconds: float = SETTLING_SECONDS,
+        settling_seconds: float,
     ) -> None:
         self._manager = manager
         self._limit_mib = limit_mib
