@@ -1,8 +1,9 @@
 """Swap after swap in every format, and to another architecture each time: memory stays flat.
 
 Each case runs in its own process, with an evaluator on a folder into which one checkpoint after another is copied.
-Each load replaces an earlier model. The evaluator must hold no more models than it has slots, and its resident memory
-must not drift between a settling period and the end.
+Each load replaces an earlier model. Each version is frozen before the next is published, whatever it gains. The
+evaluator must hold no more models than it has slots, and its resident memory must not drift between a settling period
+and the end.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from soak.trial import Trial
 from testkit.living import living
@@ -113,10 +116,11 @@ def _swaps(made: list[Path], folder: Path) -> Iterator[None]:
     )
     gc.collect()
     gc.freeze()
-    with evaluator:
+    with _freezing_at_once(), evaluator:
         for step, path in enumerate(made, start=1):
             _publish(path, theirs / path.name)
             _wait_until_serving(evaluator, step)
+            _wait_until_frozen(evaluator)
             evaluator.predict({"x": np.ones((3, FEATURES), np.float32)}).result(WAIT_SECONDS)
             yield
 
@@ -163,6 +167,25 @@ def _wait_until_serving(evaluator: Evaluator, step: int) -> None:
         if time.monotonic() > until:
             states = [f"{status.step} {status.state.name} {status.error}".strip() for status in evaluator.status()]
             raise TimeoutError(f"step {step} was not served within {WAIT_SECONDS:g} s; the versions are {states}")
+        time.sleep(0.01)
+
+
+def _freezing_at_once() -> ExitStack:
+    """Freeze each version at once, whatever it gains."""
+    from understudy.evaluator import assembly
+    from understudy.evaluator.model import frozen
+
+    stack = ExitStack()
+    for owner, name in ((assembly, "SETTLING_SECONDS"), (frozen, "MIN_GAIN"), (frozen, "MIN_GAIN_OF_EACH")):
+        stack.enter_context(mock.patch.object(owner, name, 0.0))
+    return stack
+
+
+def _wait_until_frozen(evaluator: Evaluator) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while (note := evaluator.metadata().notes[-1]) != "Predict uses constants for the weights":
+        if time.monotonic() > until:
+            raise TimeoutError(f"not frozen within {WAIT_SECONDS:g} s: {note}")
         time.sleep(0.01)
 
 

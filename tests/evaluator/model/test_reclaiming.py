@@ -82,8 +82,21 @@ def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_man
     np.testing.assert_array_equal(stays(np.ones((1, 1), np.float32))[0].numpy(), before)
 
 
+def test_kernels_of_large_functions_are_given_back_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    traced_call._dropped.clear()
+    size = len(function().graph.as_graph_def().SerializeToString())
+    monkeypatch.setattr(traced_call, "_MAX_DROPPED_BYTES", 2 * size - 10)
+    done = []
+    for _ in range(2):
+        DirectCall(function(), ["CPU:0"])(np.ones((1, 1), np.float32))
+        done.append(reclaim_memory())
+
+    assert done == [False, True]
+
+
 def test_a_function_that_holds_much_is_called_by_its_name() -> None:
-    table = np.random.default_rng(0).normal(size=2**19).astype(np.float32)
+    table = np.random.default_rng(0).normal(size=2**22).astype(np.float32)
     signature = [tf.TensorSpec([None, 1])]
     large = tf.function(lambda x: [x + tf.reduce_sum(table)], input_signature=signature).get_concrete_function()
     direct = DirectCall(large, ["CPU:0"])

@@ -21,11 +21,13 @@ from understudy.compat import call_flat, clear_kernels, layers_of, mask_of
 
 Tensors = dict[str, Any]
 _MAX_NODES = 1000
-_MAX_BYTES = 2**20
+_MAX_BYTES = 8 * 2**20
 _MAX_DROPPED = 16
+_MAX_DROPPED_BYTES = 32 * 2**20
+_ANYWHERE = contextlib.nullcontext()
 
-_dropped: deque[None] = deque()
-"""One entry for each deleted function that was called as one operation and whose kernels still exist."""
+_dropped: deque[int] = deque()
+"""The size of each deleted function that was called as one operation and whose kernels still exist, in bytes."""
 
 
 class ModelCall:
@@ -139,9 +141,10 @@ class DirectCall:
         self._has_gpu = any("GPU" in device.upper() for device in devices)
         on_first_cpu = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
         self._call_flat = call_flat(function)
-        self._is_direct = on_first_cpu and _is_small(function)
+        nodes, size = _size_of(function)
+        self._is_direct = on_first_cpu and nodes <= _MAX_NODES and size <= _MAX_BYTES
         if self._is_direct:
-            weakref.finalize(self, _dropped.append, None).atexit = False
+            weakref.finalize(self, _dropped.append, size).atexit = False
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Return the tensors that the function returns.
@@ -151,14 +154,17 @@ class DirectCall:
         """
         captured = self.function.captured_inputs
         if not self._is_direct:
-            with (
-                tf.device("CPU:0") if self._has_gpu else contextlib.nullcontext()
-            ):  # else all tensors go to the first GPU
-                tensors = [tf.convert_to_tensor(argument) for argument in arguments]
-            return list(self._call_flat(*tensors, *captured))
+            with tf.device("CPU:0") if self._has_gpu else _ANYWHERE:  # else all tensors go to the first GPU
+                tensors = [_as_tensor(argument) for argument in arguments]
+            return self._call_flat(*tensors, *captured)
         return tf.raw_ops.StatefulPartitionedCall(  # type: ignore[no-any-return]
             args=[*arguments, *captured], Tout=self._dtypes, f=self.function
         )
+
+
+def _as_tensor(argument: Any) -> Any:
+    """Return an array as a tensor; unlike `tf.constant`, an operation uses an aligned array without a copy."""
+    return argument if isinstance(argument, tf.Tensor) else tf.raw_ops.Identity(input=argument)
 
 
 class StructuredCall:
@@ -198,23 +204,23 @@ class StructuredCall:
 
 
 def give_back_kernels() -> bool:
-    """Free the kernels of deleted functions, once there are many. Thread-safe.
+    """Free the kernels of deleted functions, once there are many or they are large. Thread-safe.
 
     Returns:
         Whether kernels were freed. Then the next call of every other function creates its kernels again, which takes
         30 ms or more; make these calls before the next request.
     """
-    if len(_dropped) < _MAX_DROPPED:
+    if len(_dropped) < _MAX_DROPPED and sum(tuple(_dropped)) < _MAX_DROPPED_BYTES:
         return False
     _dropped.clear()
     clear_kernels()
     return True
 
 
-def _is_small(function: Any) -> bool:
+def _size_of(function: Any) -> tuple[int, int]:
+    """Return the number of operations of a function, and its size in bytes, constants included."""
     graph = function.graph.as_graph_def()
-    nodes = len(graph.node) + sum(len(inner.node_def) for inner in graph.library.function)
-    return nodes <= _MAX_NODES and graph.ByteSize() <= _MAX_BYTES
+    return len(graph.node) + sum(len(inner.node_def) for inner in graph.library.function), graph.ByteSize()
 
 
 def reclaim_memory() -> bool:
