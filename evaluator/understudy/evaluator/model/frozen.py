@@ -21,6 +21,7 @@ from understudy.checkpoints.low_priority import at_low_priority
 from understudy.compat import add_function, constants_for_variables, remove_function
 from understudy.evaluator.evaluator_errors import NoFasterError, NotFrozenError, first_line
 from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.traced_call import size_of
 from understudy.evaluator.types import Array, Arrays
 
 TOLERANCE = 1e-6
@@ -38,6 +39,7 @@ MEMORY_FACTOR = 7
 The function, its definition, its optimized graph, its kernels and oneDNN each have a copy.
 """
 
+_BYTES_PER_OPERATION = 50 * 2**10
 _MEBIBYTE = 2**20
 _MAX_GRAPH_BYTES = 2**30
 """A graph of more than 2 GiB cannot be serialized."""
@@ -94,7 +96,8 @@ def freeze(
 
 def memory_bytes(forward: ForwardPass) -> int:
     """Return the memory that a forward pass takes with constants for its variables, about."""
-    return MEMORY_FACTOR * _constant_bytes(forward)
+    (function,) = forward.functions
+    return MEMORY_FACTOR * _constant_bytes(forward) + _BYTES_PER_OPERATION * size_of(function)[0]
 
 
 def with_constants(function: Any, variables: Sequence[Any]) -> Any:

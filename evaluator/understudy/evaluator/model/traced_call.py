@@ -141,7 +141,7 @@ class DirectCall:
         self._has_gpu = any("GPU" in device.upper() for device in devices)
         on_first_cpu = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
         self._call_flat = call_flat(function)
-        nodes, size = _size_of(function)
+        nodes, size = size_of(function)
         self._is_direct = on_first_cpu and nodes <= _MAX_NODES and size <= _MAX_BYTES
         if self._is_direct:
             weakref.finalize(self, _dropped.append, size).atexit = False
@@ -217,7 +217,7 @@ def give_back_kernels() -> bool:
     return True
 
 
-def _size_of(function: Any) -> tuple[int, int]:
+def size_of(function: Any) -> tuple[int, int]:
     """Return the number of operations of a function, and its size in bytes, constants included."""
     graph = function.graph.as_graph_def()
     return len(graph.node) + sum(len(inner.node_def) for inner in graph.library.function), graph.ByteSize()
