@@ -136,7 +136,8 @@ class EvaluatorSettings:
         default=512,
         metadata={
             "help": "MiB of memory that constants for the weights of the serving version may take, with which Predict "
-            "is faster for many models; 0 for none. They take about 7 times the size of the weights on each replica, and 50 KiB for each operation.",
+            "is faster for many models; 0 for none. They take about 7 times the size of the weights on each replica, "
+            "and 50 KiB for each operation.",
             "metavar": "MIB",
         },
     )
