@@ -8,7 +8,6 @@ use, and the versions below. Keras and TensorFlow are imported when a function i
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -156,24 +155,14 @@ def clear_kernels() -> None:
     _private(_eager_context(), "clear_kernel_cache", "to free the kernels of dropped models")()
 
 
-def call_flat(function: Any) -> Callable[..., list[Any]]:
+def call_flat(function: Any) -> Callable[..., Any]:
     """Return a function that calls a concrete function with flat tensors, followed by its captured inputs.
 
-    Call it eagerly, and keep the concrete function meanwhile. Reason: calling the concrete function itself binds and
-    checks its arguments in Python, which takes longer than a small model computes. Public fallback: the concrete
-    function.
+    Reason: calling the concrete function itself binds and checks its arguments in Python, which takes longer than a
+    small model computes. Public fallback: the concrete function.
     """
-    why = "to call functions without checks in Python"
-    context = _eager_context()
-    execute = _private(_module("tensorflow.python.eager.execute"), "execute", why)
-    options = _private(_private(context, "function_call_options", why), "as_attrs", why)()
-    attributes = tuple(itertools.chain.from_iterable(options.items()))
-    name, outputs = _private(function, "inference_fn", why).name.decode(), len(function.outputs)
-
-    def call(*tensors: Any) -> list[Any]:
-        return execute(name, outputs, list(tensors), attributes, context)  # type: ignore[no-any-return]
-
-    return call
+    inference = _private(function, "inference_fn", "to call functions without checks in Python")
+    return _private(inference, "call_flat", "to call functions without checks in Python")  # type: ignore[no-any-return]
 
 
 def constants_for_variables(function: Any, variables: Iterable[Any]) -> tuple[Any, frozenset[int]]:

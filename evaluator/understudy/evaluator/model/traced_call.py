@@ -156,7 +156,7 @@ class DirectCall:
         if not self._is_direct:
             with tf.device("CPU:0") if self._has_gpu else _ANYWHERE:  # else all tensors go to the first GPU
                 tensors = [_as_tensor(argument) for argument in arguments]
-            return self._call_flat(*tensors, *captured)
+            return list(self._call_flat(*tensors, *captured))
         return tf.raw_ops.StatefulPartitionedCall(  # type: ignore[no-any-return]
             args=[*arguments, *captured], Tout=self._dtypes, f=self.function
         )
