@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import DNSName
+from cryptography.x509 import UniformResourceIdentifier as Uri
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
@@ -21,7 +28,7 @@ from understudy.service.readiness import Readiness
 from understudy.service.service_errors import SettingsError
 from understudy.service.services import HEALTH
 from understudy.service.settings import ServeSettings
-from understudy.service.tls import Certificates, ServerCertificates, TlsFiles, is_loopback
+from understudy.service.tls import Certificates, ServerCertificates, TlsFiles, certificate_names, is_loopback
 
 RUN = Path("run")
 FILE = Path("file.pem")
@@ -54,6 +61,34 @@ def test_another_address_needs_tls_or_a_decision_against_it(host: str) -> None:
         ServeSettings(run_dir=RUN, host=host)
     assert ServeSettings(run_dir=RUN, host=host, insecure=True).tls_files is None
     assert ServeSettings(run_dir=RUN, host=host, tls_cert=FILE, tls_key=FILE).tls_files is not None
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"common_name": "ada"}, ("ada",)),
+        ({"alternative": [DNSName("a.org"), Uri("spiffe://b"), DNSName("c.org")]}, ("spiffe://b", "a.org", "c.org")),
+        ({"common_name": "a.example.com", "alternative": [DNSName("a.example.com")]}, ("a.example.com",)),
+        ({}, ()),
+    ],
+)
+def test_the_names_of_a_certificate_begin_with_its_uris(names: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert certificate_names(certificate_with(**names)) == expected
+
+
+def test_a_certificate_that_cannot_be_read_has_no_names() -> None:
+    assert certificate_names(b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n") == ()
+
+
+def certificate_with(common_name: str | None = None, alternative: list[Any] | None = None) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    common = [] if common_name is None else [x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)]
+    now = dt.datetime.now(dt.UTC)
+    builder = x509.CertificateBuilder(x509.Name([]), x509.Name(common), key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now).not_valid_after(now + dt.timedelta(days=1))
+    if alternative is not None:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def test_half_of_the_settings_of_tls_is_refused() -> None:

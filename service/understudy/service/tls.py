@@ -136,16 +136,16 @@ def certificate_names(certificate: bytes) -> tuple[str, ...]:
     """
     from cryptography import x509
 
-    read = x509.load_pem_x509_certificate(certificate)
-    names: list[str] = []
     try:
+        read = x509.load_pem_x509_certificate(certificate)
+        names = [str(common.value) for common in read.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
         alternative = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        names += alternative.get_values_for_type(x509.UniformResourceIdentifier)
-        names += alternative.get_values_for_type(x509.DNSName)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        names = []
-    names += (str(common.value) for common in read.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME))
-    return tuple(dict.fromkeys(names))
+    except x509.ExtensionNotFound:
+        return tuple(names)
+    except (ValueError, x509.DuplicateExtension):  # OpenSSL accepts more than this library
+        return ()
+    uris = alternative.get_values_for_type(x509.UniformResourceIdentifier)
+    return tuple(dict.fromkeys([*uris, *alternative.get_values_for_type(x509.DNSName), *names]))
 
 
 def is_loopback(host: str) -> bool:

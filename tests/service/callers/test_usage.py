@@ -71,6 +71,23 @@ def test_bytes_are_held_until_the_call_ends(usage: AllUsage) -> None:
     second.hold(MIB)
 
 
+def test_an_unfinished_body_counts_until_it_is_whole(usage: AllUsage) -> None:
+    ada = caller(max_mib=1)
+    slow, other = usage.enter(ada, UNARY), usage.enter(ada, UNARY)
+    for size in (MIB // 4, MIB // 2, MIB * 3 // 4):
+        slow.hold_unfinished(size)
+    with pytest.raises(OverloadedError, match="max_mib"):
+        other.hold_unfinished(MIB // 2)
+    with pytest.raises(InvalidInputError, match=f"may have {MIB} under way"):
+        slow.hold_unfinished(MIB + 1)
+    slow.hold_unfinished(0)
+    slow.hold(MIB)
+    slow.leave()
+    other.hold_unfinished(MIB)
+    other.leave()
+    usage.enter(ada, UNARY).hold(MIB)
+
+
 def test_a_stream_holds_its_unanswered_messages_or_its_newest_ones(usage: AllUsage) -> None:
     ada = caller(max_mib=1)
     exchange = usage.enter(ada, BIDI)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluator_errors import OverloadedError, StorageError
+from understudy.service.calls.caller import Caller
 from understudy.service.handlers.compare_stream import Spools
 from understudy.v1 import evaluation_pb2
 from understudy.wire import encode_all
@@ -46,6 +47,17 @@ def test_all_spools_share_one_quota(tmp_path: Path) -> None:
         third.close()
     with closing(spools.open()) as fourth:
         fourth.write(batch(10))
+
+
+def test_one_caller_has_half_of_the_quota(tmp_path: Path) -> None:
+    ada, bob = (Caller(name=name, groups=frozenset()) for name in ("ada", "bob"))
+    spools = Spools(tmp_path, max_bytes=400)
+    with closing(spools.open(ada)) as first, closing(spools.open(ada)) as second, closing(spools.open(bob)) as other:
+        first.write(batch(10))
+        with pytest.raises(OverloadedError, match=r"ada's comparisons.* exceed 200 bytes"):
+            second.write(batch(10))
+        other.write(batch(10))
+    assert not spools._bytes_of
 
 
 def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:

@@ -93,13 +93,14 @@ def _is_stream(method: RpcMethod) -> bool:
 class _Share(CallShare):
     """A call of one request and one response."""
 
-    __slots__ = ("_clock", "_held", "_is_over", "_usage")
+    __slots__ = ("_clock", "_held", "_is_over", "_unfinished", "_usage")
 
     def __init__(self, usage: _Usage, clock: Callable[[], float]) -> None:
         super().__init__(usage.caller)
         self._usage = usage
         self._clock = clock
         self._held = 0
+        self._unfinished = 0
         self._is_over = False
 
     def enter(self) -> None:
@@ -117,17 +118,28 @@ class _Share(CallShare):
 
     def hold(self, size: int) -> None:
         """See `CallShare`."""
-        usage, most = self._usage, self.caller.limits.max_bytes
-        if self._is_over:  # a message that a comparison's thread asked for arrives after the end
+        if not self._is_over:  # a message that a comparison's thread asked for may arrive after the end
+            self._check_room(size, before=0)
+            self._usage.held_bytes += size
+            self._held += size
+
+    def hold_unfinished(self, size: int) -> None:
+        """See `CallShare`."""
+        if not self._is_over:
+            self._check_room(size, before=self._unfinished)
+            self._usage.held_bytes += size - self._unfinished
+            self._unfinished = size
+
+    def _check_room(self, size: int, *, before: int) -> None:
+        """Check whether the caller may hold a message of this many bytes, of which it holds some already."""
+        held, most = self._usage.held_bytes, self.caller.limits.max_bytes
+        if most is None or size <= before or held + size - before <= most:
             return
-        if most is not None and usage.held_bytes + size > most:
-            if size > most:
-                raise InvalidInputError(
-                    f"a message has {size} bytes, and {self.caller.name} may have {most} under way (max_mib); send less"
-                )
-            raise self._beyond(f"{usage.held_bytes} bytes under way, and {size} more would come", "max_mib")
-        usage.held_bytes += size
-        self._held += size
+        if size > most:
+            raise InvalidInputError(
+                f"a message has {size} bytes, and {self.caller.name} may have {most} under way (max_mib); send less"
+            )
+        raise self._beyond(f"{held} bytes under way, and {size - before} more would come", "max_mib")
 
     def release_oldest(self) -> None:
         """See `CallShare`. The only message is given back when the call ends."""
@@ -139,7 +151,7 @@ class _Share(CallShare):
         """See `CallShare`."""
         if not self._is_over:
             self._is_over = True
-            self._usage.held_bytes -= self._held
+            self._usage.held_bytes -= self._held + self._unfinished
             self._give_back_place()
 
     def _give_back_place(self) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from understudy.evaluator.evaluator_errors import OverloadedError
+from understudy.service.calls.caller import CallShare
 from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
@@ -195,12 +196,14 @@ class BodyShare:
 
     Args:
         budget: The budget.
+        of_caller: What the call counts against its caller's limits; None without a caller.
     """
 
-    __slots__ = ("_budget", "_held")
+    __slots__ = ("_budget", "_held", "_of_caller")
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, of_caller: CallShare | None) -> None:
         self._budget = budget
+        self._of_caller = of_caller
         self._held = 0
 
     def __enter__(self) -> Self:
@@ -210,15 +213,17 @@ class BodyShare:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         del kind, error, traceback
-        self._budget.held_bytes -= self._held
-        self._held = 0
+        self.hold(0)
 
     def hold(self, size: int) -> None:
         """Hold this many bytes from now on, in place of those before.
 
         Raises:
-            OverloadedError: All bodies together would hold too many.
+            OverloadedError: All bodies together would hold too many, or those of the caller.
+            InvalidInputError: The body is larger than all that its caller may have under way.
         """
+        if self._of_caller is not None:
+            self._of_caller.hold_unfinished(size)
         budget, more = self._budget, size - self._held
         if more > 0 and budget.held_bytes + more > budget.max_bytes:
             raise OverloadedError(

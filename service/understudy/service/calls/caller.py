@@ -92,6 +92,10 @@ class CallShare(ABC):
         """
 
     @abstractmethod
+    def hold_unfinished(self, size: int) -> None:
+        """Count the bytes of a message that is still arriving, in place of those before; see `hold` for the errors."""
+
+    @abstractmethod
     def release_oldest(self) -> None:
         """Give back the bytes of the oldest message of the call."""
 

@@ -67,7 +67,7 @@ class Endpoint(ABC):
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         found: bytes | None = None
         size = 0
-        with BodyShare(self._bodies) as share:
+        with BodyShare(self._bodies, call.share) as share:
             while chunk is not None:
                 size += len(chunk)
                 share.hold(size)
@@ -86,15 +86,15 @@ class Endpoint(ABC):
         """Yield every message; read the next chunk only when it is needed."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         decode = self._served.decode
-        with BodyShare(self._bodies) as share:
+        with BodyShare(self._bodies, call.share) as share:
             while (chunk := await call.chunk_or_cancelled()) is not None:
                 share.hold(unframer.unread_bytes + len(chunk))
                 unframer.feed(chunk)
                 while (data := unframer.next()) is not None:
+                    share.hold(unframer.unread_bytes)
                     if call.share is not None:
                         await call.share.wait_for_turn()
                     yield decode(call, data)
-                share.hold(unframer.unread_bytes)
         unframer.check_end()
 
     async def _send_each(self, request: Any, call: AsgiCall) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Executor, Future
@@ -15,11 +16,14 @@ from pathlib import Path
 from understudy.evaluator.evaluation.comparison import Comparison
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, OverloadedError, StorageError
 from understudy.evaluator.types import Batch, Signature
+from understudy.service.calls.caller import Caller
 from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.served_model import ServedModel, abandon, begun
 from understudy.v1 import evaluation_pb2
+
+_RETRY_SECONDS = 60.0
 
 _LENGTH = struct.Struct("<q")
 
@@ -29,7 +33,7 @@ class Spools:
 
     Args:
         folder: The folder of their files; the temporary folder if None.
-        max_bytes: The most that all spools together may hold.
+        max_bytes: The most that all spools together may hold; those of one known caller may hold half of it.
     """
 
     def __init__(self, folder: Path | None, *, max_bytes: int) -> None:
@@ -37,30 +41,33 @@ class Spools:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
 
-    def open(self) -> Spool:
-        """Return an empty spool. The caller closes it.
+    def open(self, caller: Caller | None = None) -> Spool:
+        """Return an empty spool for a caller, if it is known. Close the spool after use.
 
         Raises:
             StorageError: The folder does not exist or is not writable.
         """
-        return Spool(self, self._folder)
+        return Spool(self, self._folder, None if caller is None else caller.name)
 
-    def take(self, size: int) -> None:
-        """Count written bytes; raise OverloadedError if they exceed the quota."""
+    def take(self, size: int, caller: str | None) -> None:
+        """Count written bytes; raise OverloadedError if they exceed the quota or the caller's half of it."""
         with self._lock:
             if self._bytes + size > self._max_bytes:
-                raise OverloadedError(
-                    f"the batches of all comparisons, kept for versions that are not loaded, exceed {self._max_bytes} "
-                    "bytes; compare versions that are loaded, or on a dataset of the server, or on fewer examples",
-                    retry_after_seconds=60.0,
-                )
+                raise _beyond("all comparisons", self._max_bytes)
+            if caller is not None:
+                if self._bytes_of[caller] + size > self._max_bytes // 2:
+                    raise _beyond(f"{caller}'s comparisons", self._max_bytes // 2)
+                self._bytes_of[caller] += size
             self._bytes += size
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, size: int, caller: str | None) -> None:
         """Count deleted bytes."""
         with self._lock:
             self._bytes -= size
+            if caller is not None:
+                self._bytes_of -= Counter({caller: size})  # drops callers without bytes
 
 
 class Spool:
@@ -69,17 +76,19 @@ class Spool:
     Args:
         quota: Counts the bytes.
         folder: See `Spools`.
+        caller: The name of the caller, if it is known.
 
     Raises:
         StorageError: The file cannot be created.
     """
 
-    def __init__(self, quota: Spools, folder: Path | None) -> None:
+    def __init__(self, quota: Spools, folder: Path | None, caller: str | None) -> None:
         try:
             self._file = tempfile.TemporaryFile(prefix="understudy-batches-", dir=folder)  # noqa: SIM115 - until close
         except OSError as error:
             raise _unkept(error) from error
         self._quota = quota
+        self._caller = caller
         self._bytes = 0
 
     def write(self, batch: evaluation_pb2.EvaluateBatch) -> None:
@@ -91,7 +100,7 @@ class Spool:
         """
         content = batch.SerializeToString()
         size = _LENGTH.size + len(content)
-        self._quota.take(size)
+        self._quota.take(size, self._caller)
         self._bytes += size
         try:
             self._file.write(_LENGTH.pack(len(content)))
@@ -109,8 +118,16 @@ class Spool:
     def close(self) -> None:
         """Delete the file. Idempotent."""
         self._file.close()
-        self._quota.give_back(self._bytes)
+        self._quota.give_back(self._bytes, self._caller)
         self._bytes = 0
+
+
+def _beyond(whose: str, max_bytes: int) -> OverloadedError:
+    return OverloadedError(
+        f"the batches of {whose}, kept for versions that are not loaded, exceed {max_bytes} bytes; compare versions "
+        "that are loaded, or on a dataset of the server, or on fewer examples",
+        retry_after_seconds=_RETRY_SECONDS,
+    )
 
 
 def _unkept(error: OSError) -> StorageError:
@@ -156,7 +173,7 @@ async def compare_stream(
     model.check_optional_name(options.model_name)
     if options.dataset and await incoming.next_batch() is not None:
         raise InvalidInputError(f"got a batch beside the dataset {options.dataset!r}; send one or the other")
-    batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools)
+    batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools, call.caller)
     compare = partial(
         model.evaluator.compare,
         [messages.version(version) for version in options.versions],
@@ -183,10 +200,14 @@ class StreamedBatches:
         incoming: The stream.
         loop: The event loop it belongs to.
         spools: Store batches.
+        caller: The caller, if it is known.
     """
 
-    def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools) -> None:
+    def __init__(
+        self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools, caller: Caller | None
+    ) -> None:
         self._spools = spools
+        self._caller = caller
         self._incoming = incoming
         self._loop = loop
         self._lock = threading.Lock()
@@ -197,7 +218,7 @@ class StreamedBatches:
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
         del signature
-        self._spool = self._spools.open() if keep else None
+        self._spool = self._spools.open(self._caller) if keep else None
         while (message := self._ask()) is not None:
             if self._spool is not None:
                 self._spool.write(message)

@@ -192,7 +192,7 @@ class RestCall(WatchedCall):
         loop = asyncio.get_running_loop()
         ends = loop.time() + TOTAL_SECONDS
         try:
-            with BodyShare(self._bodies) as share:
+            with BodyShare(self._bodies, self.share) as share:
                 async with asyncio.timeout(IDLE_SECONDS) as patience:
                     async for chunk in self.request.stream():
                         share.hold(len(body) + len(chunk))
