@@ -48,6 +48,7 @@ TAKE_LONGEST = (
     "trainer/test_formation.py",
     "trainer/test_early_stop.py",
     "evaluator/test_stock_writers.py",
+    "protocols/test_secure_clients.py",
     "protocols/test_tf_serving.py",
     "test_distributions.py",
     "integration/test_cluster_roles.py",

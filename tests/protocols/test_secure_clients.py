@@ -20,12 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protocols.conftest import INSTALL_SECONDS, Fetch, Report, report_of
 from protocols.test_examples import EXAMPLES, output_of
 
+from testkit.certificates import replace
 from testkit.checkpoints import ones
 from testkit.front_ends import ENVOY, GRPCIO
 from testkit.in_process import until
 from testkit.prometheus_tools import scraping, value_of
-from testkit.secure_sites import STEP, Site, serving_sites, write_sites
-from understudy.clients import AsyncClient, Client, UnauthenticatedError
+from testkit.secure_sites import READERS_TOKEN, STEP, Site, serving_sites, write_sites
+from understudy.clients import AsyncClient, Client, PermissionDeniedError, UnauthenticatedError
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
@@ -90,6 +91,27 @@ async def test_our_clients_say_what_a_caller_without_a_known_token_should_do(sit
         outcomes = asynchronous.predict_many([{"x": ones(1)}])
         with pytest.raises(UnauthenticatedError, match=remedy):
             await anext(outcomes)
+
+
+def test_our_client_says_which_group_a_caller_lacks(site: Site) -> None:
+    with Client(site.grpc, credentials=site.channel(), token=READERS_TOKEN) as client:
+        assert client.predict(ones(1)).step == STEP
+        with pytest.raises(PermissionDeniedError, match=r"reader may not call Promote, as .* the group promote; ask"):
+            client.unpin()
+
+
+def test_a_new_token_in_the_file_is_used_without_a_restart(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with Client(site.grpc, credentials=site.channel(), token_file=_written(file, "replaced")) as client:
+        with pytest.raises(UnauthenticatedError):
+            client.predict(ones(1))
+        _written(file, site.token)
+        assert client.predict(ones(1)).step == STEP
+
+
+def _written(file: Path, token: str) -> Path:
+    replace(file, token.encode())
+    return file
 
 
 @pytest.mark.parametrize("way", ["grpc", "http"])

@@ -23,6 +23,8 @@ from understudy.service.calls.caller import Group
 
 STEP = 10
 TOKEN = "of-the-caller"  # noqa: S105 - of a test
+READERS_TOKEN = "of-the-reader"  # noqa: S105
+"""The token of a caller that may predict, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +85,8 @@ def serving_sites(folder: Path, front_ends: tuple[str, ...], replicas: tuple[str
     caller = Credentials(folder / "caller", authority, "caller")
     token_file, callers_file = folder / "token", folder / "callers.toml"
     token_file.write_text(TOKEN + "\n", encoding="ascii")
-    groups = json.dumps([group.value for group in Group])
-    callers_file.write_text(f'[[callers]]\nname = "caller"\ngroups = {groups}\ntokens = ["{hash_text(TOKEN)}"]\n')
+    entries = (("caller", TOKEN, tuple(Group)), ("reader", READERS_TOKEN, (Group.PREDICT,)))
+    callers_file.write_text("".join(_entry(*each) for each in entries), encoding="utf-8")
 
     def start(front_end: str, way: str) -> Site:
         has_certificates = way == "certificate"
@@ -114,6 +116,11 @@ def serving_sites(folder: Path, front_ends: tuple[str, ...], replicas: tuple[str
     ways = [(front_end, way) for front_end in front_ends for way in ("token", "certificate")]
     with ExitStack() as stack, ThreadPoolExecutor() as starting:
         yield list(starting.map(lambda each: start(*each), ways))
+
+
+def _entry(name: str, token: str, groups: tuple[Group, ...]) -> str:
+    allowed = json.dumps([group.value for group in groups])
+    return f'[[callers]]\nname = "{name}"\ngroups = {allowed}\ntokens = ["{hash_text(token)}"]\n'
 
 
 def write_sites(sites: list[Site], file: Path) -> None:
