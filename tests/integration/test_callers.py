@@ -30,7 +30,7 @@ from testkit.in_process import WAIT_SECONDS, RunningService, running_service, un
 from testkit.web_tokens import TokenIssuer
 from understudy.service.callers.tokens import hash_text
 from understudy.service.calls.caller import Group
-from understudy.v1 import prediction_pb2
+from understudy.v1 import model_pb2, prediction_pb2
 from understudy.wire import encode
 
 STEP = 10
@@ -325,6 +325,16 @@ def test_a_web_token_names_its_caller(site: Site, audit_lines: AuditLines) -> No
     }
 
 
+def test_a_promotion_is_audited_with_its_caller(site: Site, audit_lines: AuditLines) -> None:
+    unpin = model_pb2.PromoteRequest(action=model_pb2.PROMOTE_ACTION_UNPIN).SerializeToString()
+    assert site.outcome(PROMOTE, "only-promote", unpin)[0] is grpc.StatusCode.OK
+    until(lambda: len(audit_lines()) >= 1)
+    (line,) = audit_lines()
+    assert (line["event"], line["action"], line["outcome"]) == ("serving version requested", "unpin", "OK")
+    assert (line["caller"], line["certificate"]) == ("only-promote", "unknown.example.com")
+    assert "127.0.0.1:" in line["peer"]
+
+
 def test_rest_and_metrics_refuse_as_grpc_does(site: Site, audit_lines: AuditLines) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "data": [1.0] * WIDTH}]}
     infer = "/v2/models/model/infer"
@@ -415,6 +425,10 @@ def test_a_callers_bytes_and_rate_are_limited(site: Site) -> None:
     code, details = site.outcome(PREDICT, "few-bytes", bytes(2000))
     assert (code, "may have 1048 under way (max_mib)" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     assert site.outcome(PREDICT, "few-bytes", predict_request())[0] is grpc.StatusCode.OK
+
+    unfinished = iter([bytes(800), bytes(800), bytes(800)])
+    response = site.http("few-bytes").post("/v2/models/model/infer", content=unfinished)
+    assert (response.status_code, "1048 under way (max_mib)" in response.json()["error"]) == (400, True)
 
     assert site.outcome(PREDICT, "slow", predict_request())[0] is grpc.StatusCode.OK
     assert 50 < retry_seconds(site.call(PREDICT, "slow", predict_request())) <= 100
