@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,8 @@ from understudy.clients import (
     UnderstudyError,
     requests,
 )
+from understudy.clients.channel import service_config
+from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
 from understudy.v1.evaluation_pb2 import EvaluateRequest
 from understudy.wire import decode
 
@@ -210,6 +213,21 @@ def test_what_may_be_repeated_is_tried_again_while_the_server_is_unavailable(cli
 
     assert client.predict({"image": ROWS}).step == STEP
     assert script.calls["Predict"] == 3
+
+
+def test_every_method_but_two_is_tried_again() -> None:
+    """Promote might roll back twice, and the client itself resumes a watch."""
+    services = (prediction_pb2, evaluation_pb2, model_pb2, metrics_pb2)
+    methods = {
+        (service.full_name, method.name)
+        for module in services
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    (retried,) = json.loads(service_config())["methodConfig"]
+    repeated = {(each["service"], each["method"]) for each in retried["name"]}
+    assert {name for _, name in methods - repeated} == {"Promote", "WatchEvaluations"}
+    assert repeated <= methods
 
 
 def test_trying_again_ends_after_five_attempts(client: Client, script: Script) -> None:
