@@ -64,7 +64,7 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
-def run(port: int, body: Path, *, connections: int, seconds: float, method: str = METHOD) -> Load:
+def run(port: int, body: Path, *, connections: int, seconds: float, method: str = METHOD, scheme: str = "http") -> Load:
     """Load a server on this machine in a closed loop: one request in flight on each connection.
 
     Args:
@@ -73,6 +73,7 @@ def run(port: int, body: Path, *, connections: int, seconds: float, method: str 
         connections: Number of connections.
         seconds: How long to measure, after the warm-up.
         method: The method to call.
+        scheme: ``https`` for TLS, without a check of the server's certificate.
 
     Raises:
         BenchmarkError: There is no h2load, it failed, or requests failed.
@@ -83,7 +84,8 @@ def run(port: int, body: Path, *, connections: int, seconds: float, method: str 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests"
         options = ("-t", "1", "-m", "1", "-c", str(connections), "-D", f"{round(1000 * (seconds + WARM_UP_SECONDS))}ms")
-        command = [str(program), *options, *_HEADERS, "-d", str(body), "--log-file", str(log), _url(port, method)]
+        url = f"{scheme}://127.0.0.1:{port}{method}"
+        command = [str(program), *options, *_HEADERS, "-d", str(body), "--log-file", str(log), url]
         output = _output(command, timeout_seconds=seconds + _GRACE_SECONDS)
         return read(output, log.read_text(), seconds=seconds)
 
@@ -113,10 +115,6 @@ def read(output: str, log: str, *, seconds: float) -> Load:
     return Load(
         done=counts[0], data_bytes=int(data.group(1)), seconds=seconds, latencies_ms=took[counted].astype(float) / 1e3
     )
-
-
-def _url(port: int, method: str) -> str:
-    return f"http://127.0.0.1:{port}{method}"
 
 
 def _output(command: Sequence[str], *, timeout_seconds: float) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from testkit.served import Pair, Served
 
 MESSAGES: Final = 200_000
-SESSION: Final = 12_500
+SESSION: Final = 2_500
 """How many fuzzed messages one session sends."""
 TURN: Final = 250
 SITES: Final = tuple((front_end, tls) for tls in (False, True) for front_end in ("grpcio", "envoy"))
