@@ -272,9 +272,9 @@ _CONNECTIONS: Final[dict[str, Any]] = {
         "initial_connection_window_size": _CONNECTION_WINDOW_BYTES,
     },
 }
-_RESETS: Final = 4_000
+_RESETS: Final = 1_000
 _RUNTIME: Final[dict[str, Any]] = {
-    # Close a connection once 2,000 calls, and at least half, were cancelled within a second. Callers with short
+    # Close a connection once 500 calls, and at least half, were cancelled within a second. Callers with short
     # deadlines cancel many calls too, but others of theirs are answered.
     "overload.premature_reset_total_stream_count": _RESETS,
     # Read one request of a connection, then of the others: many requests in one read would hold all others up.
