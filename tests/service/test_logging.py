@@ -3,13 +3,15 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import structlog
 
-from understudy.service.calls.served_call import REQUEST_ID, accept_id
-from understudy.service.logging import configure
+from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REQUEST_ID, accept_id
+from understudy.service.logging import RepetitionFilter, configure
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +100,62 @@ def test_an_unfit_request_id_is_replaced(candidate: str | bytes | None) -> None:
 
 def test_a_fit_request_id_is_kept() -> None:
     assert accept_id("trace-1/2:3") == "trace-1/2:3"
+
+
+class Clock:
+    """A clock that goes only when told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def written_through(clock: Clock) -> tuple[io.StringIO, logging.Handler]:
+    """Configure the logs with a clock; return the stream."""
+    stream = io.StringIO()
+    configure(level="info", log_format="json", stream=stream)
+    (handler,) = logging.getLogger().handlers
+    handler.filters[:] = [RepetitionFilter(clock)]
+    return stream, handler
+
+
+@pytest.mark.parametrize("make", [structlog.get_logger, logging.getLogger])
+def test_a_repeated_warning_is_written_some_times_in_an_interval_and_then_with_the_number_left_out(
+    make: Callable[[str], Any],
+) -> None:
+    clock = Clock()
+    stream, _ = written_through(clock)
+    log = make("room")
+    for _ in range(1000):
+        log.warning("checkpoint in quarantine")
+    log.warning("another one")
+    log.info("loaded")
+    assert [line["event"] for line in lines_of(stream)] == [*["checkpoint in quarantine"] * 10, "another one", "loaded"]
+    clock.now += 10
+    log.warning("checkpoint in quarantine")
+    log.warning("checkpoint in quarantine")
+    (first, second) = lines_of(stream)[-2:]
+    assert first["left_out"] == 990
+    assert "left_out" not in second
+
+
+def test_texts_with_different_values_are_of_one_kind_and_their_number_is_bounded() -> None:
+    stream, handler = written_through(Clock())
+    for number in range(50):
+        logging.getLogger("library").warning("the file %d is damaged", number)
+    assert len(lines_of(stream)) == 10
+    for number in range(5000):
+        logging.getLogger("library").warning(f"the file {number} is damaged")  # noqa: G004 - a careless library
+    (limit,) = handler.filters
+    assert isinstance(limit, RepetitionFilter)
+    assert len(limit._kinds) == 1000
+
+
+def test_the_lines_of_failed_calls_are_limited_and_those_of_the_audit_are_not() -> None:
+    stream, _ = written_through(Clock())
+    for name in (CALL_LOGGER, AUDIT_LOGGER, "room"):
+        for _ in range(300):
+            logging.getLogger(name).info("call ended")
+    counts = Counter(line["logger"] for line in lines_of(stream))
+    assert counts == {CALL_LOGGER: 100, AUDIT_LOGGER: 300, "room": 300}

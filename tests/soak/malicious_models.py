@@ -70,18 +70,23 @@ def publish_malicious(run: RunDir, step: int, malicious: Harm, marker: Path) -> 
     """Commit a malicious checkpoint to a run folder, with a manifest that describes it correctly."""
     with temporary_folder(run.checkpoint(step)) as folder:
         malicious.write(folder, marker)
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        manifest = Manifest(
-            step=step,
-            epoch=None,
-            created_at=time.time(),
-            final=False,
-            digest=hashlib.sha256(f"{step} {time.time_ns()}".encode()).hexdigest(),
-            kind=malicious.kind,
-            files=tuple(describe_file(folder, name) for name in files),
-        )
-        (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+        describe(folder, step, malicious.kind)
         folder.rename(run.checkpoint(step))
+
+
+def describe(folder: Path, step: int, kind: ModelKind) -> None:
+    """Write a manifest that describes the files of a folder correctly, as a writer does that is not to be trusted."""
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    manifest = Manifest(
+        step=step,
+        epoch=None,
+        created_at=time.time(),
+        final=False,
+        digest=hashlib.sha256(f"{step} {time.time_ns()}".encode()).hexdigest(),
+        kind=kind,
+        files=tuple(describe_file(folder, name) for name in files),
+    )
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
 
 
 # What a .keras file names

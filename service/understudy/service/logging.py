@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from typing import TextIO
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from understudy.service.calls.served_call import AUDIT_LOGGER, REQUEST_ID
+from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REQUEST_ID
 from understudy.service.settings import LogFormat, LogLevel
+
+_INTERVAL_SECONDS: Final = 10.0
+_MOST_WARNINGS: Final = 10
+_MOST_CALLS: Final = 100
+_MOST_KINDS: Final = 1000
 
 
 def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
@@ -42,6 +51,7 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format, stream)],
         )
     )
+    handler.addFilter(RepetitionFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
@@ -52,6 +62,73 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+@dataclass
+class _Repeated:
+    """The lines of one kind in an interval: when it began, how many were written, and how many were not."""
+
+    began: float
+    written: int = 0
+    left_out: int = 0
+
+
+class RepetitionFilter(logging.Filter):
+    """Writes at most some lines of each kind in an interval; the first one after it says how many were left out.
+
+    A kind is a logger, a level and the text without its values. Warnings and errors are limited, and the lines about
+    calls that failed: a caller or a bad checkpoint can cause those at any rate. The audit log is not. Thread-safe.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kinds: OrderedDict[tuple[str, int, str], _Repeated] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a line; add ``left_out`` to it if it is the first after lines that were not."""
+        most = _most_lines(record)
+        if most is None:
+            return True
+        text = record.msg.get("event", "") if isinstance(record.msg, dict) else record.msg
+        with self._lock:
+            left_out = self._count((record.name, record.levelno, str(text)), most)
+        if left_out and isinstance(record.msg, dict):
+            record.msg = {**record.msg, "left_out": left_out}
+        elif left_out:
+            record.left_out = left_out
+        return left_out is not None
+
+    def _count(self, kind: tuple[str, int, str], most: int) -> int | None:
+        """Count a line; return how many were left out before it, or None if it is left out itself."""
+        now = self._clock()
+        repeated = self._kinds.setdefault(kind, _Repeated(now))
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.popitem(last=False)
+        before = 0
+        if now - repeated.began >= _INTERVAL_SECONDS:
+            before = repeated.left_out
+            repeated = self._kinds[kind] = _Repeated(now)
+        if repeated.written >= most:
+            repeated.left_out += 1
+            return None
+        repeated.written += 1
+        return before
+
+
+def _most_lines(record: logging.LogRecord) -> int | None:
+    """Return how many lines of a record's kind are written in an interval; None if all are."""
+    if record.name == AUDIT_LOGGER:
+        return None
+    if record.levelno >= logging.WARNING:
+        return _MOST_WARNINGS
+    is_about_a_call = record.name == CALL_LOGGER and record.levelno >= logging.INFO
+    return _MOST_CALLS if is_about_a_call else None
 
 
 def writes_json(log_format: LogFormat, stream: TextIO) -> bool:

@@ -413,7 +413,7 @@ def test_a_slot_that_has_no_memory_to_load_into_is_given_up_and_then_the_predece
     lifecycle.manager.close(WAIT_SECONDS)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.ESTALE])
 def test_what_the_machine_lacks_costs_a_checkpoint_no_attempt(lifecycle: TextLifecycle, number: int) -> None:
     lifecycle.publish(1, 2)
     lifecycle.promote(1)

@@ -279,16 +279,18 @@ class ServableManager:
         """Load a checkpoint, or handle the failure; return whether a model was dropped."""
         began = self._clock()
         self._version_monitor.loading(load.info.step)
+        verified = False
         try:
             with self._store.lease(load.info) as lease:
                 lease.verify()
+                verified = True
                 slot, dropped = self._load_into_slot(load, lease.checkpoint)
         except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
             resource = exhausted_resource(error)
             if resource is None or not self._retreat(load, error, resource):
                 self._give_up(load, error, resource, seconds=self._clock() - began)
             forget_frames(error)
-            return True
+            return verified  # Before that, nothing of a model exists.
         self._admit(load.info, slot, seconds=self._clock() - began)
         return dropped
 

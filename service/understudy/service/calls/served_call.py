@@ -109,6 +109,9 @@ class Call(CallContext, ABC):
 
 _log = structlog.get_logger(__name__)
 _threshold: Final = logging.getLogger(__name__)
+
+CALL_LOGGER: Final = __name__
+"""The logger that writes a line for each call that has ended."""
 """Checks whether a line would be written, at a tenth of the cost."""
 
 _Call = TypeVar("_Call", bound=Call)
