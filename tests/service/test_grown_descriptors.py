@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testkit.server_harness import FRONT_ENDS, PREDICTION_SERVICE, running_harness
 from understudy.service import services
 from understudy.service import services as reflection
-from understudy.service.calls.caller import ANY_GROUP, ANYBODY
+from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL
 from understudy.service.calls.methods import Service, foreign_service, service
 from understudy.service.readiness import Readiness
 
@@ -100,7 +100,7 @@ async def test_every_service_is_there_when_the_descriptors_of_others_have_grown(
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(front_end: str) -> None:
-    health = foreign_service(grown(services.HEALTH), ANYBODY, {"Check": _check})
+    health = foreign_service(grown(services.HEALTH), OPEN_TO_ALL, {"Check": _check})
     async with running_harness(front_end, [health]) as harness:
         answer = await health_pb2_grpc.HealthStub(harness.channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -112,7 +112,7 @@ async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(fro
 
 
 def test_an_answer_to_a_method_that_an_earlier_version_lacks_is_left_out() -> None:
-    health = foreign_service(shrunk(services.HEALTH, "Watch"), ANYBODY, {"Check": _check, "Watch": _check})
+    health = foreign_service(shrunk(services.HEALTH, "Watch"), OPEN_TO_ALL, {"Check": _check, "Watch": _check})
     assert names_of(health) == {"Check"}
 
 

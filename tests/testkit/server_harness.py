@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from testkit.asgi_bridge import AsgiHandler
 from understudy.service.calls.call_limits import DisconnectMonitor
-from understudy.service.calls.caller import ANYBODY, Group, only
+from understudy.service.calls.caller import OPEN_TO_ALL, Group, only
 from understudy.service.calls.methods import CallContext, Service, foreign_service, service
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import ServedMethods, served_methods
@@ -65,7 +65,7 @@ class ScriptedHandlers:
                 {"Predict": self.predict, "PredictStream": self.predict_stream},
                 {"Predict": self.check_admission},
             ),
-            foreign_service(HEALTH, ANYBODY, {"Check": health.check, "List": health.list, "Watch": health.watch}),
+            foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch}),
         ]
 
     async def _echo_step(self, request: prediction_pb2.PredictRequest) -> prediction_pb2.PredictResponse:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
-from understudy.service.calls.caller import ANY_GROUP, ANYBODY, Group, only
+from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL, Group, only
 from understudy.service.calls.methods import CallContext, Codec, Requests, Service, foreign_service, refusals, service
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
@@ -105,7 +105,7 @@ def all_services(handlers: RequestHandlers, readiness: Readiness, codecs: Codecs
     health = HealthHandler(readiness, names)
     return (
         *working,
-        foreign_service(HEALTH, ANYBODY, {"Check": health.check, "List": health.list, "Watch": health.watch}),
+        foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch}),
         *reflection_services([*names, HEALTH.full_name]),
     )
 
@@ -167,8 +167,8 @@ def inference_service(inference: InferenceHandler, codecs: Codecs) -> Service:
     return service(
         INFERENCE,
         {
-            "ServerLive": ANYBODY,
-            "ServerReady": ANYBODY,
+            "ServerLive": OPEN_TO_ALL,
+            "ServerReady": OPEN_TO_ALL,
             "ModelReady": ANY_GROUP,
             "ServerMetadata": ANY_GROUP,
             "ModelMetadata": ANY_GROUP,

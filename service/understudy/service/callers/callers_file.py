@@ -184,7 +184,7 @@ def _jwks(name: str, text: str, folder: Path) -> Path | str:
     if url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or "")):
         return text
     raise SettingsError(
-        f"jwks of {name!r} is {text}; give a file, or an https URL, as changed keys would let anybody be any caller"
+        f"jwks of {name!r} is {text}; give a file, or an https URL, as changed keys would let an attacker be any caller"
     )
 
 

@@ -18,9 +18,9 @@ class Group(enum.StrEnum):
 
 
 Access = frozenset[Group]
-"""The groups of which a method's caller needs one; empty if anybody may call it."""
+"""The groups of which a method's caller needs one; empty if it is open to all."""
 
-ANYBODY: Final[Access] = frozenset()
+OPEN_TO_ALL: Final[Access] = frozenset()
 ANY_GROUP: Final[Access] = frozenset(Group)
 
 

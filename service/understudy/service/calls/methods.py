@@ -25,7 +25,7 @@ class CallContext:
 
     Attributes:
         audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing.
-        caller: Who calls; None if the service has no file of callers, or anybody may call the method.
+        caller: Who calls; None if the service has no file of callers, or the method is open to all.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
     """
 

@@ -137,7 +137,7 @@ class ServedMethod:
     Args:
         method: The method.
         metrics: Counts and times its calls.
-        guard: Checks who calls; None to admit everybody.
+        guard: Checks who calls; None to admit every caller.
 
     Attributes:
         method: The method.
@@ -269,7 +269,7 @@ def served_methods(
     Args:
         services: The services.
         registry: Where to register the ``grpc_server_*`` metrics.
-        guard: Checks who calls; None to admit everybody.
+        guard: Checks who calls; None to admit every caller.
     """
     methods = [method for service in services for method in service.methods]
     metrics = RpcMetrics(registry, [method.rpc for method in methods])
