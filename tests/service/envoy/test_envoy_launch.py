@@ -12,7 +12,14 @@ import pytest
 import trustme
 
 from testkit.certificates import Credentials
-from understudy.service.envoy.launch import VARIABLE, ReexecState, configuration, transport_socket, write_secrets
+from understudy.service.envoy.launch import (
+    VARIABLE,
+    ReexecState,
+    configuration,
+    forwarding,
+    transport_socket,
+    write_secrets,
+)
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import Certificates, TlsFiles
 
@@ -27,6 +34,7 @@ def test_streams_may_be_silent_for_ever_and_connections_may_not(tmp_path: Path) 
     (manager,) = listener["filter_chains"][0]["filters"]
     connections = manager["typed_config"]
     assert connections["stream_idle_timeout"] == "0s"
+    assert connections["forward_client_cert_details"] == "SANITIZE"
     assert connections["common_http_protocol_options"] == {
         "idle_timeout": "300.000s",
         "max_connection_duration": "60.000s",
@@ -44,6 +52,13 @@ def test_tls_begins_with_1_2_and_requires_certificates_only_if_there_is_an_autho
         socket = transport_socket(tmp_path, Certificates.read(files))["typed_config"]
         assert socket["common_tls_context"]["tls_params"]["tls_minimum_protocol_version"] == "TLSv1_2"
         assert socket["require_client_certificate"] == (client_ca is not None)
+
+
+def test_envoy_removes_the_certificate_that_a_caller_claims_to_have(tmp_path: Path) -> None:
+    mine = Credentials(tmp_path, trustme.CA(), "127.0.0.1")
+    for client_ca, done in ((None, "SANITIZE"), (mine.ca, "SANITIZE_SET")):
+        files = TlsFiles(certificate=mine.certificate, key=mine.key, client_ca=client_ca)
+        assert forwarding(Certificates.read(files))["forward_client_cert_details"] == done
 
 
 def test_only_this_user_can_read_the_key_that_envoy_is_given(tmp_path: Path) -> None:
