@@ -106,6 +106,18 @@ async def test_watching_resumes_after_a_server_cancelled_it(async_client: AsyncC
     await async_client.close()
 
 
+async def test_watching_ends_when_the_client_is_closed_before_it_resumes(peer: Peer, script: Script) -> None:
+    script.failures.append(Failure(code=grpc.StatusCode.UNAVAILABLE))
+    client = AsyncClient(peer.target)
+    watching = asyncio.ensure_future(anext(client.watch_evaluations()))
+    assert await asyncio.to_thread(script.entered.wait, PATIENCE_SECONDS)
+    await asyncio.sleep(0)
+    await client.close()
+
+    with pytest.raises((clients.CancelledError, asyncio.CancelledError)):
+        await watching
+
+
 async def test_several_servers_take_turns() -> None:
     with Peer() as one, Peer() as other:
         async with AsyncClient([one.target, other.target]) as client:

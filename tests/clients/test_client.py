@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from testkit.peer_server import PREVIOUS_STEP, STEP, Failure, Peer, Script
+from testkit.peer_server import PATIENCE_SECONDS, PREVIOUS_STEP, STEP, Failure, Peer, Script
 from understudy import clients
 from understudy.clients import (
     Client,
@@ -543,6 +543,23 @@ def test_watching_ends_when_the_client_is_closed(client: Client, script: Script)
 
     with pytest.raises(clients.CancelledError):
         next(watch)
+
+
+def test_watching_ends_when_the_client_is_closed_before_it_resumes(peer: Peer, script: Script) -> None:
+    script.failures.append(unavailable())
+    client = Client(peer.target)
+    watch = client.watch_evaluations()
+
+    def close() -> None:
+        script.entered.wait(PATIENCE_SECONDS)
+        client.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+
+    with pytest.raises(clients.CancelledError):
+        next(watch)
+    closing.join()
 
 
 def test_watching_ends_on_an_error_that_time_does_not_mend(client: Client, script: Script) -> None:

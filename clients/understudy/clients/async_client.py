@@ -15,6 +15,7 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Unpack
 
+import grpc
 from grpc import aio
 
 from understudy.clients import requests, responses
@@ -22,7 +23,13 @@ from understudy.clients.async_model_calls import AsyncModelCalls, Request, Respo
 from understudy.clients.async_status import CallEnd
 from understudy.clients.async_streams import drawn, outcomes, write_all
 from understudy.clients.call_options import CallOptions, without_timeout
-from understudy.clients.client_errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
+from understudy.clients.client_errors import (
+    CancelledError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnderstudyError,
+    translated,
+)
 from understudy.clients.pipelining import Outcome, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.types import (
@@ -187,9 +194,12 @@ class AsyncClient(AsyncModelCalls):
                         yield evaluation
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
-                if self._closed:
-                    raise
                 error = broken
+            except aio.UsageError:  # the client was closed before the stream was resumed
+                if not self._closed:
+                    raise
+            if self._closed:
+                raise CancelledError("the client was closed", code=grpc.StatusCode.CANCELLED)
             await asyncio.sleep(reconnection.pause_after(error))
 
     async def _watched_once(self, after: int, call_options: CallOptions) -> AsyncGenerator[Evaluation]:

@@ -11,7 +11,13 @@ import grpc
 
 from understudy.clients import requests, responses
 from understudy.clients.call_options import CallOptions, without_timeout
-from understudy.clients.client_errors import InvalidArgumentError, UnavailableError, UnderstudyError, translated
+from understudy.clients.client_errors import (
+    CancelledError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnderstudyError,
+    translated,
+)
 from understudy.clients.feed import Feed
 from understudy.clients.model_calls import ModelCalls, Request, Response
 from understudy.clients.pipelining import Outcome, Pipeline, ended_early
@@ -221,9 +227,12 @@ class Client(ModelCalls):
                         yield evaluation
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
-                if self._closed:
-                    raise
                 error = broken
+            except ValueError:  # the client was closed before the stream was resumed
+                if not self._closed:
+                    raise
+            if self._closed:
+                raise CancelledError("the client was closed", code=grpc.StatusCode.CANCELLED)
             time.sleep(reconnection.pause_after(error))
 
     def _watched_once(self, after: int, call_options: CallOptions) -> Generator[Evaluation, None, None]:
