@@ -259,6 +259,7 @@ class RunSource:
         self._uncommitted: dict[int, _FolderStamp] = {}
         self._retries: deque[int] = deque()
         self._unread: Sequence[int] = ()
+        self._folders: dict[int, _FolderStamp] = {}
         self._listing: _Listing | None = None
         self._found: list[Checkpoint] = []
 
@@ -286,7 +287,8 @@ class RunSource:
         limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
         began = time.monotonic()
         peek = self.peek()
-        folders = self._list()
+        is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(peek)
+        folders = self._folders if is_known else self._list()
         seconds = time.monotonic() - began
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
         self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
@@ -300,7 +302,11 @@ class RunSource:
         now = (*unread[:limit], *again[:_RETRIED_AT_ONCE])
         gone += [_gone(self._run, step) for step in now if not self._read(step, folders[step])]
         self._publish(gone)
-        self._listing = _Listing.of(peek, settled=not gone, seconds=seconds)
+        self._folders = folders if self._unread else {}
+        if not is_known:
+            self._listing = _Listing.of(peek, seconds=seconds)
+        if gone:
+            self._listing = self._listing and self._listing.expired()
 
     def _retry(self) -> None:
         """Look again at some of the checkpoints that could not be read."""
@@ -385,10 +391,10 @@ class _Listing:
     expires_at: float
 
     @classmethod
-    def of(cls, peek: object, *, settled: bool, seconds: float) -> _Listing:
-        """Return a listing that was made after a peek, in this time. It stays valid for some time if it is settled."""
+    def of(cls, peek: object, *, seconds: float) -> _Listing:
+        """Return a listing that was made after a peek, in this time. It stays valid for some time."""
         is_old = isinstance(peek, int) and time.time_ns() - peek > _COARSE_NS
-        valid = max(_LISTING_SECONDS, seconds / _LISTING_SHARE) if settled and is_old else 0.0
+        valid = max(_LISTING_SECONDS, seconds / _LISTING_SHARE) if is_old else 0.0
         return cls(peek=peek, expires_at=time.monotonic() + valid)
 
     def expired(self) -> _Listing:
