@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
-from testkit.front_ends import FRONT_ENDS
+from testkit.front_ends import FRONT_ENDS, needs_envoy
 from testkit.in_process import until
 from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir, TrainingJournal
@@ -194,7 +194,11 @@ def test_a_wrong_flag_ends_it_with_a_sentence(arguments: list[str], words: str) 
         (["--experiment", "no_such_module:thing"], "no_such_module"),
         (["--eval-data", "test=missing.npz"], "missing.npz"),
         (["--state-dir", "/proc/state"], "state_dir /proc/state cannot be written to"),
-        (["--state-dir", "/proc/state", "--frontend", "envoy"], "state_dir /proc/state cannot be written to"),
+        pytest.param(
+            ["--state-dir", "/proc/state", "--frontend", "envoy"],
+            "state_dir /proc/state cannot be written to",
+            marks=needs_envoy,
+        ),
     ],
 )
 def test_what_keeps_it_from_starting_is_said_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from soak import restarts, swaps
 from soak.trial import Trial
-from testkit.front_ends import ENVOY, GRPCIO
+from testkit.front_ends import ENVOY, GRPCIO, needs_envoy
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 110.0
@@ -70,6 +70,7 @@ def test_a_model_that_was_swapped_out_is_not_kept_alive(tmp_path: Path) -> None:
     assert result["most_models_alive"] <= swaps.SLOTS
 
 
+@needs_envoy
 @pytest.mark.timeout(LONG_SECONDS)
 def test_no_call_fails_while_servers_restart_in_turn(tmp_path: Path) -> None:
     load = restarts.roll(tmp_path, (GRPCIO, ENVOY), 1)

@@ -189,8 +189,9 @@ def _preloading(environ: dict[str, str]) -> dict[str, str]:
     variable = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
     if variable not in environ:
         raise FrontEndError(
-            f"{sys.executable} has no shared library, so it cannot run inside Envoy; use a Python that was built with "
-            "--enable-shared, or --frontend grpcio"
+            f"{sys.executable} has no shared library, so it cannot run inside Envoy; install it (on Debian and Ubuntu: "
+            f"apt-get install libpython{sys.version_info.major}.{sys.version_info.minor}), use a Python that was built "
+            "with --enable-shared, or --frontend grpcio"
         )
     libraries = [environ[variable], *filter(None, [os.environ.get(variable)])]
     return {**environ, variable: ":".join(libraries)}
