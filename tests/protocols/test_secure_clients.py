@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from protocols.test_examples import EXAMPLES, output_of
 
 from testkit.certificates import replace
 from testkit.checkpoints import ones
-from testkit.front_ends import ENVOY, GRPCIO
+from testkit.front_ends import ENVOY, GRPCIO, missing_for_envoy
 from testkit.in_process import until
 from testkit.prometheus_tools import scraping, value_of
 from testkit.secure_sites import READERS_TOKEN, STEP, Site, serving_sites, write_sites
@@ -30,7 +29,7 @@ from understudy.clients import AsyncClient, Client, PermissionDeniedError, Unaut
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
-FRONT_ENDS = (GRPCIO, ENVOY) if importlib.util.find_spec("pyvoy") else (GRPCIO,)
+FRONT_ENDS = (GRPCIO,) if missing_for_envoy() else (GRPCIO, ENVOY)
 NAMES = [f"{front_end} {way}" for front_end in FRONT_ENDS for way in ("token", "certificate")]
 EXPECTED = [2.5 * STEP, 0.5 * STEP]
 """The outputs for the examples of `calls/secure.py`."""
