@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from understudy.experiments.digits_data import load_split
 
 EPOCHS = 12
 _TRAINING_SECONDS = 120.0
+_DISCOVERY_SECONDS = 30.0
+_POLL_SECONDS = 0.1
 
 
 def run_script_demo(folder: Path, *, keep: bool) -> None:
@@ -38,7 +41,7 @@ def run_script_demo(folder: Path, *, keep: bool) -> None:
             training = processes.add(_start_script(folder, script, checkpoints, printer))
             served.predict_from_now_on()
             training.wait(timeout_seconds=_TRAINING_SECONDS)
-            served.require_scored(step=_newest_step(service), datasets={"test"})
+            served.require_scored(step=_newest_step(service, len(list(checkpoints.iterdir()))), datasets={"test"})
         served.require_unbroken()
         with Client(service.target) as client:
             final_checks.scrape(service.http_target, printer)
@@ -64,6 +67,14 @@ def _start_script(folder: Path, script: Path, checkpoints: Path, printer: Progre
     return DemoProcess("script", command, log=folder / "script.log", on_line=tell)
 
 
-def _newest_step(service: DemoService) -> int:
+def _newest_step(service: DemoService, written: int) -> int:
+    """Wait until the service has found as many checkpoints as were written; return the newest step."""
+    until = time.monotonic() + _DISCOVERY_SECONDS
     with Client(service.target) as client:
-        return max(checkpoint.step for checkpoint in client.checkpoints())
+        while len(found := [checkpoint.step for checkpoint in client.checkpoints()]) < written:
+            if time.monotonic() > until:
+                raise service.process.failure(
+                    f"had found {len(found)} of {written} checkpoints after {_DISCOVERY_SECONDS:.0f} s"
+                )
+            time.sleep(_POLL_SECONDS)
+    return max(found)
