@@ -338,21 +338,21 @@ def test_a_promotion_is_audited_with_its_caller(site: Site, audit_lines: AuditLi
 def test_rest_and_metrics_refuse_as_grpc_does(site: Site, audit_lines: AuditLines) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "data": [1.0] * WIDTH}]}
     infer = "/v2/models/model/infer"
-    nobody, nothing, predicts, observes = (
+    anonymous, nothing, predicts, observes = (
         site.http(name) for name in (None, "nothing", "only-predict", "only-observe")
     )
     for path in ("/metrics", "/v2", "/v2/models/model", "/v2/models/stats", "/v2/models/model/ready"):
-        response = nobody.get(path)
+        response = anonymous.get(path)
         assert (response.status_code, response.headers["www-authenticate"]) == (401, 'Bearer realm="understudy"')
         assert nothing.get(path).status_code == 403
-    assert nobody.post(infer, json=body).status_code == 401
+    assert anonymous.post(infer, json=body).status_code == 401
     assert predicts.post(infer, json=body).status_code == 200
     for refused in (observes.post(infer, json=body), predicts.get("/metrics"), predicts.get("/v2/models/stats")):
         assert refused.status_code == 403
         assert "as it is not in the group" in refused.json()["error"]
     assert observes.get("/metrics").status_code == 200
     for path in ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"):
-        assert nobody.get(path).status_code == 200
+        assert anonymous.get(path).status_code == 200
     until(lambda: len(audit_lines()) >= 14)
     assert {line["event"] for line in audit_lines()} == {"caller refused"}
 

@@ -35,6 +35,19 @@ LINE_BYTES = 181
 
 _LARGEST_KEY_BYTES = 2**14
 
+REQUIRE_SIGNATURE = {
+    "help": "Read only checkpoints that are signed with the private key of one of these public keys.",
+    "metavar": "FILES",
+}
+"""The metadata of a setting for the keys to accept."""
+
+RUN_NAME = {
+    "help": "The name of the run for which checkpoints are signed; by default that of the run folder, or of the folder "
+    "of checkpoints.",
+    "metavar": "NAME",
+}
+"""The metadata of a setting for the name that signatures are bound to."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from understudy.checkpoints.signing import REQUIRE_SIGNATURE, RUN_NAME
 from understudy.evaluator.evaluator_errors import ConfigurationError
 
 VersionPolicy = Literal["latest", "best"]
@@ -174,21 +175,8 @@ class EvaluatorSettings:
             "machine. Only for checkpoints of people you trust."
         },
     )
-    require_signature: tuple[Path, ...] = field(
-        default=(),
-        metadata={
-            "help": "Read only checkpoints that are signed with the private key of one of these public keys.",
-            "metavar": "FILES",
-        },
-    )
-    run_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "The name of the run for which checkpoints are signed; by default that of the run folder, or of "
-            "the folder of checkpoints.",
-            "metavar": "NAME",
-        },
-    )
+    require_signature: tuple[Path, ...] = field(default=(), metadata=REQUIRE_SIGNATURE)
+    run_name: str | None = field(default=None, metadata=RUN_NAME)
     load_attempts: int = field(
         default=3,
         metadata={"help": "Attempts to load a checkpoint that fails before it is given up.", "metavar": "N"},

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.checkpoints.layout import RunDir
-from understudy.checkpoints.signing import AcceptedKeys, Signer, SigningKey, accepted_keys, run_name
+from understudy.checkpoints.signing import (
+    REQUIRE_SIGNATURE,
+    RUN_NAME,
+    AcceptedKeys,
+    Signer,
+    SigningKey,
+    accepted_keys,
+    run_name,
+)
 from understudy.trainer.stopping import StopMode, parse_stop_rule
 
 StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server", "tpu"]
@@ -38,21 +46,8 @@ class TrainSettings:
             "metavar": "FILE",
         },
     )
-    require_signature: tuple[Path, ...] = field(
-        default=(),
-        metadata={
-            "help": "Read only checkpoints that are signed with the private key of one of these public keys.",
-            "metavar": "FILES",
-        },
-    )
-    run_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "The name of the run for which checkpoints are signed; by default that of the run folder, or of "
-            "the folder of checkpoints.",
-            "metavar": "NAME",
-        },
-    )
+    require_signature: tuple[Path, ...] = field(default=(), metadata=REQUIRE_SIGNATURE)
+    run_name: str | None = field(default=None, metadata=RUN_NAME)
     strategy: StrategyName = field(default="one_device", metadata={"help": "How to spread training over devices."})
     devices: tuple[str, ...] = field(
         default=(),
