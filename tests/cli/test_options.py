@@ -31,6 +31,7 @@ class ServerSettings:
     policy: str = field(default="every", metadata={"help": "Policy.", "choices": ("every", "latest")})
     eval_data: Mapping[str, Path] = field(default_factory=dict, metadata={"help": "Datasets."})
     compute: DeviceSettings = field(default_factory=DeviceSettings)
+    conditions: tuple[str, ...] = field(default=(), metadata={"help": "Conditions.", "separator": ";"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.grpc_port <= 65535:
@@ -281,3 +282,14 @@ def test_a_type_that_no_flag_can_give_is_a_mistake_of_the_programmer() -> None:
 
     with pytest.raises(TypeError, match="a setting cannot be of type <class 'complex'>"):
         settings_options(settings=Impossible)
+
+
+def test_texts_with_commas_are_separated_by_another_character(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'conditions = ["a, b", "c"]')
+
+    for settings in (
+        chosen("--conditions", "a, b", "--conditions", "c"),
+        chosen(env={"UNDERSTUDY_CONDITIONS": "a, b; c"}),
+        chosen("--config", file),
+    ):
+        assert settings.conditions == ("a, b", "c")

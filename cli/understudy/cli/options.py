@@ -6,7 +6,7 @@ parsed alike. A field that is itself a settings dataclass contributes its own fi
 
 - ``int``, ``float``, ``str``, ``Path``, ``bool`` (``--flag/--no-flag``), ``Literal[...]``, unions of these with each
   other or ``None``;
-- ``tuple[T, ...]`` of these: comma-separated, or the flag repeated;
+- ``tuple[T, ...]`` of these: comma-separated (or by ``separator`` in ``metadata``), or the flag repeated;
 - ``Mapping[str, T]``: ``NAME=VALUE``, likewise.
 
 ``metadata`` holds ``help`` (a sentence), and may hold ``metavar`` and ``choices``. A field without a default is
@@ -156,7 +156,7 @@ def _leaves(settings_type: type[Any]) -> Iterator[_Leaf]:
         yield _Leaf(
             name=field.name,
             annotation=annotation,
-            value=value_type(annotation, field.metadata.get("choices")),
+            value=value_type(annotation, field.metadata.get("choices"), field.metadata.get("separator", ",")),
             default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
             metadata=field.metadata,
         )

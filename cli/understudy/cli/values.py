@@ -30,18 +30,20 @@ class Value:
     spread: Callable[[Any], tuple[str, ...]] = tuple
 
 
-def value_type(annotation: Any, choices: Sequence[str] | None = None) -> Value:
+def value_type(annotation: Any, choices: Sequence[str] | None = None, separator: str = ",") -> Value:
     """Return how to parse values of a resolved annotation, restricted to ``choices`` if given.
+
+    Several values in one text are separated by ``separator``.
 
     Raises:
         TypeError: `understudy.cli.options` does not list the annotation.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:  # noqa: PLR2004 - tuple[T, ...]
-        return Value(param_type=_Listed(_scalar(arguments[0], choices)), combine=_chained)
+        return Value(param_type=_Listed(_scalar(arguments[0], choices), separator), combine=_chained)
     if origin in (collections.abc.Mapping, dict):
         pair = _Pair(_scalar(arguments[1], choices))
-        return Value(param_type=_Listed(pair), combine=_mapped, spread=_as_pairs)
+        return Value(param_type=_Listed(pair, separator), combine=_mapped, spread=_as_pairs)
     return Value(param_type=_scalar(annotation, choices))
 
 
@@ -102,16 +104,16 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 
 
 class _Listed(click.ParamType[tuple[Any, ...]]):
-    """Values separated by commas."""
+    """Values separated by commas, or by another text."""
 
-    envvar_list_splitter = ","
-
-    def __init__(self, item: click.ParamType[Any]) -> None:
+    def __init__(self, item: click.ParamType[Any], separator: str) -> None:
         self._item = item
+        self._separator = separator
+        self.envvar_list_splitter = separator  # type: ignore[misc] # click declares a class variable, and reads it here
         self.name = f"{item.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        parts = [part.strip() for part in value.split(self._separator)] if isinstance(value, str) else [value]
         return tuple(self._item.convert(part, param, ctx) for part in parts if part != "")
 
 
