@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json"]
 
-_OUTCOMES = ("scored", "skipped", "failed", "accepted", "refused")
+_IN_COLUMNS = frozenset({"metrics", "intervals", "slices", "conditions"})
+"""The fields that CSV has in columns or rows of their own, or lacks."""
+
+_OUTCOMES = ("scored", "skipped", "failed", "accepted", "refused", "undecided")
 
 
 @click.command("evaluations")
@@ -81,15 +84,23 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:
-    """Write every field but the metrics, then a column ``metric.NAME`` for each; numbers in Python's notation."""
+    """Write one row for each entry, and one for each of its slices, with numbers in Python's notation.
+
+    After the fields come the columns ``metric.NAME``, and those of the intervals, ``low.NAME`` and ``high.NAME``.
+    """
     metrics = sorted({name for each in evaluations for name in each.metrics})
-    rows = [_as_json(each) for each in evaluations]
-    fields = [field.name for field in dataclasses.fields(_evaluation_type()) if field.name != "metrics"]
+    bounded = sorted({name for each in evaluations for name in each.intervals})
+    fields = [field.name for field in dataclasses.fields(_evaluation_type()) if field.name not in _IN_COLUMNS]
+    bounds = [f"{bound}.{name}" for name in bounded for bound in ("low", "high")]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*fields, *(f"metric.{name}" for name in metrics)])
-    for row in rows:
-        values = [" | ".join(row[field]) if field == "notes" else row[field] for field in fields]
-        writer.writerow([*values, *(row["metrics"].get(name, "") for name in metrics)])
+    writer.writerow([*fields, "slice", *(f"metric.{name}" for name in metrics), *bounds])
+    for each in evaluations:
+        row = _as_json(each)
+        for part in ({**row, "name": ""}, *row["slices"]):
+            own = {**row, "examples": part["examples"], "notes": " | ".join(part["notes"])}
+            values = [part["metrics"].get(name, "") for name in metrics]
+            edges = [part["intervals"].get(name, {}).get(bound, "") for name in bounded for bound in ("low", "high")]
+            writer.writerow([*(own[field] for field in fields), part["name"], *values, *edges])
 
 
 def _print_json(evaluations: Sequence[Evaluation]) -> None:

@@ -25,6 +25,7 @@ _OUTCOMES: Final = {
     "failed": evaluation_pb2.EVALUATION_OUTCOME_FAILED,
     "accepted": evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
     "refused": evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
+    "undecided": evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final, cast
@@ -17,12 +17,17 @@ from understudy.clients.types import (
     EvaluateResult,
     Evaluation,
     EvaluationOutcome,
+    GateCondition,
+    Interval,
     LossDifference,
+    MetricDifference,
     ModelMetadata,
     ModelStatus,
     PredictResult,
     Progress,
     Promotion,
+    SliceDifference,
+    SliceScore,
     TensorSpec,
     VersionState,
     VersionStatus,
@@ -66,7 +71,29 @@ def score(message: evaluation_pb2.Score) -> EvaluateResult:
         waiting_seconds=message.waiting_seconds,
         computing_seconds=message.computing_seconds,
         notes=tuple(message.notes),
+        intervals=_intervals(message.intervals),
+        slices=tuple(_slice(each) for each in message.slices),
+        resamples=message.resamples,
+        confidence=message.confidence,
     )
+
+
+def _slice(message: evaluation_pb2.SliceScore) -> SliceScore:
+    return SliceScore(
+        name=message.name,
+        examples=message.examples,
+        metrics=dict(message.metrics),
+        intervals=_intervals(message.intervals),
+        notes=tuple(message.notes),
+    )
+
+
+def _intervals(messages: Mapping[str, evaluation_pb2.Interval]) -> dict[str, Interval]:
+    return {name: _interval(message) for name, message in messages.items()}
+
+
+def _interval(message: evaluation_pb2.Interval) -> Interval:
+    return Interval(low=message.low, high=message.high)
 
 
 def comparison(response: evaluation_pb2.CompareResponse) -> CompareResult:
@@ -88,26 +115,61 @@ def _compared(version: evaluation_pb2.ComparedVersion) -> ComparedVersion:
         loss_difference=LossDifference(mean=paired.mean, low=paired.low, high=paired.high)
         if version.HasField("loss_difference")
         else None,
+        metric_differences=_differences(version.metric_differences),
+        slice_differences=tuple(
+            SliceDifference(name=each.name, examples=each.examples, differences=_differences(each.differences))
+            for each in version.slice_differences
+        ),
     )
+
+
+def _differences(messages: Mapping[str, evaluation_pb2.MetricDifference]) -> dict[str, MetricDifference]:
+    return {
+        name: MetricDifference(value=message.value, low=message.low, high=message.high, p_value=message.p_value)
+        for name, message in messages.items()
+    }
 
 
 @_readable()
 def evaluation(record: evaluation_pb2.EvaluationRecord) -> Evaluation:
     """Read an entry of the ledger."""
-    outcome = evaluation_pb2.EvaluationOutcome.Name(record.outcome).removeprefix(_OUTCOME_PREFIX).lower()
     return Evaluation(
         sequence=record.sequence,
         step=record.step,
         checkpoint_digest=record.checkpoint_digest,
         dataset=record.dataset,
-        outcome=cast("EvaluationOutcome", outcome),
+        outcome=_outcome(record.outcome),
         reason=record.reason,
         metrics=dict(record.metrics),
         examples=record.examples,
         duration_seconds=record.duration_seconds,
         recorded_at=_time(record.recorded_at),
         notes=tuple(record.notes),
+        intervals=_intervals(record.intervals),
+        slices=tuple(_slice(each) for each in record.slices),
+        resamples=record.resamples,
+        confidence=record.confidence,
+        dataset_digest=record.dataset_digest,
+        metric_digest=record.metric_digest,
+        conditions=tuple(_condition(each) for each in record.conditions),
     )
+
+
+def _condition(message: evaluation_pb2.GateCondition) -> GateCondition:
+    return GateCondition(
+        text=message.text,
+        outcome=_outcome(message.outcome),
+        value=message.value,
+        baseline_step=message.baseline_step if message.HasField("baseline_step") else None,
+        baseline_value=message.baseline_value if message.HasField("baseline_value") else None,
+        interval=_interval(message.interval) if message.HasField("interval") else None,
+        reason=message.reason,
+    )
+
+
+def _outcome(number: evaluation_pb2.EvaluationOutcome.ValueType) -> EvaluationOutcome:
+    name = evaluation_pb2.EvaluationOutcome.Name(number).removeprefix(_OUTCOME_PREFIX).lower()
+    return cast("EvaluationOutcome", name)
 
 
 def dataset_event(event: evaluation_pb2.EvaluateDatasetResponse) -> Progress | Evaluation:

@@ -21,8 +21,8 @@ Mappings may be nested; their keys are joined with ``/``.
 """
 
 VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
-EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused"]
-"""The outcome of a checkpoint on a dataset; the last two are decisions of the server's gate."""
+EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused", "undecided"]
+"""The outcome of a checkpoint on a dataset; the last three are decisions of the server's gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,33 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interval:
+    """The bounds of a percentile interval of the bootstrap; NaN if no resample has a value."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceScore:
+    """The score of the examples of one slice.
+
+    Attributes:
+        name: The slice, such as ``label=3``, ``age=[18,30)`` or ``country=FR,label=3``.
+        examples: The number of its examples.
+        metrics: The loss and every metric that can be computed for it; empty if it has too few examples.
+        intervals: The intervals of the metrics; empty without resamples.
+        notes: Why it has no metrics, or lacks some.
+    """
+
+    name: str
+    examples: int
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Interval]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateResult:
     """The score of one version on one stream.
 
@@ -64,7 +91,12 @@ class EvaluateResult:
         step: The step of the checkpoint.
         waiting_seconds: The total time that batches waited for a device.
         computing_seconds: The total time that batches spent computing.
-        notes: Why the numbers may differ from a single device's, or why they were computed on one replica.
+        notes: Why the numbers may differ from a single device's, or why they were computed on one replica; and which
+            metrics have no slices or intervals, and why.
+        intervals: The intervals of the metrics; empty without resamples.
+        slices: The scores of the slices.
+        resamples: How many times the examples were resampled for the intervals; 0 for none.
+        confidence: The confidence level of the intervals.
     """
 
     metrics: Mapping[str, float]
@@ -74,6 +106,10 @@ class EvaluateResult:
     waiting_seconds: float
     computing_seconds: float
     notes: tuple[str, ...]
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    slices: tuple[SliceScore, ...] = ()
+    resamples: int = 0
+    confidence: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +132,29 @@ class LossDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricDifference:
+    """A metric minus the first version's, with the bounds of the paired bootstrap's percentile interval.
+
+    ``p_value`` is the probability of a difference at least this large by chance, corrected by Holm's method for the
+    number of versions, and for slices of versions times slices.
+    """
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceDifference:
+    """The differences of the metrics of a slice from the first version's, by the names of the metrics."""
+
+    name: str
+    examples: int
+    differences: Mapping[str, MetricDifference]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparedVersion:
     """One version compared with the first.
 
@@ -104,11 +163,15 @@ class ComparedVersion:
         differences: Each metric minus the first version's.
         loss_difference: The difference of the mean loss per example, with its interval; None for the first version, and
             if examples have no losses of their own.
+        metric_differences: The differences with their intervals; empty for the first version.
+        slice_differences: The same for each slice; empty for the first version.
     """
 
     score: EvaluateResult
     differences: Mapping[str, float]
     loss_difference: LossDifference | None
+    metric_differences: Mapping[str, MetricDifference] = field(default_factory=dict)
+    slice_differences: tuple[SliceDifference, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +194,37 @@ class CompareResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateCondition:
+    """One condition of a gate, and what it was decided on.
+
+    Attributes:
+        text: The condition, as the operator wrote it.
+        outcome: Whether it was accepted, refused or undecided.
+        value: The checkpoint's value.
+        baseline_step: The step it was compared with; None if the condition compares with a number.
+        baseline_value: The value of that step on the same examples.
+        interval: The interval that decided: of the value, or of its difference from the baseline's; None if there is
+            none.
+        reason: Why the outcome is what it is.
+    """
+
+    text: str
+    outcome: EvaluationOutcome
+    value: float
+    baseline_step: int | None
+    baseline_value: float | None
+    interval: Interval | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """One entry of the server's ledger; ``dataset`` is empty if it is about the checkpoint as a whole.
 
-    ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in UTC.
+    ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in UTC. ``dataset_digest`` identifies the
+    content of the dataset and ``metric_digest`` the configuration of the loss and the metrics; both are empty in
+    entries of older servers. ``conditions`` are those of a gate's decision. For the other attributes, see
+    `EvaluateResult`.
     """
 
     sequence: int
@@ -148,6 +238,13 @@ class Evaluation:
     duration_seconds: float
     recorded_at: datetime
     notes: tuple[str, ...]
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    slices: tuple[SliceScore, ...] = ()
+    resamples: int = 0
+    confidence: float = 0.0
+    dataset_digest: str = ""
+    metric_digest: str = ""
+    conditions: tuple[GateCondition, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

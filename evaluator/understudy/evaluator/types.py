@@ -98,6 +98,33 @@ class MetricSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interval:
+    """The bounds of a percentile interval of the bootstrap; NaN if no resample has a value."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceScore:
+    """The score of the examples of one slice.
+
+    Attributes:
+        name: The slice, such as ``label=3``, ``age=[18,30)`` or ``country=FR,label=3``.
+        examples: The number of its examples.
+        metrics: The loss and every metric that can be computed for it; empty if it has too few examples.
+        intervals: The intervals of the metrics; empty without resamples.
+        notes: Why it has no metrics, or lacks some.
+    """
+
+    name: str
+    examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
     """The score of one version on one stream or dataset.
 
@@ -108,7 +135,14 @@ class EvaluationResult:
         step: The step of the checkpoint.
         waiting_seconds: The total time that the batches waited for a device.
         computing_seconds: The total time that the batches were computed.
-        notes: Why the numbers may differ from a single device's, or why they were computed on one replica.
+        notes: Why the numbers may differ from a single device's, or why they were computed on one replica; and which
+            metrics have no slices or intervals, and why.
+        intervals: The intervals of the metrics; empty without resamples.
+        slices: The scores of the slices, in the order of the settings, then of the values.
+        resamples: How many times the examples were resampled for the intervals; 0 for none.
+        confidence: The confidence level of the intervals.
+        resampled: The values of the metrics in each resample, float32 ``[resamples]``, under ``metric`` or
+            ``metric[slice]``.
     """
 
     metrics: Mapping[str, float]
@@ -118,16 +152,49 @@ class EvaluationResult:
     waiting_seconds: float
     computing_seconds: float
     notes: tuple[str, ...] = ()
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    slices: tuple[SliceScore, ...] = ()
+    resamples: int = 0
+    confidence: float = 0.0
+    resampled: Arrays = field(default_factory=dict)
 
 
 class EvaluationOutcome(enum.Enum):
-    """The outcome of a checkpoint on a dataset: a score, a reason for having none, or the gate's decision."""
+    """The outcome of a checkpoint on a dataset: a score, a reason for having none, or the gate's decision.
+
+    A gate is undecided if the examples are too few to tell.
+    """
 
     SCORED = "scored"
     SKIPPED = "skipped"
     FAILED = "failed"
     ACCEPTED = "accepted"
     REFUSED = "refused"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateCondition:
+    """One condition of a gate, and what it was decided on.
+
+    Attributes:
+        text: The condition, as the operator wrote it.
+        outcome: ACCEPTED, REFUSED or UNDECIDED.
+        value: The checkpoint's value.
+        baseline_step: The step it was compared with; None if the condition compares with a number.
+        baseline_value: The value of that step on the same examples.
+        interval: The interval that decided: of the value, or of its difference from the baseline's; None if there is
+            none.
+        reason: Why the outcome is what it is.
+    """
+
+    text: str
+    outcome: EvaluationOutcome
+    value: float
+    baseline_step: int | None = None
+    baseline_value: float | None = None
+    interval: Interval | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +202,9 @@ class EvaluationRecord:
     """One committed entry of the ledger. ``dataset`` is empty if the entry is about the checkpoint as a whole.
 
     ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in seconds since the epoch.
+    ``dataset_digest`` identifies the content of the dataset and ``metric_digest`` the configuration of the loss and the
+    metrics; both are empty in entries that an older version wrote or that have none. ``conditions`` are those of a
+    gate's decision. For the other attributes, see `EvaluationResult`.
     """
 
     sequence: int
@@ -148,6 +218,13 @@ class EvaluationRecord:
     duration_seconds: float = 0.0
     recorded_at: float = 0.0
     notes: tuple[str, ...] = ()
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    slices: tuple[SliceScore, ...] = ()
+    resamples: int = 0
+    confidence: float = 0.0
+    dataset_digest: str = ""
+    metric_digest: str = ""
+    conditions: tuple[GateCondition, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 
 
 @pytest.fixture
@@ -57,6 +58,107 @@ def test_an_entry_is_read_back_as_it_was_written(ledger: Ledger) -> None:
         recorded_at=1234.5,
         notes=("one replica",),
     )
+
+
+DETAILS: dict[str, Any] = {
+    "intervals": {"loss": Interval(low=0.1, high=math.inf)},
+    "slices": (
+        SliceScore(name="label=3", examples=5, metrics={"loss": 0.3}, intervals={"loss": Interval(low=0.2, high=0.4)}),
+        SliceScore(name="age=[18,30)", examples=1, notes=("fewer than 5 examples",)),
+    ),
+    "resamples": 3,
+    "confidence": 0.9,
+    "metric_digest": "m",
+    "conditions": (
+        GateCondition(text="test/loss <= 1", outcome=EvaluationOutcome.ACCEPTED, value=0.3, reason="it is"),
+        GateCondition(
+            text="test/loss not worse by 0.1 at 90%",
+            outcome=EvaluationOutcome.UNDECIDED,
+            value=0.3,
+            baseline_step=2,
+            baseline_value=0.4,
+            interval=Interval(low=-0.3, high=0.2),
+        ),
+    ),
+}
+
+
+def test_slices_intervals_and_conditions_are_read_back_as_they_were_written(path: Path, ledger: Ledger) -> None:
+    resampled = {"loss": np.array([1, math.nan, 3], np.float32), "loss[label=3]": np.array([4, 5, 6], np.float32)}
+    written = append(ledger, 3, dataset_digest="content", resampled=resampled, **DETAILS)
+    plain = append(ledger, 4)
+    ledger.close()
+
+    ledger = Ledger(path)
+    assert ledger.page() == [written, plain]
+    assert {name: getattr(written, name) for name in DETAILS} == DETAILS
+    assert written.dataset_digest == "content"
+    kept = ledger.resampled(written.sequence)
+    assert list(kept) == list(resampled)
+    for name, values in resampled.items():
+        np.testing.assert_array_equal(kept[name], values)
+    assert not ledger.resampled(plain.sequence)
+
+    append(ledger, 5)
+    assert ledger.remove_oldest(keep=1, protected=()) == 2
+    assert not ledger.resampled(written.sequence)
+    ledger.close()
+
+
+def test_another_way_of_scoring_is_other_work(ledger: Ledger) -> None:
+    before = append(ledger, 1)
+    after = append(ledger, 1, scoring_digest="with slices")
+
+    assert ledger.page() == [before, after]
+    assert ledger.find(step=1, checkpoint_digest="d1", dataset="test") == after
+
+
+_VERSION_1 = """
+CREATE TABLE evaluations (
+    sequence INTEGER PRIMARY KEY, step INTEGER NOT NULL, checkpoint_digest TEXT NOT NULL, dataset TEXT NOT NULL,
+    dataset_digest TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, metrics TEXT NOT NULL,
+    examples INTEGER NOT NULL, duration_seconds REAL NOT NULL, recorded_at REAL NOT NULL, notes TEXT NOT NULL,
+    UNIQUE (checkpoint_digest, step, dataset, dataset_digest, outcome)
+) STRICT;
+CREATE INDEX evaluations_by_step ON evaluations (step);
+PRAGMA application_id = 1431524441; PRAGMA user_version = 1;
+"""
+
+
+@pytest.mark.parametrize("file_system", ["ext4", "nfs4"])
+def test_a_ledger_of_version_1_keeps_every_entry(path: Path, file_system: str) -> None:
+    rows = [
+        (7, 3, "d3", "test", "c", "scored", "", '{"loss": "0.1"}', 9, 0.5, 2.5, '["one replica"]'),
+        (9, 4, "d4", "", "superseded-9", "failed", "no memory", "{}", 0, 0.0, 3.5, "[]"),
+    ]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_VERSION_1)
+        connection.executemany("INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        connection.commit()
+
+    for _ in range(2):
+        ledger = Ledger(path, file_system_of=lambda _: file_system)
+        first, second = ledger.page()
+        assert first == EvaluationRecord(
+            sequence=7,
+            step=3,
+            checkpoint_digest="d3",
+            dataset="test",
+            outcome=EvaluationOutcome.SCORED,
+            metrics={"loss": 0.1},
+            examples=9,
+            duration_seconds=0.5,
+            recorded_at=2.5,
+            notes=("one replica",),
+            dataset_digest="c",
+        )
+        assert (second.sequence, second.reason, second.dataset_digest) == (9, "no memory", "")
+        assert ledger.find(step=3, checkpoint_digest="d3", dataset="test", dataset_digest="c") == first
+        assert ledger.find(step=4, checkpoint_digest="d4", dataset="") is None
+        ledger.close()
+    ledger = Ledger(path, file_system_of=lambda _: file_system)
+    assert append(ledger, 5, resampled={"loss": np.zeros(2, np.float32)}, **DETAILS).sequence == 10
+    ledger.close()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +263,7 @@ def test_a_ledger_of_another_version_is_refused_by_name(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
 
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads 1"):
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads up to 2"):
         Ledger(path)
 
 

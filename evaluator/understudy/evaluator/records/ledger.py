@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from understudy.evaluator.evaluator_errors import LedgerError
+from understudy.evaluator.records.details import decode_details, decode_resampled, encode_details, encode_resampled
 from understudy.evaluator.records.file_system import is_remote, mounted_type
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import (
+    Arrays,
+    EvaluationOutcome,
+    EvaluationRecord,
+    GateCondition,
+    Interval,
+    SliceScore,
+)
 
 _log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x55535459
 """Identifies the file as a ledger: ``USTY``."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 WHOLE_CHECKPOINT = ""
 """The dataset of an entry about the checkpoint as a whole."""
@@ -41,8 +49,8 @@ _TRIED_AGAIN = (
 )
 """Reasons of failures that the evaluator caused rather than the checkpoint: another evaluator may succeed."""
 
-_SCHEMA = """
-CREATE TABLE evaluations (
+_TABLE = """
+CREATE TABLE {name} (
     sequence INTEGER PRIMARY KEY,
     step INTEGER NOT NULL,
     checkpoint_digest TEXT NOT NULL,
@@ -55,23 +63,35 @@ CREATE TABLE evaluations (
     duration_seconds REAL NOT NULL,
     recorded_at REAL NOT NULL,
     notes TEXT NOT NULL,
-    UNIQUE (checkpoint_digest, step, dataset, dataset_digest, outcome)
+    details TEXT NOT NULL DEFAULT '{{}}',
+    scoring_digest TEXT NOT NULL DEFAULT '',
+    UNIQUE (checkpoint_digest, step, dataset, dataset_digest, outcome, scoring_digest)
 ) STRICT;
-CREATE INDEX evaluations_by_step ON evaluations (step);
 """
+_RESAMPLED = "CREATE TABLE resampled (sequence INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;"
+_INDEX = "CREATE INDEX evaluations_by_step ON evaluations (step);"
+_SCHEMA = _TABLE.format(name="evaluations") + _INDEX + _RESAMPLED
 
-_COLUMNS = (
-    "sequence, step, checkpoint_digest, dataset, outcome, reason, metrics, examples, duration_seconds, recorded_at, "
-    "notes"
+_FIRST_COLUMNS = (
+    "sequence, step, checkpoint_digest, dataset, dataset_digest, outcome, reason, metrics, examples, duration_seconds, "
+    "recorded_at, notes"
 )
+_COLUMNS = f"{_FIRST_COLUMNS}, details"
+
+_COPY = f"INSERT INTO evaluations_2 ({_FIRST_COLUMNS}) SELECT {_FIRST_COLUMNS} FROM evaluations;"  # noqa: S608 - constants
+_RENAME = "DROP TABLE evaluations; ALTER TABLE evaluations_2 RENAME TO evaluations;"
+_FROM_VERSION_1 = _TABLE.format(name="evaluations_2") + _COPY + _RENAME + _INDEX + _RESAMPLED
+"""Makes the tables of version 1 those of version 2, whose identity of an entry has one more column."""
 
 
 class Ledger:
     """A table of entries in an SQLite file. Thread-safe; for the one process that holds the state folder's lock.
 
-    An entry is on disk when `append` returns. Entries with the same checkpoint, dataset, content of the dataset and
-    outcome are the same entry. Opening the ledger supersedes failures that an earlier evaluator caused: they stay on
-    record, but `find` ignores them, so that the checkpoint is tried again.
+    An entry is on disk when `append` returns. Entries with the same checkpoint, dataset, content of the dataset,
+    outcome and way of scoring are the same entry. Opening the ledger supersedes failures that an earlier evaluator
+    caused: they stay on record, but `find` ignores them, so that the checkpoint is tried again.
+
+    A file of schema version 1 becomes one of version 2 when it is opened, and keeps every entry.
 
     The file has a write-ahead log, except on network file systems, which may lack the shared memory that one needs.
 
@@ -119,13 +139,37 @@ class Ledger:
         examples: int = 0,
         duration_seconds: float = 0.0,
         notes: Sequence[str] = (),
+        intervals: Mapping[str, Interval] | None = None,
+        slices: Sequence[SliceScore] = (),
+        resamples: int = 0,
+        confidence: float = 0.0,
+        metric_digest: str = "",
+        scoring_digest: str = "",
+        conditions: Sequence[GateCondition] = (),
+        resampled: Arrays | None = None,
     ) -> EvaluationRecord:
         """Write one entry durably and wake the waiting threads; return it, or the existing entry if it is the same.
+
+        ``scoring_digest`` identifies the way of scoring: metrics, slices and resampling. ``resampled`` are the values
+        for `resampled`. For the other arguments, see `EvaluationRecord`.
 
         Raises:
             LedgerError: The file cannot be written, for example on a full disk. Nothing was written.
         """
-        identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value)
+        new = EvaluationRecord(
+            sequence=0,
+            step=step,
+            checkpoint_digest=checkpoint_digest,
+            dataset=dataset,
+            outcome=outcome,
+            intervals=intervals or {},
+            slices=tuple(slices),
+            resamples=resamples,
+            confidence=confidence,
+            metric_digest=metric_digest,
+            conditions=tuple(conditions),
+        )
+        identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value, scoring_digest)
         content = (
             reason,
             _encode_metrics(metrics or {}),
@@ -133,20 +177,26 @@ class Ledger:
             duration_seconds,
             self._clock(),
             json.dumps(list(notes)),
+            encode_details(new),
         )
+        values = encode_resampled(resampled) if resampled else None
         with self._changed, self._reporting():
             with self._connection:
                 cursor = self._connection.execute(
-                    "INSERT INTO evaluations (checkpoint_digest, step, dataset, dataset_digest, outcome, reason, "
-                    "metrics, examples, duration_seconds, recorded_at, notes) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    "INSERT INTO evaluations (checkpoint_digest, step, dataset, dataset_digest, outcome, "
+                    "scoring_digest, reason, metrics, examples, duration_seconds, recorded_at, notes, details) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                     (*identity, *content),
                 )
+                if cursor.rowcount == 1 and values is not None:
+                    self._connection.execute("INSERT INTO resampled VALUES (?, ?)", (cursor.lastrowid, values))
             if cursor.rowcount == 1:
                 self._last_sequence = int(cursor.lastrowid or 0)
                 self._changed.notify_all()
             (record,) = self._select(
-                "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = ?", identity
+                "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = ? AND "
+                "scoring_digest = ?",
+                identity,
             )
             return record
 
@@ -203,6 +253,17 @@ class Ledger:
                 "dataset = ? AND outcome = ? ORDER BY sequence", (dataset, EvaluationOutcome.SCORED.value)
             )
 
+    def resampled(self, sequence: int) -> Arrays:
+        """Return the values of the metrics in each resample, float32 ``[resamples]``, of one entry.
+
+        Their names are ``metric`` and ``metric[slice]``. Entries without resamples have none. The draws depend only on
+        the place of an example in its dataset, so the values of two entries on the same content of a dataset, with the
+        same number of resamples, are pairs.
+        """
+        with self._changed, self._reporting():
+            row = self._connection.execute("SELECT content FROM resampled WHERE sequence = ?", (sequence,)).fetchone()
+        return {} if row is None else decode_resampled(row[0])
+
     def identities(self) -> set[tuple[int, str, str, str]]:
         """Return the step, checkpoint digest, dataset and dataset digest of all entries."""
         with self._changed, self._reporting():
@@ -248,6 +309,7 @@ class Ledger:
                 old = [(sequence,) for sequence, step in piece if step not in protected]
                 with connection:
                     connection.executemany("DELETE FROM evaluations WHERE sequence = ?", old)
+                    connection.executemany("DELETE FROM resampled WHERE sequence = ?", old)
                 removed += len(old)
         return removed
 
@@ -285,14 +347,17 @@ class Ledger:
             raise LedgerError(
                 f"{self._path} is not a ledger of evaluations; move it away or choose another state folder"
             )
-        if not empty and version != SCHEMA_VERSION:
+        if not empty and not 1 <= version <= SCHEMA_VERSION:
             raise LedgerError(
-                f"{self._path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the version of "
-                "understudy that wrote it, or move the file away to begin a new ledger"
+                f"{self._path} has schema version {version}, this program reads up to {SCHEMA_VERSION}; use the "
+                "version of understudy that wrote it, or move the file away to begin a new ledger"
             )
         self._set_journal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         if not empty:
+            if version == 1:
+                connection.executescript(f"BEGIN IMMEDIATE; {_FROM_VERSION_1} PRAGMA user_version = 2; COMMIT;")
+                _log.info("the ledger %s now has schema version 2", self._path)
             with connection:
                 connection.executemany(
                     "UPDATE evaluations SET dataset_digest = ? || sequence WHERE dataset = ? AND dataset_digest = '' "
@@ -337,7 +402,8 @@ class Ledger:
 
 
 def _record(row: Sequence[Any]) -> EvaluationRecord:
-    sequence, step, digest, dataset, outcome, reason, metrics, examples, duration, recorded_at, notes = row
+    sequence, step, digest, dataset, content, outcome, reason, metrics, examples, duration, recorded_at, *rest = row
+    notes, details = rest
     return EvaluationRecord(
         sequence=sequence,
         step=step,
@@ -350,6 +416,8 @@ def _record(row: Sequence[Any]) -> EvaluationRecord:
         duration_seconds=duration,
         recorded_at=recorded_at,
         notes=tuple(json.loads(notes)),
+        dataset_digest="" if content.startswith(_SUPERSEDED) else content,
+        **decode_details(details),
     )
 
 

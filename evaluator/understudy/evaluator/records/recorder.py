@@ -12,8 +12,16 @@ from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.evaluation_results import RESULTS_VERSION
 from understudy.checkpoints.layout import step_name
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.records.details import details_of
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, Observer
+from understudy.evaluator.types import (
+    Arrays,
+    EvaluationOutcome,
+    EvaluationRecord,
+    EvaluationResult,
+    GateCondition,
+    Observer,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +38,8 @@ class ResultFiles:
     """One file per step, replaced atomically, so that a reader sees the old content or the new. For one thread.
 
     A file holds ``format_version``, ``step``, ``settled`` (whether the result is final: every dataset has a score or a
-    recorded reason for having none) and ``records``: the ledger's entries of the step in the order of writing. Metric
-    values without a JSON number are ``"nan"``, ``"inf"`` or ``"-inf"``.
+    recorded reason for having none) and ``records``: the ledger's entries of the step in the order of writing. Values
+    without a JSON number are ``"nan"``, ``"inf"`` or ``"-inf"``; intervals are ``[low, high]``.
 
     Args:
         directory: The folder; created if missing.
@@ -70,6 +78,8 @@ def _as_json(record: EvaluationRecord) -> dict[str, Any]:
         "duration_seconds": record.duration_seconds,
         "recorded_at": record.recorded_at,
         "notes": list(record.notes),
+        "dataset_digest": record.dataset_digest,
+        **details_of(record),
     }
 
 
@@ -212,6 +222,11 @@ class Recorder:
                 examples=result.examples,
                 duration_seconds=duration_seconds,
                 notes=result.notes,
+                intervals=result.intervals,
+                slices=result.slices,
+                resamples=result.resamples,
+                confidence=result.confidence,
+                resampled=result.resampled,
             )
             self._recorded.add((record.step, digest, dataset.name, dataset.digest))
             self._tell(record, new=record.sequence > before)
@@ -226,6 +241,7 @@ class Recorder:
         *,
         dataset: EvaluationDataset | None = None,
         metrics: Mapping[str, float] | None = None,
+        conditions: Sequence[GateCondition] = (),
     ) -> EvaluationRecord:
         """Record why a checkpoint has no score on a dataset, or on any if none is given, or the gate's decision.
 
@@ -242,10 +258,19 @@ class Recorder:
                 outcome=outcome,
                 reason=reason,
                 metrics=metrics,
+                conditions=conditions,
             )
             self._recorded.add((step, digest, record.dataset, dataset.digest if dataset else ""))
             self._tell(record, new=record.sequence > before)
         return record
+
+    def resampled(self, record: EvaluationRecord) -> Arrays:
+        """Return the values of the metrics in each resample; see `Ledger.resampled`.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        return self._ledger.resampled(record.sequence)
 
     def steps(self) -> list[int]:
         """Return the steps with a record, ascending.

@@ -278,7 +278,7 @@ def served_methods(
 
 AUDIT_LOGGER: Final = "understudy.audit"
 
-_DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED})
+_DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED})
 _REFUSED: Final = frozenset({Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
 
 _audit_log = structlog.wrap_logger(

@@ -17,8 +17,11 @@ from understudy.evaluator.types import (
     EvaluationOutcome,
     EvaluationRecord,
     EvaluationResult,
+    GateCondition,
+    Interval,
     MetricSpec,
     Prediction,
+    SliceScore,
     TensorSpec,
     Version,
     VersionLabel,
@@ -46,6 +49,7 @@ _OUTCOMES: Mapping[EvaluationOutcome, evaluation_pb2.EvaluationOutcome.ValueType
     EvaluationOutcome.FAILED: evaluation_pb2.EVALUATION_OUTCOME_FAILED,
     EvaluationOutcome.ACCEPTED: evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
     EvaluationOutcome.REFUSED: evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
+    EvaluationOutcome.UNDECIDED: evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED,
 }
 _OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
@@ -133,7 +137,29 @@ def score(result: EvaluationResult) -> evaluation_pb2.Score:
         computing_seconds=result.computing_seconds,
         batches=result.batches,
         notes=result.notes,
+        intervals=_intervals(result.intervals),
+        slices=[_slice(each) for each in result.slices],
+        resamples=result.resamples,
+        confidence=result.confidence,
     )
+
+
+def _slice(part: SliceScore) -> evaluation_pb2.SliceScore:
+    return evaluation_pb2.SliceScore(
+        name=part.name,
+        examples=part.examples,
+        metrics=part.metrics,
+        intervals=_intervals(part.intervals),
+        notes=part.notes,
+    )
+
+
+def _intervals(intervals: Mapping[str, Interval]) -> dict[str, evaluation_pb2.Interval]:
+    return {name: _interval(interval) for name, interval in intervals.items()}
+
+
+def _interval(interval: Interval) -> evaluation_pb2.Interval:
+    return evaluation_pb2.Interval(low=interval.low, high=interval.high)
 
 
 def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOptions:
@@ -183,6 +209,25 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
         duration_seconds=entry.duration_seconds,
         recorded_at=timestamp(entry.recorded_at),
         notes=entry.notes,
+        intervals=_intervals(entry.intervals),
+        slices=[_slice(each) for each in entry.slices],
+        resamples=entry.resamples,
+        confidence=entry.confidence,
+        dataset_digest=entry.dataset_digest,
+        metric_digest=entry.metric_digest,
+        conditions=[_condition(each) for each in entry.conditions],
+    )
+
+
+def _condition(condition: GateCondition) -> evaluation_pb2.GateCondition:
+    return evaluation_pb2.GateCondition(
+        text=condition.text,
+        outcome=_OUTCOMES[condition.outcome],
+        value=condition.value,
+        baseline_step=condition.baseline_step,
+        baseline_value=condition.baseline_value,
+        interval=None if condition.interval is None else _interval(condition.interval),
+        reason=condition.reason,
     )
 
 
