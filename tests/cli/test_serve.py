@@ -69,3 +69,25 @@ def test_certificates_that_cannot_be_used_end_the_start_at_once(front_end: str, 
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"Error: --tls-cert {tmp_path / 'tls.crt'} cannot be read (No such file")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--run-dir", "unused", "--eval-data", "test=none.npz"], "dataset 'test': there is no file none.npz"),
+        (["serve", "--run-dir", "unused", "--experiment", "none.py:Own"], "'none.py:Own': there is no file"),
+        (["train", "none.py:Own", "--run-dir", "unused", "--steps", "1"], "'none.py:Own': there is no file"),
+    ],
+)
+def test_a_missing_file_is_named_before_tensorflow_starts(arguments: list[str], message: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from understudy.cli.main import main\n"
+        f"try: main({arguments})\nfinally: assert 'tensorflow' not in sys.modules"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"Error: {message}")
+    assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -35,6 +35,8 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
     """Serve until SIGTERM or the end of training; raise CommandError for an expected failure."""
+    with reported(EvaluatorError, ExperimentError):
+        settings.location.check()
     from understudy.evaluator.evaluation.training_end import ExitReason
     from understudy.service.server import serve
 

@@ -11,9 +11,9 @@ from typing import Literal, NoReturn
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.cli.command_errors import CommandError
+from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.options import settings_options
-from understudy.experiments import ExperimentError, load_experiment
+from understudy.experiments import ExperimentError, check_spec, load_experiment
 from understudy.trainer import (
     JsonLinesReporter,
     LineReporter,
@@ -67,8 +67,10 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
 
     Raises:
         TrainFailedError: The training failed outside a cluster; in a cluster the process exits instead.
-        CommandError: TF_CONFIG is invalid.
+        CommandError: TF_CONFIG is invalid, or there is no such experiment.
     """
+    with reported(ExperimentError):
+        check_spec(experiment)
     from understudy.trainer import train
     from understudy.trainer.devices import configure
 

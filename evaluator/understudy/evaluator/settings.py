@@ -11,6 +11,7 @@ from typing import Literal
 
 from understudy.checkpoints.signing import REQUIRE_SIGNATURE, RUN_NAME
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.experiments import check_spec
 
 VersionPolicy = Literal["latest", "best"]
 EvaluationPolicy = Literal["every", "latest"]
@@ -257,8 +258,26 @@ class CheckpointLocation:
     experiment: str | None = None
     eval_data: Mapping[str, Path] = field(default_factory=dict)
 
+    def check(self) -> None:
+        """Check what can be checked before TensorFlow starts.
+
+        Raises:
+            ConfigurationError: A dataset does not exist.
+            ExperimentError: The experiment's file does not exist.
+        """
+        for name, path in self.eval_data.items():
+            check_exists(name, path)
+        if self.experiment is not None:
+            check_spec(self.experiment)
+
     @property
     def url(self) -> str | None:
         """The folder as a URL, or None for a local folder. A `Path` made from a URL has lost one of its slashes."""
         match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
         return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"
+
+
+def check_exists(dataset: str, path: Path) -> None:
+    """Raise ConfigurationError if there is no such file of a dataset."""
+    if not path.exists():
+        raise ConfigurationError(f"dataset {dataset!r}: there is no file {path}")

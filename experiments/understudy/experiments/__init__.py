@@ -2,6 +2,6 @@
 
 from understudy.experiments.contract import Experiment
 from understudy.experiments.experiment_errors import ExperimentError
-from understudy.experiments.loading import load_experiment
+from understudy.experiments.loading import check_spec, load_experiment
 
-__all__ = ["Experiment", "ExperimentError", "load_experiment"]
+__all__ = ["Experiment", "ExperimentError", "check_spec", "load_experiment"]

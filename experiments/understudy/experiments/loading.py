@@ -29,11 +29,35 @@ def load_experiment(spec: str) -> Experiment:
     Raises:
         ExperimentError: The object does not exist, raised, or is not an experiment.
     """
+    place, attribute = _parsed(spec)
+    module = _import_file(Path(place), spec) if place.endswith(".py") else _import_module(place, spec)
+    return _as_experiment(_get_attribute(module, attribute, spec), spec)
+
+
+def check_spec(spec: str) -> None:
+    """Check what can be checked without running the user's code.
+
+    Raises:
+        ExperimentError: The specification has another form, or its file does not exist.
+    """
+    place, _ = _parsed(spec)
+    if place.endswith(".py"):
+        _existing(Path(place), spec)
+
+
+def _parsed(spec: str) -> tuple[str, str]:
+    """Return the module or file, and the object in it."""
     place, separator, attribute = BUNDLED.get(spec, spec).rpartition(":")
     if not (separator and place and attribute):
         raise ExperimentError(f"{spec!r} names no experiment; expected {_FORMS}")
-    module = _import_file(Path(place), spec) if place.endswith(".py") else _import_module(place, spec)
-    return _as_experiment(_get_attribute(module, attribute, spec), spec)
+    return place, attribute
+
+
+def _existing(path: Path, spec: str) -> Path:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ExperimentError(f"{spec!r}: there is no file {path}; expected {_FORMS}")
+    return path
 
 
 def _import_module(name: str, spec: str) -> ModuleType:
@@ -52,9 +76,7 @@ def _import_module(name: str, spec: str) -> ModuleType:
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise ExperimentError(f"{spec!r}: there is no file {path}; expected {_FORMS}")
+    path = _existing(path, spec)
     # Registered under its own name, so that classes defined in the file can be pickled.
     name = f"understudy_experiment_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:

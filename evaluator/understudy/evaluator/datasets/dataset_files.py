@@ -24,6 +24,7 @@ import numpy as np
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets.dataset import EvaluationDataset, ExperimentDataset, arrange, checked_name, load_npz
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
+from understudy.evaluator.settings import check_exists
 from understudy.evaluator.types import Array, Batch
 from understudy.experiments.example_arrays import input_keys, target_keys, tensor_of
 
@@ -221,8 +222,7 @@ def open_dataset(name: str, path: Path) -> EvaluationDataset:
     Raises:
         ConfigurationError: The path does not exist, has another format, or is damaged.
     """
-    if not path.exists():
-        raise ConfigurationError(f"dataset {name!r}: there is no file {path}")
+    check_exists(name, path)
     if path.suffix == ".npz":
         return load_npz(name, path)
     if is_saved_dataset(path):
