@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import structlog
 
-from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REQUEST_ID, accept_id
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.calls.served_call import (
+    AUDIT_LOGGER,
+    CALL_LOGGER,
+    REFUSAL,
+    REQUEST_ID,
+    accept_id,
+    audit_record,
+    audit_refused_request,
+)
 from understudy.service.logging import RepetitionFilter, configure
 
 
@@ -159,3 +168,25 @@ def test_the_lines_of_failed_calls_are_limited_and_those_of_the_audit_are_not() 
             logging.getLogger(name).info("call ended")
     counts = Counter(line["logger"] for line in lines_of(stream))
     assert counts == {CALL_LOGGER: 100, AUDIT_LOGGER: 300, "room": 300}
+
+
+def test_the_audit_s_refusals_are_limited_for_each_host_and_its_decisions_are_not() -> None:
+    clock = Clock()
+    stream, _ = written_through(clock)
+
+    def refuse(host: str, count: int) -> None:
+        for port in range(count):
+            audit_refused_request(f"{host}:{port}", f"/{port}", "no certificate")
+
+    refuse("10.0.0.1", 300)
+    refuse("10.0.0.2", 1)
+    for step in range(300):
+        record = EvaluationRecord(
+            sequence=step, step=step, checkpoint_digest="", dataset="test", outcome=EvaluationOutcome.REFUSED
+        )
+        audit_record(record)
+    events = Counter((line["event"], str(line.get("peer", "")).partition(":")[0]) for line in lines_of(stream))
+    assert events == {(REFUSAL, "10.0.0.1"): 100, (REFUSAL, "10.0.0.2"): 1, ("gate decided", ""): 300}
+    clock.now += 10
+    refuse("10.0.0.1", 1)
+    assert lines_of(stream)[-1]["left_out"] == 200

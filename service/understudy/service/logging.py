@@ -14,12 +14,13 @@ from typing import Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REQUEST_ID
+from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REFUSAL, REQUEST_ID
 from understudy.service.settings import LogFormat, LogLevel
 
 _INTERVAL_SECONDS: Final = 10.0
 _MOST_WARNINGS: Final = 10
 _MOST_CALLS: Final = 100
+_MOST_REFUSALS: Final = 100
 _MOST_KINDS: Final = 1000
 
 
@@ -77,7 +78,8 @@ class RepetitionFilter(logging.Filter):
     """Writes at most some lines of each kind in an interval; the first one after it says how many were left out.
 
     A kind is a logger, a level and the text without its values. Warnings and errors are limited, and the lines about
-    calls that failed: a caller or a bad checkpoint can cause those at any rate. The audit log is not. Thread-safe.
+    calls that failed: a caller or a bad checkpoint can cause those at any rate. Of the audit log only the lines about
+    refused callers are, each host apart, so that one cannot hide another. Thread-safe.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -94,9 +96,8 @@ class RepetitionFilter(logging.Filter):
         most = _most_lines(record)
         if most is None:
             return True
-        text = record.msg.get("event", "") if isinstance(record.msg, dict) else record.msg
         with self._lock:
-            left_out = self._count((record.name, record.levelno, str(text)), most)
+            left_out = self._count((record.name, record.levelno, _text(record)), most)
         if left_out and isinstance(record.msg, dict):
             record.msg = {**record.msg, "left_out": left_out}
         elif left_out:
@@ -124,11 +125,19 @@ class RepetitionFilter(logging.Filter):
 def _most_lines(record: logging.LogRecord) -> int | None:
     """Return how many lines of a record's kind are written in an interval; None if all are."""
     if record.name == AUDIT_LOGGER:
-        return None
+        return _MOST_REFUSALS if _text(record).startswith(REFUSAL) else None
     if record.levelno >= logging.WARNING:
         return _MOST_WARNINGS
     is_about_a_call = record.name == CALL_LOGGER and record.levelno >= logging.INFO
     return _MOST_CALLS if is_about_a_call else None
+
+
+def _text(record: logging.LogRecord) -> str:
+    """Return the text without its values; that about a refused caller with its host."""
+    if not isinstance(record.msg, dict):
+        return str(record.msg)
+    text = str(record.msg.get("event", ""))
+    return f"{text} {str(record.msg.get('peer', '')).rpartition(':')[0]}" if text == REFUSAL else text
 
 
 def writes_json(log_format: LogFormat, stream: TextIO) -> bool:

@@ -277,6 +277,8 @@ def served_methods(
 
 
 AUDIT_LOGGER: Final = "understudy.audit"
+REFUSAL: Final = "caller refused"
+"""The event of the audit log's lines about refused callers, which have the address of each as ``peer``."""
 
 _DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED})
 _REFUSED: Final = frozenset({Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
@@ -298,7 +300,7 @@ def audit_call(call: Call, method: str, failure: Failure | None) -> None:
     if call.audited is None and not refused:
         return
     _audit_log.info(
-        "caller refused" if refused else "serving version requested",
+        REFUSAL if refused else "serving version requested",
         caller="" if call.caller is None else call.caller.name,
         certificate=", ".join(call.certificate_names()),
         peer=call.peer,
@@ -319,7 +321,7 @@ def audit_refused_request(peer: str, path: str, message: str) -> None:
         message: Why it was refused.
     """
     _audit_log.info(
-        "caller refused",
+        REFUSAL,
         caller="",
         certificate="",
         peer=peer,
