@@ -10,6 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from testkit.preloading import share
+
 # The suite draws the same cases every time; `make soak` draws new ones.
 hypothesis.settings.register_profile("suite", derandomize=True)
 hypothesis.settings.load_profile("suite")
@@ -62,6 +64,11 @@ TAKE_LONGEST = (
 
 By default ``--dist loadfile`` begins with the files that have most tests; ``make test`` disables that.
 """
+
+
+def pytest_configure() -> None:
+    """Have the processes of xdist share one server of preloaded programs."""
+    share()
 
 
 @pytest.hookimpl(trylast=True)

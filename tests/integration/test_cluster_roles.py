@@ -7,6 +7,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from testkit.preloading import preloaded
 from testkit.training_harness import BATCH, Scored, cluster
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.evaluation_results import EvaluationResults
@@ -20,7 +21,10 @@ SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
 def test_the_evaluator_scores_what_the_chief_of_asynchronous_training_publishes(tmp_path: Path) -> None:
     roles = ("chief", "worker", "ps", "evaluator")
     options = (*OPTIONS, *SERVING, "--steps", "40")
-    with cluster("Scored", tmp_path, *options, roles=roles, strategy="parameter_server", verb="run") as tasks:
+    environs = [preloaded()] * len(roles)
+    with cluster(
+        "Scored", tmp_path, *options, roles=roles, strategy="parameter_server", verb="run", environs=environs
+    ) as tasks:
         assert [task.end() for task in tasks] == [0] * len(roles), [task.errors for task in tasks]
 
     run_dir = RunDir(tmp_path)

@@ -45,7 +45,7 @@ class ServeProcess:
     def __init__(self, *arguments: str | Path, state_home: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "understudy.cli", "serve", *map(str, arguments)],
-            env={**os.environ, "XDG_STATE_HOME": str(state_home), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env={**os.environ, **preloaded(), "XDG_STATE_HOME": str(state_home), "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -23,6 +23,7 @@ from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS
 from testkit.hostile_connections import reset_rapidly
 from testkit.in_process import WAIT_SECONDS, until
+from testkit.preloading import preloaded
 from testkit.served import Served, plain_model, publish, serving
 from testkit.values import WIDTH
 from understudy.clients import AsyncClient, CancelledError, Client, UnderstudyError
@@ -175,7 +176,7 @@ async def test_a_watch_that_is_cut_off_by_its_connection_s_age_resumes_and_misse
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(str(request.param))
     publish(folder, {2: plain_model(2)})
-    with serving(folder, "plain", "--frontend", request.param) as served:
+    with serving(folder, "plain", "--frontend", request.param, environ=preloaded()) as served:
         yield served
 
 

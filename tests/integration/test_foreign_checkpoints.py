@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from integration.conftest import Run
 
 from testkit.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
 from testkit.in_process import until
+from testkit.preloading import preloaded
 from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
 from understudy.cli.main import main
 from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric
@@ -168,7 +170,10 @@ def test_a_plain_script_that_is_started_again_has_every_checkpoint_scored(
     service = run_service({"checkpoints": theirs, "eval_data": {"test": tmp_path / "test.npz"}})
     for first_epoch, others in ((0, 0), (2, 3)):
         command = [sys.executable, "train.py", str(first_epoch), str(others), suffix]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        environ = {**os.environ, **preloaded()}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False
+        )
         assert done.returncode == 0, done.stderr
         if not first_epoch:
             service.wait_ready()

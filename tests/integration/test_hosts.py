@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from testkit.hosts import Host, connected_hosts
+from testkit.preloading import preloaded
 from testkit.training_harness import Task, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
 
@@ -29,7 +30,7 @@ def tasks_on(hosts: list[Host], run_dir: Path) -> Iterator[list[Task]]:
     tasks: list[Task] = []
     try:
         for host, (role, index) in zip(hosts, members, strict=True):
-            environ = {"TF_CONFIG": tf_config(spec, role, index)}
+            environ = {"TF_CONFIG": tf_config(spec, role, index), **preloaded()}
             options = (*OPTIONS, "--host", host.address, "--insecure")
             tasks.append(start_training("Scored", run_dir, *options, environ=environ, verb="run", inside=host.inside))
         yield tasks

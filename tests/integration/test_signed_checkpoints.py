@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones, step_model
 from testkit.in_process import RunningService, until
+from testkit.preloading import preloaded
 from testkit.served import serving
 from understudy.checkpoints import RunDir, Signer, SigningKey
 from understudy.checkpoints.layout import step_name
@@ -115,19 +117,23 @@ def test_a_checkpoint_that_an_earlier_process_took_over_unsigned_is_refused_afte
     """With real processes: the keys are made, the run is signed, exported and served by commands."""
     run = tmp_path / "run"
     signing(tmp_path, None).publish(1)
-    with serving(run, "model") as served, Client(served.grpc) as client:
+    with serving(run, "model", environ=preloaded()) as served, Client(served.grpc) as client:
         assert client.predict(ones(1)).step == 1
     assert (RunDir(run).leases / step_name(1)).exists()
     shutil.rmtree(RunDir(run).checkpoint(1))
     signing(tmp_path, key).publish(2)
 
     flags = ("--require-signature", str(public_file(key)))
-    with serving(run, "model", *flags) as served, Client(served.grpc) as client:
+    with serving(run, "model", *flags, environ=preloaded()) as served, Client(served.grpc) as client:
         assert client.predict(ones(1)).step == 2
         assert not (RunDir(run).leases / step_name(1)).exists()
     command = [sys.executable, "-m", "understudy.cli", "export", "--run-dir", str(run), "--step"]
     exported = subprocess.run(
-        [*command, "2", "--output", str(tmp_path / "out.keras"), *flags], capture_output=True, text=True, check=False
+        [*command, "2", "--output", str(tmp_path / "out.keras"), *flags],
+        env={**os.environ, **preloaded()},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "out.keras").exists()
@@ -146,6 +152,7 @@ def test_a_key_that_cannot_be_used_ends_the_start_with_a_sentence(tmp_path: Path
     command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(tmp_path / "run")]
     ended = subprocess.run(
         [*command, "--grpc-port", "0", "--http-port", "0", "--require-signature", str(key)],
+        env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
         timeout=100,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from testkit.front_ends import FRONT_ENDS
+from testkit.preloading import preloaded
 from testkit.served import Pair, serving_both
 from testkit.values import DTYPES, packed, values
 from understudy.clients import Client
@@ -37,7 +38,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         def serve(front_end: str) -> Pair:
             if front_end not in started:
                 folder = tmp_path_factory.mktemp(front_end)
-                started[front_end] = stack.enter_context(serving_both(folder, "--frontend", front_end))
+                started[front_end] = stack.enter_context(
+                    serving_both(folder, "--frontend", front_end, environ=preloaded())
+                )
             return started[front_end]
 
         yield serve

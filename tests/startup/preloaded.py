@@ -5,11 +5,15 @@ server of this module forks, and the fork runs the program with the arguments, t
 standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as the fork
 ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with their parent
 or are stopped by SIGSTOP, and those whose memory addresses must differ, start by themselves.
+
+The server imports with the first program that it is given.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -34,6 +38,8 @@ _MODULES = (
 )
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUEST_BYTES = 1 << 20
+_NETWORK = "/proc/self/ns/net"
+"""The network namespace of a process; see `testkit.hosts`."""
 
 
 def hand_over(address: str) -> None:
@@ -44,10 +50,10 @@ def hand_over(address: str) -> None:
     program = sys.orig_argv[1:]
     if not program or (program[0].startswith("-") and program[0] != "-m"):
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, Path(_NETWORK).open("rb") as network:
         connection.connect(address)
         request = {"program": program, "environment": dict(os.environ), "folder": str(Path.cwd())}
-        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2, network.fileno()])
         for number in _FORWARDED:
             signal.signal(number, lambda came, _: connection.send(bytes([came])))
         status = int(connection.recv(16))
@@ -87,18 +93,19 @@ class Server:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        data, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
+        data, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
         if not data:
             connection.close()
             return
+        _import_all()
         pid = os.fork()
         if pid == 0:
             self._selector.close()
             for each in (self._listener, connection, *self._forks.values()):
                 each.close()
-            _run(json.loads(data), streams)
-        for stream in streams:
-            os.close(stream)
+            _run(json.loads(data), files)
+        for file in files:
+            os.close(file)
         self._forks[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._forward(pid, connection))
 
@@ -125,11 +132,21 @@ class Server:
             connection.close()
 
 
-def _run(request: dict[str, Any], streams: list[int]) -> NoReturn:
+@functools.cache
+def _import_all() -> None:
+    """Import what programs import, and never collect it."""
+    gc.disable()
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
+
+
+def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
     """Run a program in this fork, and end with its status."""
     status = 1
     try:
-        _prepare(request, streams)
+        _prepare(request, files)
         status = _status_of(request["program"])
     except BaseException:  # noqa: BLE001 - Python prints whatever ends a program
         traceback.print_exc()
@@ -139,9 +156,11 @@ def _run(request: dict[str, Any], streams: list[int]) -> NoReturn:
     os._exit(status)
 
 
-def _prepare(request: dict[str, Any], streams: list[int]) -> None:
+def _prepare(request: dict[str, Any], files: list[int]) -> None:
     import numpy as np
 
+    *streams, network = files
+    _enter(network)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -154,6 +173,13 @@ def _prepare(request: dict[str, Any], streams: list[int]) -> None:
     wanted = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [folder for folder in wanted if folder and folder not in sys.path]
     np.random.seed()  # noqa: NPY002 - else all forks draw the same numbers
+
+
+def _enter(network: int) -> None:
+    """Move to a network namespace, unless this process is there already."""
+    if not os.path.samestat(os.fstat(network), Path(_NETWORK).stat()) and ctypes.CDLL(None).setns(network, 0):
+        raise OSError("cannot enter the network namespace of the program")
+    os.close(network)
 
 
 def _status_of(program: list[str]) -> int:
@@ -179,20 +205,11 @@ def _status_of(program: list[str]) -> int:
     return 0
 
 
-def main(address: str) -> None:
-    """Import what programs import, and serve at a path."""
-    gc.disable()
-    for name in _MODULES:
-        importlib.import_module(name)
-    gc.enable()
-    gc.freeze()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen(64)
-        sys.stdout.write("listening\n")
-        sys.stdout.flush()
-        Server(listener).serve()
+def main(listener: int) -> None:
+    """Serve at a listening socket, which this process has inherited."""
+    with socket.socket(fileno=listener) as listening:
+        Server(listening).serve()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(int(sys.argv[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,29 +16,39 @@ STARTUP = Path(__file__).parents[1] / "startup"
 VARIABLE = "TESTS_PRELOADED"
 """The environment variable with the server's address, which `tests/startup/sitecustomize.py` reads."""
 
-START_SECONDS = 100
 END_SECONDS = 10
+
+_SHARED = "TESTS_PRELOADED_SHARED"
+"""The environment variable with the address of the server that the processes of a test session share."""
 
 
 def preloaded() -> Mapping[str, str]:
     """Return what a program's environment needs so that it runs in a fork of a process that has imported TensorFlow."""
-    return {VARIABLE: _server()}
+    return {VARIABLE: os.environ.get(_SHARED) or _server()}
+
+
+def share() -> None:
+    """Make the server of this process that of the processes which it starts, too."""
+    if _SHARED not in os.environ:
+        os.environ[_SHARED] = _server()
 
 
 @functools.cache
 def _server() -> str:
-    """Start the server of this process's tests, and return its address. It ends with this process."""
+    """Start a server, and return its address. It ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="preloaded-")
     address = f"{folder.name}/socket"
-    process = subprocess.Popen(
-        [sys.executable, str(STARTUP / "preloaded.py"), address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        process = subprocess.Popen(
+            [sys.executable, str(STARTUP / "preloaded.py"), str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        )
     assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"listening\n", "the server of preloaded programs did not start"
 
     def end() -> None:
         with process:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -33,6 +34,8 @@ PLUGINS = Path(__file__).parent / "plugins"
 
 START_SECONDS = 90.0
 END_SECONDS = 40.0
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,16 @@ def plain_model(step: int) -> Any:
 
 @contextmanager
 def serving_both(
-    folder: Path, *flags: str, credentials: Credentials | None = None, home: Path | None = None
+    folder: Path,
+    *flags: str,
+    credentials: Credentials | None = None,
+    home: Path | None = None,
+    environ: Mapping[str, str] = _NOTHING,
 ) -> Iterator[Pair]:
     """Serve both models, each in its own process, until the block ends; see `serving`."""
     publish(folder / EVERY, {EVERY_STEP: every_model()})
     publish(folder / PLAIN, {step: plain_model(step) for step in PLAIN_STEPS})
-    options: dict[str, Any] = {"credentials": credentials, "home": home}
+    options: dict[str, Any] = {"credentials": credentials, "home": home, "environ": environ}
     with (
         serving(folder / EVERY, EVERY, *flags, **options) as every,
         serving(folder / PLAIN, PLAIN, *flags, **options) as plain,
@@ -133,6 +140,7 @@ def serving(
     open_files: int | None = None,
     credentials: Credentials | None = None,
     home: Path | None = None,
+    environ: Mapping[str, str] = _NOTHING,
 ) -> Iterator[Served]:
     """Serve a run until the block ends.
 
@@ -143,6 +151,7 @@ def serving(
         open_files: The most open files.
         credentials: The certificate for TLS; None for none.
         home: The folder where it runs, its home and the place of its temporary files; None for those of this process.
+        environ: Additions to its environment.
     """
     limited = () if open_files is None else ("bash", "-c", f'ulimit -n {open_files} && exec "$0" "$@"')
     process = subprocess.Popen(
@@ -158,6 +167,7 @@ def serving(
             "PYTHONPATH": f"{STARTUP}{os.pathsep}{PLUGINS}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **_homes(home),
+            **environ,
         },
         cwd=home,
         stdout=subprocess.PIPE,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from testkit.preloading import preloaded
 from testkit.training_harness import start_training, weights_of
 from understudy.checkpoints import DirectoryLock
 from understudy.cli.main import main
@@ -46,6 +47,7 @@ def test_the_devices_are_laid_out_before_the_user_s_module_is_imported(tmp_path:
 
     ran = subprocess.run(
         [sys.executable, "-m", "understudy.cli", "train", f"{module}:EXPERIMENT", *options],
+        env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
         timeout=110,

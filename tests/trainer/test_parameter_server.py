@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from testkit.preloading import preloaded
 from testkit.training_harness import Noisy, assert_one_architecture, cluster, run
 from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
@@ -30,7 +31,10 @@ def after_the_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, l
     """Both workers are killed and come back, one after the other; then the parameter server dies."""
     run_dir = RunDir(tmp_path_factory.mktemp("parameter_server"))
     endless = (*OPTIONS, "--steps", "1000000")
-    with cluster("Noisy", run_dir.root, *endless, roles=ROLES, strategy="parameter_server", verb="run") as tasks:
+    environs = [preloaded()] * len(ROLES)
+    with cluster(
+        "Noisy", run_dir.root, *endless, roles=ROLES, strategy="parameter_server", verb="run", environs=environs
+    ) as tasks:
         chief, first, second, ps = tasks
         chief.wait_for("published step")
         for worker in (first, second):
