@@ -56,6 +56,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "calls": frozenset(),
     "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),
+    "traffic": frozenset({"calls"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
     "envoy": frozenset(

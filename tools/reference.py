@@ -23,6 +23,7 @@ from understudy.service.callers.guard import RefusalCounter
 from understudy.service.calls.metrics import RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
+from understudy.service.traffic.request_log_metrics import RequestLogMetrics
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics
 
@@ -67,6 +68,7 @@ def _every_metric() -> list[Metric]:
     observer = ServiceObserver(registry, statistics=InferenceStatistics(), on_record=lambda: None)
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
     RefusalCounter(registry)
+    RequestLogMetrics(registry)
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(

@@ -16,6 +16,7 @@ from understudy.evaluator.batching.request_queue import BorrowedHandle
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink, SilentObserver
+from understudy.service.calls.methods import CallContext
 from understudy.service.served_model import CoalescingOptions, EventLoopSink, Predictor
 
 TIMEOUT = 10.0
@@ -116,7 +117,7 @@ def predictor(alone: EngineAlone) -> Predictor:
 
 
 def begin(predictor: Predictor, value: float, *, deadline: float | None = None) -> asyncio.Future[Prediction]:
-    return predictor.begin({"x": np.full((1, 1), value, np.float32)}, deadline=deadline)
+    return predictor.begin({"x": np.full((1, 1), value, np.float32)}, CallContext(deadline=deadline), deadline=deadline)
 
 
 async def test_the_outcomes_of_a_batch_come_with_one_wake_up(alone: EngineAlone, predictor: Predictor) -> None:

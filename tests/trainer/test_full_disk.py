@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from testkit.small_disk import fill, mounted
 from testkit.training_harness import STEPS, Dense, run
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.trainer import PublishError
 
 FIRST = 5
-DISK_BYTES = 1 << 20
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True, text=True, timeout=20)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        pytest.skip(f"a small file system cannot be mounted here: {reason}")
-    yield disk
-    subprocess.run([shutil.which("umount") or "umount", "--lazy", str(disk)], check=True, timeout=20)
-
-
-def fill(disk: Path, *, leave: int) -> Path:
-    """Write a file that takes all room but so many bytes; return it."""
-    filler = disk / "filler"
-    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-    filler.write_bytes(bytes(free - leave))
-    return filler
+    with mounted(tmp_path / "disk") as disk:
+        yield disk
 
 
 def checkpoints(run_dir: Path) -> list[str]:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
 from understudy.evaluator.types import Arrays, Outcome, Prediction, Version, VersionLabel, VersionState
+from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import UnknownModelError
 
 LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
@@ -124,6 +125,16 @@ class CoalescingOptions:
 NO_COALESCING = CoalescingOptions(loop_turns=0, examples=0)
 
 
+class PredictionSampler(Protocol):
+    """Follows a sample of the predictions. Belongs to the event loop's thread; must be quick and must not raise."""
+
+    def wants_next(self) -> bool:
+        """Return whether the next prediction is in the sample."""
+
+    def follow(self, future: asyncio.Future[Prediction], inputs: Arrays, call: CallContext) -> None:
+        """Take a prediction that has begun, whose outcome the future receives."""
+
+
 class Predictor:
     """Starts predictions.
 
@@ -139,11 +150,18 @@ class Predictor:
     Args:
         evaluator: Runs the predictions.
         coalescing: How long requests wait for each other.
+        samplers: Each follows a sample of the predictions.
     """
 
-    def __init__(self, evaluator: Evaluator, coalescing: CoalescingOptions = NO_COALESCING) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        coalescing: CoalescingOptions = NO_COALESCING,
+        samplers: Sequence[PredictionSampler] = (),
+    ) -> None:
         self._evaluator = evaluator
         self._coalescing = coalescing
+        self._samplers = tuple(samplers)
         self._sink: EventLoopSink | None = None
         self._requests = 0
         self._requests_before = 0
@@ -151,11 +169,11 @@ class Predictor:
         self._loop_turns = 0
 
     def begin(
-        self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
+        self, inputs: Arrays, call: CallContext, *, version: Version = "serving", deadline: float | None = None
     ) -> asyncio.Future[Prediction]:
-        """Start a prediction; cancelling the future cancels it unless it has reached a device.
+        """Start a prediction for a call; cancelling the future cancels it unless it has reached a device.
 
-        The arguments, the errors raised at once and the exceptions of the future are those of
+        The other arguments, the errors raised at once and the exceptions of the future are those of
         `Evaluator.predict_for`.
         """
         if self._sink is None:
@@ -167,6 +185,9 @@ class Predictor:
         if self._requests == 1:
             self._loop_turns = 0
             future.get_loop().call_soon(self._dispatch_or_coalesce, future.get_loop())
+        for sampler in self._samplers:
+            if sampler.wants_next():
+                sampler.follow(future, inputs, call)
         return future
 
     def _dispatch_or_coalesce(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -9,7 +9,7 @@ import functools
 import gc
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import structlog
 
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.records.request_log import RequestLog
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import END_AFTER
 from understudy.service import http, logging
@@ -34,11 +35,13 @@ from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.served_model import Predictor, ServedModel
+from understudy.service.served_model import PredictionSampler, Predictor, ServedModel
 from understudy.service.services import RequestHandlers, all_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
 from understudy.service.tls import ServerCertificates
+from understudy.service.traffic.request_log_metrics import RequestLogMetrics
+from understudy.service.traffic.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
@@ -139,8 +142,9 @@ class Service:
         3. Readiness changes to draining. If callers watch the health, they have a moment to choose another server.
            Then the gRPC front end refuses new calls and finishes the running ones.
         4. The HTTP port closes, which until then reports the draining in ``/readyz``, and serves ``/metrics``.
-        5. The evaluator closes, as no call can reach it any more; until then the running ones could.
-        6. The executors stop, on which all of the above ran blocking work.
+        5. The request log writes what it holds, as no request can reach it any more.
+        6. The evaluator closes, as no call can reach it any more; until then the running ones could.
+        7. The executors stop, on which all of the above ran blocking work.
 
         Raises the errors of `serve`.
         """
@@ -154,7 +158,8 @@ class Service:
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing))
+            samplers = await self._start_samplers(stack)
+            handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing, samplers))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
             await self._start_http(stack, listener, handlers, methods, certificates)
             await self._start_front_end(stack, front_end, methods)
@@ -246,6 +251,20 @@ class Service:
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger)
         self._registry.register(EvaluatorCollector(evaluator))
         return opened
+
+    async def _start_samplers(self, stack: AsyncExitStack) -> Sequence[PredictionSampler]:
+        """Start what follows a sample of the predictions, until the stack is closed."""
+        options = self._settings.request_log_options
+        if options is None:
+            return ()
+        metrics = RequestLogMetrics(self._registry)
+        log = await self._loop.run_in_executor(self._executor, RequestLog, options, metrics)
+        sample = TrafficSample(
+            log, share=self._settings.request_log_sample, dropped=metrics.dropped, name="understudy-request-log"
+        )
+        sample.start()
+        stack.push_async_callback(self._loop.run_in_executor, self._executor, sample.close)
+        return (sample,)
 
     async def _start_http(
         self,

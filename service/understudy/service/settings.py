@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from understudy.evaluator.datasets.request_records import LoggedTargets
+from understudy.evaluator.records.request_log import RequestLogOptions
 from understudy.evaluator.settings import CheckpointLocation
 from understudy.service.service_errors import SettingsError
 from understudy.service.tls import TlsFiles, is_loopback
@@ -23,6 +25,7 @@ _LARGEST_SECONDS = 2_000_000
 """About what gRPC can hold in milliseconds."""
 _HTTP_SHARE = 4
 _BODY_MIB = 1024
+_HOUR_SECONDS = 3600
 _MOST_CONNECTIONS = 100_000
 """The default's limit, where open files have none."""
 
@@ -221,6 +224,41 @@ class ServeSettings:
         default=8192,
         metadata={"help": "The most that all comparisons together may keep in --spool-dir, in MiB.", "metavar": "MIB"},
     )
+    request_log: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Write a sample of the requests and their answers to TFRecord files in this folder, which "
+            "--eval-data and `understudy replay` take.",
+            "metavar": "DIR",
+        },
+    )
+    request_log_sample: float = field(
+        default=0.01,
+        metadata={"help": "The share of the requests that is logged, above 0 and up to 1.", "metavar": "SHARE"},
+    )
+    request_log_mib: float = field(
+        default=1024.0,
+        metadata={"help": "The most that the files take, in MiB; the oldest are removed.", "metavar": "MIB"},
+    )
+    request_log_hours: float = field(
+        default=168.0, metadata={"help": "The age in hours at which a file is removed.", "metavar": "HOURS"}
+    )
+    request_log_redact: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Inputs whose values are replaced in the files, numbers by 0 and strings by empty ones; a request "
+            "without an input of each of these names is not logged.",
+            "metavar": "NAMES",
+        },
+    )
+    request_log_targets: LoggedTargets = field(
+        default="answers",
+        metadata={
+            "help": "What an evaluation on the files takes as targets: the answers, or the class with the largest "
+            "value of each answer, for a loss on class numbers.",
+            "choices": ("answers", "classes"),
+        },
+    )
     drain_seconds: float = field(
         default=30.0,
         metadata={"help": "How long calls under way may take to finish after SIGTERM.", "metavar": "SECONDS"},
@@ -276,7 +314,17 @@ class ServeSettings:
             raise SettingsError("exit_when_finished goes with --run-dir, whose training.json says how training ends")
         if self.grpc_port == self.http_port != 0:
             raise SettingsError(f"grpc_port and http_port are both {self.grpc_port}; give each its own")
+        self._check_traffic()
         self._check_tls()
+
+    def _check_traffic(self) -> None:
+        if not 0 < self.request_log_sample <= 1:
+            raise SettingsError(f"request_log_sample is {self.request_log_sample}; give a share above 0 and up to 1")
+        for name in ("request_log_mib", "request_log_hours"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}; give more than 0")
+        if self.request_log is None and self.request_log_redact:
+            raise SettingsError("request_log_redact is given without request_log; give the folder too")
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -305,6 +353,19 @@ class ServeSettings:
         assert folder is not None  # noqa: S101 - __post_init__ checked it
         is_run = self.run_dir is not None
         return CheckpointLocation(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
+
+    @property
+    def request_log_options(self) -> RequestLogOptions | None:
+        """What the request log keeps; None without one."""
+        if self.request_log is None:
+            return None
+        return RequestLogOptions(
+            folder=self.request_log,
+            max_bytes=int(self.request_log_mib * 1024 * 1024),
+            max_age_seconds=self.request_log_hours * _HOUR_SECONDS,
+            redact=self.request_log_redact,
+            targets=self.request_log_targets,
+        )
 
     @property
     def tls_files(self) -> TlsFiles | None:

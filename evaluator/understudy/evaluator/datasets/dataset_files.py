@@ -8,6 +8,8 @@ A TFRecord file holds one `tf.train.Example` for each example. A feature has the
   is a scalar, such as a class index; any other is a vector.
 - ``bytes_list``, for a string tensor of the model: the strings, shaped in the same way.
 - ``bytes_list``, for any other tensor: one tensor of any dtype and shape, serialised with `tf.io.serialize_tensor`.
+
+Features whose names begin with ``request/`` are what `--request-log` knows of a request; they are not read.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from understudy.experiments.example_arrays import input_keys, target_keys, tenso
 _MARKS = ("dataset_spec.pb", "snapshot.metadata")
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _GZIP = ".gz"
+
+REQUEST_PREFIX = "request/"
+"""Begins the names of features that describe a logged request; see `understudy.evaluator.datasets.request_records`."""
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -134,16 +139,7 @@ class RecordDataset:
             yield arrange(self.name, {key: self._column(key, examples) for key in examples[0]}, signature)
 
     def _records(self) -> Iterator[bytes]:
-        import tensorflow as tf
-
-        for file in self._files:
-            compression = "GZIP" if file.suffix == _GZIP else ""
-            try:
-                yield from tf.data.TFRecordDataset(str(file), compression_type=compression).as_numpy_iterator()
-            except tf.errors.OpError as error:
-                raise ConfigurationError(
-                    f"dataset {self.name!r}: {file} is not a whole TFRecord file ({first_line(error)}); write it again"
-                ) from error
+        return read_records(f"dataset {self.name!r}", self._files)
 
     def _decode(self, record: bytes, signature: Signature) -> dict[str, Array]:
         import tensorflow as tf
@@ -151,7 +147,11 @@ class RecordDataset:
 
         try:
             features = tf.train.Example.FromString(record).features.feature
-            return {key: _value_of(feature, key, signature) for key, feature in features.items()}
+            return {
+                key: value_of(feature, key, signature)
+                for key, feature in features.items()
+                if not key.startswith(REQUEST_PREFIX)
+            }
         except (DecodeError, ValueError, TypeError) as error:
             raise InvalidInputError(
                 f"dataset {self.name!r}: a record cannot be read: {first_line(error)}; see "
@@ -171,8 +171,34 @@ class RecordDataset:
             ) from error
 
 
-def _value_of(feature: Any, key: str, signature: Signature) -> Array:
-    """Return one example's value of a feature."""
+def read_records(origin: str, files: Sequence[Path]) -> Iterator[bytes]:
+    """Yield the records of TFRecord files in their order.
+
+    Args:
+        origin: What the files are, for errors.
+        files: The files, compressed if they end in ``.gz``.
+
+    Raises:
+        ConfigurationError: A file is damaged.
+    """
+    import tensorflow as tf
+
+    for file in files:
+        compression = "GZIP" if file.suffix == _GZIP else ""
+        try:
+            yield from tf.data.TFRecordDataset(str(file), compression_type=compression).as_numpy_iterator()
+        except tf.errors.OpError as error:
+            raise ConfigurationError(
+                f"{origin}: {file} is not a whole TFRecord file ({first_line(error)}); write it again"
+            ) from error
+
+
+def value_of(feature: Any, key: str, signature: Signature) -> Array:
+    """Return one example's value of a feature.
+
+    Raises:
+        ValueError: It does not fit the tensor of the model.
+    """
     import tensorflow as tf
 
     kind = feature.WhichOneof("kind")

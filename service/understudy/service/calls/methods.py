@@ -27,9 +27,10 @@ class CallContext:
         audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing.
         caller: Who calls; None if the service has no file of callers, or the method is open to all.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
+        method: The path of the method, such as ``/package.Service/Method``; empty outside of a server.
     """
 
-    __slots__ = ("audited", "caller", "deadline")
+    __slots__ = ("audited", "caller", "deadline", "method")
 
     audited: Mapping[str, Any] | None
     caller: Caller | None
@@ -38,6 +39,7 @@ class CallContext:
         self.audited = None
         self.caller = None
         self.deadline = deadline
+        self.method = ""
 
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]

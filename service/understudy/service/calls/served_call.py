@@ -164,6 +164,7 @@ class ServedMethod:
             What ``answer`` returns, or None if the call failed and its caller was told.
         """
         self._metrics.started_calls += 1
+        call.method = self._path
         REQUEST_ID.set(call.request_id)
         try:
             call.open()

@@ -186,6 +186,7 @@ class InferenceHandler:
         """Start a prediction; raise what `Predictor.begin` raises."""
         return self._predictor.begin(
             inference.inputs,
+            call,
             version=version_of(inference.model_version),
             deadline=inference.deadline(call.deadline),
         )

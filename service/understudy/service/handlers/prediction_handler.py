@@ -127,7 +127,7 @@ class PredictionHandler:
     def _begin(self, request: PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self._model.check_optional_name(request.model_name)
         inputs, version = request.arguments()
-        return self._predictor.begin(inputs, version=version, deadline=call.deadline)
+        return self._predictor.begin(inputs, call, version=version, deadline=call.deadline)
 
 
 _Request = TypeVar("_Request")

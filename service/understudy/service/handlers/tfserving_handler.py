@@ -64,7 +64,7 @@ class TfServingHandler:
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
         inputs = await self._inputs_of(request, version)
-        prediction = await self._predictor.begin(inputs, version=version, deadline=call.deadline)
+        prediction = await self._predictor.begin(inputs, call, version=version, deadline=call.deadline)
         outputs = wanted_outputs(prediction, tuple(request.output_filter))
         return predict_pb2.PredictResponse(
             model_spec=self._spec(prediction.step, signature_name=SIGNATURE_NAME),

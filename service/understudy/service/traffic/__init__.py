@@ -1,0 +1,1 @@
+"""What is done with a sample of the live requests: the request log and the monitor of drift."""

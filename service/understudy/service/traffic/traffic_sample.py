@@ -1,0 +1,165 @@
+"""A sample of the answered predictions of every protocol, passed to one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol
+
+import structlog
+
+from understudy.evaluator.datasets.request_records import LoggedRequest
+from understudy.evaluator.types import Array, Arrays, Prediction
+from understudy.service.calls.methods import CallContext
+
+MAX_REQUESTS: Final = 1024
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""The most that may wait for the thread; what is beyond either is dropped."""
+
+TICK_SECONDS: Final = 1.0
+JOIN_SECONDS: Final = 30.0
+
+_log = structlog.get_logger(__name__)
+
+
+class SampleConsumer(Protocol):
+    """Takes the sampled requests, on one thread."""
+
+    def take(self, request: LoggedRequest) -> None:
+        """Take a request."""
+
+    def tick(self) -> None:
+        """Do what is due; called about every second."""
+
+    def close(self) -> None:
+        """End; called once, after the last request."""
+
+
+class TrafficSample:
+    """Draws a sample of the predictions and passes them, once they are answered, to a consumer on a thread of its own.
+
+    It is an `understudy.service.served_model.PredictionSampler`. Every request is drawn with the same probability,
+    independently of the others. A request that finds the queue full is dropped and counted; a consumer that raises
+    loses that request only.
+
+    `wants_next` and `follow` belong to the event loop's thread; `start` and `close` may be called on any other.
+
+    Args:
+        consumer: Takes the requests.
+        share: The probability of a request, above 0 and up to 1.
+        dropped: Called with the reason of each dropped request, ``queue`` or ``error``, on either thread.
+        name: The name of the thread.
+        generator: Draws the sample.
+        max_requests: How many requests may wait for the thread.
+        max_bytes: How much memory they may hold.
+    """
+
+    def __init__(
+        self,
+        consumer: SampleConsumer,
+        *,
+        share: float,
+        dropped: Callable[[str], None],
+        name: str,
+        generator: random.Random | None = None,
+        max_requests: int = MAX_REQUESTS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._consumer = consumer
+        self._log_of_others = math.log1p(-share) if share < 1 else -math.inf
+        self._dropped = dropped
+        self._random = (generator or random.Random()).random  # noqa: S311 - a sample, not a secret
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._queue: SimpleQueue[tuple[LoggedRequest, int] | None] = SimpleQueue()
+        self._put_bytes = 0  # written by the event loop's thread only
+        self._taken_bytes = 0  # written by the consumer's thread only
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._others = self._draw()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Pass on what waits, close the consumer and join the thread. Blocks.
+
+        Raises:
+            TimeoutError: The thread did not end.
+        """
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the thread {self._thread.name} did not end within {JOIN_SECONDS:g} s")
+
+    def wants_next(self) -> bool:
+        """See `understudy.service.served_model.PredictionSampler`."""
+        self._others -= 1
+        return self._others < 0
+
+    def follow(self, future: asyncio.Future[Prediction], inputs: Arrays, call: CallContext) -> None:
+        """See `understudy.service.served_model.PredictionSampler`."""
+        self._others = self._draw()
+        caller = "" if call.caller is None else call.caller.name
+        future.add_done_callback(partial(self._answered, inputs, call.method, caller))
+
+    def _draw(self) -> int:
+        """Return how many requests to pass over before the next one of the sample: a geometric variate."""
+        return int(math.log(1.0 - self._random()) / self._log_of_others)
+
+    def _answered(self, inputs: Arrays, method: str, caller: str, future: asyncio.Future[Prediction]) -> None:
+        if future.cancelled() or future.exception() is not None or self._closed:
+            return
+        outputs, step = future.result()
+        size = sum(map(_held_bytes, inputs.values())) + sum(map(_held_bytes, outputs.values()))
+        waiting = self._put_bytes - self._taken_bytes
+        if self._queue.qsize() >= self._max_requests or waiting + size > self._max_bytes:
+            self._dropped("queue")
+            return
+        self._put_bytes += size
+        request = LoggedRequest(
+            inputs=inputs, outputs=outputs, step=step, recorded_at=time.time(), method=method, caller=caller
+        )
+        self._queue.put((request, size))
+
+    def _run(self) -> None:
+        ticks_at = time.monotonic() + TICK_SECONDS
+        while True:
+            try:
+                found = self._queue.get(timeout=max(0.0, ticks_at - time.monotonic()))
+            except Empty:
+                ticks_at = time.monotonic() + TICK_SECONDS
+                self._guarded(self._consumer.tick)
+                continue
+            if found is None:
+                break
+            request, size = found
+            if not self._guarded(partial(self._consumer.take, request)):
+                self._dropped("error")
+            self._taken_bytes += size
+            found = request = None  # type: ignore[assignment] # frees the arrays while this waits
+        self._guarded(self._consumer.close)
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - logged; the thread goes on
+            _log.exception("a sampled request could not be used; requests are answered all the same")
+            return False
+        return True
+
+
+def _held_bytes(array: Array) -> int:
+    """Return the memory that an array keeps from being freed, which for a slice of a batch is the batch's."""
+    base: object = array.base
+    held = len(base) if isinstance(base, bytes) else int(getattr(base, "nbytes", 0))
+    strings = sum(map(len, array.ravel().tolist())) if array.dtype.kind == "O" else 0
+    return max(held, array.nbytes) + strings

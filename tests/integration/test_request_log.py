@@ -1,0 +1,139 @@
+"""Requests of every protocol are logged, read as a dataset, and sent again to another version."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones
+from testkit.front_ends import FRONT_ENDS
+from testkit.in_process import RunningService, running_service
+from understudy.cli.main import main
+from understudy.evaluator.datasets.dataset_files import find_records, open_dataset
+from understudy.evaluator.datasets.request_records import LoggedExample, read_logged
+from understudy.oip import inference_pb2, inference_pb2_grpc
+
+STEPS = (10, 30)
+METHODS = {
+    "/understudy.v1.PredictionService/Predict": 3,
+    "/understudy.v1.PredictionService/PredictStream": 2,
+    "/inference.GRPCInferenceService/ModelInfer": 1 + 2,  # REST is a form of it
+    "/inference.GRPCInferenceService/ModelStreamInfer": 1,
+    "/tensorflow.serving.PredictionService/Predict": 1,
+}
+"""The methods and the examples that `call_every_method` sends to each."""
+
+
+def call_every_method(service: RunningService) -> None:
+    client = service.client()
+    client.predict(np.arange(3 * WIDTH, dtype=np.float32).reshape(3, WIDTH))
+    assert len(list(client.predict_many([ones(1), ones(1)]))) == 2
+    infer = inference_pb2.ModelInferRequest(model_name="model", raw_input_contents=[ones(1).tobytes()])
+    infer.inputs.add(name="x", datatype="FP32", shape=(1, WIDTH))
+    serving = predict_pb2.PredictRequest(inputs={"x": tf.make_tensor_proto(ones(1))})
+    serving.model_spec.name = "model"
+    with grpc.insecure_channel(service.grpc) as channel:
+        inference = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        inference.ModelInfer(infer, timeout=60)
+        assert len(list(inference.ModelStreamInfer(iter([infer]), timeout=60))) == 1
+        prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(serving, timeout=60)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, WIDTH], "data": ones(2).tolist()}
+    httpx.post(f"http://{service.http}/v2/models/model/infer", json={"inputs": [tensor]}).raise_for_status()
+
+
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def logged(
+    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningService, Path]]:
+    """A service that has logged every method, after another one with the same log that has ended."""
+    run = tmp_path_factory.mktemp("run")
+    chief = Chief(run)
+    for step in STEPS:
+        chief.publish(step)
+    settings: dict[str, Any] = {"run_dir": run, "request_log": run / "log", "request_log_sample": 1.0}
+    options = {"replicas": replicas, "state_dir": run / "evaluator", "front_end": request.param}
+    with running_service(settings, {}, **options) as service:
+        assert service.wait_ready() == STEPS[-1]
+        call_every_method(service)
+    del settings["request_log"]
+    with running_service(settings, {}, **options) as service:
+        service.wait_ready()
+        service.client().promote(STEPS[0])  # loads it; the one before stays loaded
+        yield service, run / "log"
+
+
+def signature_of(service: RunningService) -> Any:
+    from understudy.checkpoints.signature import Signature, TensorSpec
+
+    del service
+    return Signature(
+        inputs=(TensorSpec(name="x", dtype="float32", shape=(None, WIDTH)),),
+        outputs=(TensorSpec(name="y", dtype="float32", shape=(None, OUTPUTS)),),
+    )
+
+
+def test_every_method_is_logged_once(logged: tuple[RunningService, Path]) -> None:
+    service, folder = logged
+    examples: list[LoggedExample] = list(read_logged(find_records(folder), signature_of(service)))
+    assert Counter(example.method for example in examples) == METHODS
+    assert {example.step for example in examples} == {STEPS[-1]}
+    for example in examples:
+        expected = example.inputs["x"].sum() * STEPS[-1] / WIDTH
+        assert np.allclose(example.answers["y"], expected)
+
+
+def test_the_log_is_a_dataset_whose_targets_are_the_answers(logged: tuple[RunningService, Path]) -> None:
+    service, folder = logged
+    (batch,) = open_dataset("live", folder).batches(signature_of(service), 100)
+    assert batch.inputs["x"].shape == (sum(METHODS.values()), WIDTH)
+    assert np.allclose(batch.targets["targets"], batch.inputs["x"].sum(axis=1, keepdims=True) * STEPS[-1] / WIDTH)
+
+
+def replay(service: RunningService, folder: Path, *more: str) -> dict[str, Any]:
+    arguments = ["replay", str(folder), "--target", service.grpc, "--json", "--max-requests-per-second", "1000"]
+    result = CliRunner().invoke(main, [*arguments, *more])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_same_version_answers_the_same_again(logged: tuple[RunningService, Path]) -> None:
+    service, folder = logged
+    found = replay(service, folder, "--version", "30", "--batch-size", "4")
+    assert (found["step"], found["against"], found["examples"]) == (30, None, sum(METHODS.values()))
+    assert found["requests"] == 3
+    assert found["logged_steps"] == {"30": sum(METHODS.values())}
+    assert found["outputs"]["y"]["differing_examples"] == 0
+
+
+@pytest.mark.parametrize("against", [(), ("--against", "30")])
+def test_another_version_differs_by_as_much_as_it_does(
+    logged: tuple[RunningService, Path], against: tuple[str, ...]
+) -> None:
+    service, folder = logged
+    found = replay(service, folder, "--version", "10", *against)
+    assert found["against"] == (30 if against else None)
+    difference = found["outputs"]["y"]
+    assert difference["differing_examples"] == sum(METHODS.values())
+    assert difference["differing_share"] == 1.0
+    largest_sum = float(np.arange(2 * WIDTH, 3 * WIDTH).sum())
+    assert difference["largest_difference"] == pytest.approx(largest_sum * 20 / WIDTH)
+    assert difference["class_flips"] == 0  # every output has the same value, so the first is the largest
+
+
+def test_a_version_that_is_not_loaded_is_named(logged: tuple[RunningService, Path]) -> None:
+    service, folder = logged
+    result = CliRunner().invoke(main, ["replay", str(folder), "--target", service.grpc, "--version", "11"])
+    assert result.exit_code == 1
+    assert "11" in result.output
