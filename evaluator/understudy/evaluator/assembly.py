@@ -31,15 +31,8 @@ from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summari
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
-from understudy.evaluator.serving.promotion import (
-    BestFile,
-    Gate,
-    Gatekeeper,
-    Monitor,
-    Ranking,
-    build_gate,
-    parse_monitor,
-)
+from understudy.evaluator.serving.gatekeeper import Gate, Gatekeeper, build_gate, further_dataset
+from understudy.evaluator.serving.promotion import BestFile, Monitor, Ranking, parse_monitor
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
@@ -111,10 +104,14 @@ def start_components(
         LedgerError: The ledger cannot be read.
         understudy.checkpoints.checkpoint_errors.LockHeldError: Another evaluator uses the state folder.
     """
-    monitor = _monitor(settings, datasets)
+    further = further_dataset(settings, _unique_names(datasets))
+    scored = [dataset for dataset in datasets if dataset.name != further]
+    names = [dataset.name for dataset in scored]
+    monitor = parse_monitor(settings.monitor, settings.monitor_mode, names)
+    gate = build_gate(settings, monitor, names, slices=())
     strategy = build_strategy(device_settings(settings))
     _lock(settings, stack)
-    records = _open_records(settings, monitor, datasets, observer, stack)
+    records = _open_records(settings, monitor, scored, observer, stack)
 
     quarantine = _new_quarantine(settings)
     store = CheckpointStore(source, settings.state_dir / LEASES_DIR, accepted=accepted)
@@ -163,7 +160,6 @@ def start_components(
     )
 
     wake = _WatcherWaker()
-    gate = build_gate(monitor, min_value=settings.min_value, min_improvement=settings.min_improvement)
     controller = ServingController(
         policy=settings.version_policy,
         store=store,
@@ -317,15 +313,21 @@ def _close_in_order(
 
 
 def _gatekeeper(gate: Gate, records: Records, datasets: Sequence[EvaluationDataset]) -> Gatekeeper:
-    (dataset,) = (dataset for dataset in datasets if dataset.name == gate.monitor.dataset)
-    return Gatekeeper(gate, dataset=dataset, ranking=records.ranking, ledger=records.ledger, recorder=records.recorder)
+    names = gate.datasets | {gate.further_dataset}
+    return Gatekeeper(
+        gate,
+        datasets=[dataset for dataset in datasets if dataset.name in names],
+        ranking=records.ranking,
+        ledger=records.ledger,
+        recorder=records.recorder,
+    )
 
 
-def _monitor(settings: EvaluatorSettings, datasets: Sequence[EvaluationDataset]) -> Monitor | None:
+def _unique_names(datasets: Sequence[EvaluationDataset]) -> list[str]:
     names = [dataset.name for dataset in datasets]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"the datasets are called {names}; give each a name of its own")
-    return parse_monitor(settings.monitor, settings.monitor_mode, names)
+    return names
 
 
 def _lock(settings: EvaluatorSettings, stack: ExitStack) -> None:
@@ -343,7 +345,8 @@ def _open_records(
     stack: ExitStack,
 ) -> Records:
     """Open the ledger and the files derived from it, and rank the scores that it holds."""
-    ranking = Ranking(monitor)
+    content = next((dataset.digest for dataset in datasets if monitor and dataset.name == monitor.dataset), "")
+    ranking = Ranking(monitor, content)
     ledger = Ledger(settings.state_dir / LEDGER_FILE)
     stack.callback(ledger.close)
     recorder = Recorder(

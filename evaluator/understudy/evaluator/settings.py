@@ -108,6 +108,23 @@ class EvaluatorSettings:
             "metavar": "VALUE",
         },
     )
+    gate: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "A condition to serve a checkpoint, such as 'test/accuracy >= 0.9' or 'test/accuracy[label=3] not "
+            "worse by 0.01 than best at 95%'; all must be met. Separate several in one text with semicolons.",
+            "metavar": "CONDITION",
+            "separator": ";",
+        },
+    )
+    when_undecided: str = field(
+        default="keep",
+        metadata={
+            "help": "If the examples are too few to decide a gate at its confidence: keep the present version, serve "
+            "the new one, or decide on this dataset, which no other checkpoint is scored on.",
+            "metavar": "keep|serve|DATASET",
+        },
+    )
     evaluation_policy: EvaluationPolicy | int = field(
         default="every",
         metadata={
@@ -224,6 +241,10 @@ class EvaluatorSettings:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; give more than 0 seconds")
 
     def _check_gate(self) -> None:
+        if self.gate and isinstance(self.version_policy, int):
+            raise ConfigurationError(
+                f"gate goes with version_policy latest or best; step {self.version_policy} is served anyhow"
+            )
         for name in ("min_value", "min_improvement"):
             value = getattr(self, name)
             if value is None:

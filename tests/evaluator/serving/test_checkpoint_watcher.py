@@ -4,159 +4,21 @@ import errno
 import json
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
+from testkit.text_lifecycle import WAIT_SECONDS
+from testkit.watcher_harness import WatcherHarness
 from understudy.checkpoints import manifest
-from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
-from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving import checkpoint_watcher
-from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
-from understudy.evaluator.serving.promotion import BestFile, Gatekeeper, Ranking, build_gate, parse_monitor
-from understudy.evaluator.serving.serving_controller import PinFile, ServingController
-from understudy.evaluator.serving.version_monitor import Backlog
-from understudy.evaluator.settings import EvaluationPolicy, VersionPolicy
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationResult, SilentObserver, VersionState
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, VersionState
 
 SCORED, SKIPPED, FAILED = EvaluationOutcome.SCORED, EvaluationOutcome.SKIPPED, EvaluationOutcome.FAILED
 ACCEPTED, REFUSED = EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
-
-DATASET = ArrayDataset("test", {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.float32)})
-
-
-class WatcherHarness:
-    """A checkpoint watcher over a text lifecycle, reconciled by the test, which also plays the evaluation worker."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        policy: EvaluationPolicy | int = "every",
-        datasets: tuple[EvaluationDataset, ...] = (DATASET,),
-        serve: VersionPolicy | int = "latest",
-        **gate: float,
-    ) -> None:
-        self.lifecycle = lifecycle = TextLifecycle(folder)
-        state = lifecycle.run.evaluator
-        self.ledger = Ledger(state / "ledger.sqlite")
-        self.monitor = parse_monitor(None, None, [dataset.name for dataset in datasets])
-        self.ranking = Ranking(self.monitor)
-        self.ranking.observe(self.ledger.scored(DATASET.name))
-        self.recorder = Recorder(
-            ledger=self.ledger,
-            results=ResultFiles(state / "results"),
-            summaries=Summaries(state / "tensorboard"),
-            datasets=datasets,
-            observer=SilentObserver(),
-            listener=lambda record: self.ranking.observe([record]),
-        )
-        self.backlog = Backlog(policy)
-        self.controller = ServingController(
-            policy=serve,
-            store=lifecycle.store,
-            quarantine=lifecycle.quarantine,
-            ranking=self.ranking,
-            gatekeeper=self.gatekeeper(gate, datasets),
-            manager=lifecycle.manager,
-            pin_file=PinFile(state),
-            latest_step=lambda: lifecycle.version_monitor.latest_step,
-            on_settled=self.wake,
-        )
-        self.watcher = CheckpointWatcher(
-            store=lifecycle.store,
-            manager=lifecycle.manager,
-            version_monitor=lifecycle.version_monitor,
-            quarantine=lifecycle.quarantine,
-            recorder=self.recorder,
-            ranking=self.ranking,
-            controller=self.controller,
-            backlog=self.backlog,
-            best_file=BestFile(state, self.monitor),
-            policy=policy,
-            poll_interval_seconds=3600,
-        )
-        lifecycle.manager.start()
-
-    def gatekeeper(self, gate: Mapping[str, float], datasets: tuple[EvaluationDataset, ...]) -> Gatekeeper | None:
-        values = {"min_value": None, "min_improvement": None, **gate}
-        built = build_gate(self.monitor, **values)
-        if built is None:
-            return None
-        return Gatekeeper(built, dataset=datasets[0], ranking=self.ranking, ledger=self.ledger, recorder=self.recorder)
-
-    def wake(self) -> None:
-        self.watcher.wake()
-
-    def reconcile(self) -> None:
-        """Look once, and wait for what that put under way."""
-        self.watcher._reconcile()
-        promoting = self.controller._under_way
-        if promoting is not None:
-            promoting.exception(WAIT_SECONDS)
-
-    def evaluate_next(self, loss: float) -> int:
-        """Score what the backlog gives out."""
-        info = self.backlog.next()
-        assert info is not None
-        self.score(info, loss)
-        self.backlog.finished()
-        return info.step
-
-    def score(self, info: CheckpointInfo, loss: float) -> None:
-        result = EvaluationResult(
-            metrics={"loss": loss}, examples=1, batches=1, step=info.step, waiting_seconds=0, computing_seconds=0
-        )
-        self.recorder.record_score(info.digest, DATASET, result, duration_seconds=0)
-
-    def serving_step(self) -> int | None:
-        harness = self.lifecycle.manager.serving
-        return None if harness is None else harness.step
-
-    def started_serving(self, step: int) -> bool:
-        return any(
-            stop.wait(0.01) or self.serving_step() == step for stop in [threading.Event()] * int(WAIT_SECONDS * 100)
-        )
-
-    def leased(self) -> list[int]:
-        return sorted(int(folder.name) for folder in self.lifecycle.run.leases.iterdir())
-
-    def entries(self) -> list[tuple[int, EvaluationOutcome]]:
-        return [(record.step, record.outcome) for record in self.ledger.page()]
-
-    def close(self) -> None:
-        self.watcher.close(WAIT_SECONDS)
-        self.lifecycle.may_load.set()
-        self.lifecycle.manager.close(WAIT_SECONDS)
-        self.recorder.close()
-        self.ledger.close()
-
-
-@pytest.fixture
-def make_harness(tmp_path: Path) -> Iterator[Callable[..., WatcherHarness]]:
-    harnesses: list[WatcherHarness] = []
-
-    def make(**options: object) -> WatcherHarness:
-        harnesses.append(WatcherHarness(tmp_path, **options))  # type: ignore[arg-type] # passed through
-        return harnesses[-1]
-
-    yield make
-    for harness in harnesses:
-        harness.close()
-
-
-@pytest.fixture
-def harness(make_harness: Callable[..., WatcherHarness]) -> WatcherHarness:
-    return make_harness()
-
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 

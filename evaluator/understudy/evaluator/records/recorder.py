@@ -183,14 +183,25 @@ class Recorder:
         self._removed_up_to = 0
         self._lock = threading.Lock()
         self._recorded = ledger.identities()
+        self._requested: dict[tuple[int, str], dict[str, EvaluationDataset]] = {}
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
         """Return the datasets without a final record for a checkpoint, in the order of scoring."""
         if (step, digest, WHOLE_CHECKPOINT, "") in self._recorded:
             return []
-        return [
-            dataset for dataset in self.datasets if (step, digest, dataset.name, dataset.digest) not in self._recorded
-        ]
+        wanted = [*self.datasets, *self._requested.get((step, digest), {}).values()]
+        return [dataset for dataset in wanted if (step, digest, dataset.name, dataset.digest) not in self._recorded]
+
+    def request(self, step: int, digest: str, dataset: EvaluationDataset) -> bool:
+        """Have a checkpoint scored on one more dataset; return whether that remains to be done."""
+        requested = self._requested.setdefault((step, digest), {})
+        with self._lock:
+            self._requested[step, digest] = {**requested, dataset.name: dataset}
+        return dataset.name in {remaining.name for remaining in self.remaining(step, digest)}
+
+    def is_requested(self, step: int, digest: str) -> bool:
+        """Return whether a checkpoint remains to be scored on a dataset that was requested for it."""
+        return (step, digest) in self._requested and bool(self.remaining(step, digest))
 
     def score(self, step: int, digest: str, dataset: EvaluationDataset) -> EvaluationRecord | None:
         """Return the recorded score of a checkpoint on a dataset, or None."""
@@ -210,27 +221,22 @@ class Recorder:
         Raises:
             LedgerError: The ledger cannot be written.
         """
-        with self._lock:
-            before = self._ledger.last_sequence
-            record = self._ledger.append(
-                step=result.step,
-                checkpoint_digest=digest,
-                dataset=dataset.name,
-                dataset_digest=dataset.digest,
-                outcome=EvaluationOutcome.SCORED,
-                metrics=result.metrics,
-                examples=result.examples,
-                duration_seconds=duration_seconds,
-                notes=result.notes,
-                intervals=result.intervals,
-                slices=result.slices,
-                resamples=result.resamples,
-                confidence=result.confidence,
-                resampled=result.resampled,
-            )
-            self._recorded.add((record.step, digest, dataset.name, dataset.digest))
-            self._tell(record, new=record.sequence > before)
-        return record
+        return self._record(
+            step=result.step,
+            checkpoint_digest=digest,
+            dataset=dataset.name,
+            dataset_digest=dataset.digest,
+            outcome=EvaluationOutcome.SCORED,
+            metrics=result.metrics,
+            examples=result.examples,
+            duration_seconds=duration_seconds,
+            notes=result.notes,
+            intervals=result.intervals,
+            slices=result.slices,
+            resamples=result.resamples,
+            confidence=result.confidence,
+            resampled=result.resampled,
+        )
 
     def record_reason(
         self,
@@ -240,27 +246,53 @@ class Recorder:
         reason: str,
         *,
         dataset: EvaluationDataset | None = None,
-        metrics: Mapping[str, float] | None = None,
-        conditions: Sequence[GateCondition] = (),
     ) -> EvaluationRecord:
-        """Record why a checkpoint has no score on a dataset, or on any if none is given, or the gate's decision.
+        """Record why a checkpoint has no score on a dataset, or on any if none is given.
 
         Raises:
             LedgerError: The ledger cannot be written.
         """
+        name, content = (dataset.name, dataset.digest) if dataset else (WHOLE_CHECKPOINT, "")
+        return self._record(
+            step=step, checkpoint_digest=digest, dataset=name, dataset_digest=content, outcome=outcome, reason=reason
+        )
+
+    def record_decision(
+        self,
+        step: int,
+        digest: str,
+        outcome: EvaluationOutcome,
+        reason: str,
+        *,
+        dataset: str,
+        dataset_digest: str,
+        metrics: Mapping[str, float],
+        conditions: Sequence[GateCondition],
+        decided_on: str,
+    ) -> EvaluationRecord:
+        """Record a gate's decision, which is the same entry if it was made on the same scores.
+
+        Raises:
+            LedgerError: The ledger cannot be written.
+        """
+        return self._record(
+            step=step,
+            checkpoint_digest=digest,
+            dataset=dataset,
+            dataset_digest=dataset_digest,
+            outcome=outcome,
+            reason=reason,
+            metrics=metrics,
+            conditions=conditions,
+            scoring_digest=decided_on,
+        )
+
+    def _record(self, **entry: Any) -> EvaluationRecord:
+        """Append an entry, and tell those who follow."""
         with self._lock:
             before = self._ledger.last_sequence
-            record = self._ledger.append(
-                step=step,
-                checkpoint_digest=digest,
-                dataset=dataset.name if dataset else WHOLE_CHECKPOINT,
-                dataset_digest=dataset.digest if dataset else "",
-                outcome=outcome,
-                reason=reason,
-                metrics=metrics,
-                conditions=conditions,
-            )
-            self._recorded.add((step, digest, record.dataset, dataset.digest if dataset else ""))
+            record = self._ledger.append(**entry)
+            self._recorded.add((record.step, record.checkpoint_digest, record.dataset, entry["dataset_digest"]))
             self._tell(record, new=record.sequence > before)
         return record
 

@@ -183,7 +183,10 @@ class CheckpointWatcher:
         self._record_failures(stored)
         self._controller.reconcile()
         self._is_done &= self._record_skip(self._backlog.offer(self._evaluable()), _SUPERSEDED)
-        self._release_leases({info.key for info in self._to_serve(stored)} | self._unsettled.keys())
+        requested = {info.key for info in stored if self._recorder.is_requested(*info.key)}
+        self._release_leases({info.key for info in self._to_serve(stored)} | self._unsettled.keys() | requested)
+        if requested - self._unsettled.keys():
+            self.wake()  # to have them scored
         self._publish_best()
         if self._is_done:
             self._store.discard_leftovers()
@@ -199,8 +202,11 @@ class CheckpointWatcher:
         """Determine which checkpoints are unsettled."""
         for info in stored:
             key = info.key
-            if key in self._settled:
+            if key in self._settled and not self._recorder.is_requested(*key):
                 continue
+            if key in self._settled:
+                self._settled.discard(key)
+                self._unsettled[key] = info
             if key not in self._unsettled:
                 self._version_monitor.discovered(info.step)
                 self._ranking.replaced(*key)

@@ -1,27 +1,23 @@
-"""Decides which checkpoint is best, which may be served, and which should be serving."""
+"""Decides which checkpoint is best, and which of those that may be served should be serving."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.layout import BEST_FILE
-from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.settings import MonitorMode, VersionPolicy
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 _log = logging.getLogger(__name__)
 
 LOSS = "loss"
-_PAGE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +73,17 @@ def parse_monitor(text: str | None, mode: MonitorMode | None, datasets: Sequence
 class Ranking:
     """The monitored value of every step that was scored. Thread-safe.
 
-    A step whose loss or monitored value is not a finite number is unfit: it is never the best.
+    A step whose loss or monitored value is not a finite number is unfit: it is never the best. Scores on other content
+    of the monitored dataset are ignored: they cannot be compared.
+
+    Args:
+        monitor: The criterion; None if there is none.
+        content: The digest of the monitored dataset.
     """
 
-    def __init__(self, monitor: Monitor | None) -> None:
+    def __init__(self, monitor: Monitor | None, content: str = "") -> None:
         self._monitor = monitor
+        self._content = content
         self._lock = threading.Lock()
         self._values: dict[int, float] = {}
         self._unfit: set[int] = set()
@@ -92,6 +94,8 @@ class Ranking:
         if self._monitor is None:
             return
         for record in filter(self._monitor.concerns, records):
+            if record.dataset_digest != self._content:
+                continue
             if self._monitor.misses(record):
                 _log.warning(
                     "monitored metric missing", extra={"metric": self._monitor.metric, "found": sorted(record.metrics)}
@@ -129,12 +133,12 @@ class Ranking:
         with self._lock:
             return frozenset(self._unfit)
 
-    def best(self, among: Collection[int] | None = None) -> int | None:
-        """Return the best step (among those given), the earliest of equals, or None if none has a value."""
+    def best(self, among: Collection[int] | None = None, *, but: int | None = None) -> int | None:
+        """Return the best step (among those given, but not one), the earliest of equals, or None without a value."""
         best: tuple[int, float] | None = None
         with self._lock:
             for step, value in sorted(self._values.items()):
-                if among is not None and step not in among:
+                if step == but or (among is not None and step not in among):
                     continue
                 if best is None or (self._monitor and self._monitor.is_better(value, best[1])):
                     best = (step, value)
@@ -159,154 +163,6 @@ def choose(
     if policy == "best":
         return ranking.best(among=loadable)
     return policy if policy in loadable else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """Whether a checkpoint may be served, the reason, and the numbers behind it."""
-
-    admitted: bool
-    reason: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """The condition on the monitored value of a checkpoint.
-
-    Attributes:
-        monitor: The monitored value, and whether less or more of it is better.
-        min_value: The worst value that passes, or None for no such bound.
-        min_improvement: The required improvement over the serving checkpoint, or None if none is required.
-    """
-
-    monitor: Monitor
-    min_value: float | None = None
-    min_improvement: float | None = None
-
-    def judge(self, record: EvaluationRecord, *, incumbent: tuple[int, float] | None) -> Decision:
-        """Decide on a checkpoint that was scored on the monitored dataset.
-
-        Args:
-            record: Its score.
-            incumbent: The step that should be serving and its monitored value, or None if there is nothing to compare
-                with.
-        """
-        name, value = self.monitor.metric, self.monitor.value_of(record)
-        if value is None:
-            return Decision(admitted=False, reason=self._without_a_value(record))
-        numbers = {"value": value}
-        if self.min_value is not None:
-            numbers["min_value"] = self.min_value
-            if self.monitor.is_better(self.min_value, value):
-                bound = "at most" if self.monitor.mode == "min" else "at least"
-                reason = f"{name} is {value!r}; {bound} {self.min_value!r} is required"
-                return Decision(admitted=False, reason=reason, numbers=numbers)
-        if self.min_improvement is None or incumbent is None:
-            return Decision(admitted=True, reason=f"{name} is {value!r}", numbers=numbers)
-        step, held = incumbent
-        improvement = held - value if self.monitor.mode == "min" else value - held
-        numbers |= {"serving_value": held, "improvement": improvement, "min_improvement": self.min_improvement}
-        reason = f"{name} is {value!r}, {improvement!r} better than the {held!r} of the serving step {step}"
-        if improvement < self.min_improvement:
-            reason += f"; {self.min_improvement!r} is required"
-            return Decision(admitted=False, reason=reason, numbers=numbers)
-        return Decision(admitted=True, reason=reason, numbers=numbers)
-
-    def _without_a_value(self, record: EvaluationRecord) -> str:
-        name = self.monitor.metric
-        if name not in record.metrics:
-            return f"there is no metric {name}; there are {sorted(record.metrics)}"
-        return (
-            f"{name} is {record.metrics[name]!r}, the loss {record.metrics.get('loss')!r}; finite numbers are required"
-        )
-
-
-def build_gate(monitor: Monitor | None, *, min_value: float | None, min_improvement: float | None) -> Gate | None:
-    """Return the gate of the settings, or None if they have none.
-
-    Raises:
-        ConfigurationError: There is no dataset to decide by.
-    """
-    if min_value is None and min_improvement is None:
-        return None
-    if monitor is None:
-        raise ConfigurationError(
-            "min_value and min_improvement decide by a score, and there is no dataset to score on; name an experiment "
-            "or a file of data"
-        )
-    return Gate(monitor=monitor, min_value=min_value, min_improvement=min_improvement)
-
-
-class Gatekeeper:
-    """Applies a gate to every score in the ledger, in the order in which they were recorded, once for each checkpoint.
-
-    Decisions are entries of the ledger themselves, so they outlive a restart. `admits` is thread-safe, `catch_up` is
-    for one thread at a time.
-
-    Args:
-        gate: Decides.
-        dataset: The monitored dataset.
-        ranking: Provides the value of the serving checkpoint.
-        ledger: Holds the scores and the decisions.
-        recorder: Records the decisions.
-    """
-
-    def __init__(
-        self, gate: Gate, *, dataset: EvaluationDataset, ranking: Ranking, ledger: Ledger, recorder: Recorder
-    ) -> None:
-        self._gate = gate
-        self._dataset = dataset
-        self._ranking = ranking
-        self._ledger = ledger
-        self._recorder = recorder
-        self._read_up_to = 0
-        self._undecided: dict[tuple[int, str], EvaluationRecord] = {}
-        self._admitted: frozenset[tuple[int, str]] = frozenset()
-
-    def admits(self, key: tuple[int, str]) -> bool:
-        """Return whether a checkpoint, by step and digest, was admitted."""
-        return key in self._admitted
-
-    def catch_up(self, incumbent: Callable[[], int | None]) -> None:
-        """Decide on all scores without a decision.
-
-        Args:
-            incumbent: Called before each decision; returns the step that should be serving.
-
-        Raises:
-            LedgerError: A decision cannot be recorded. The next call repeats it.
-        """
-        for record in self._unread():
-            self._read(record)
-        for key, record in list(self._undecided.items()):
-            decision = self._gate.judge(record, incumbent=self._comparable(incumbent()))
-            outcome = EvaluationOutcome.ACCEPTED if decision.admitted else EvaluationOutcome.REFUSED
-            decided = self._recorder.record_reason(
-                *key, outcome, decision.reason, dataset=self._dataset, metrics=decision.numbers
-            )
-            self._read(decided)
-
-    def _unread(self) -> Iterator[EvaluationRecord]:
-        while self._ledger.last_sequence > self._read_up_to:
-            page = self._ledger.page(after_sequence=self._read_up_to, limit=_PAGE)
-            self._read_up_to = page[-1].sequence
-            yield from page
-
-    def _read(self, record: EvaluationRecord) -> None:
-        if record.dataset != self._dataset.name:
-            return
-        key = (record.step, record.checkpoint_digest)
-        if record.outcome is EvaluationOutcome.SCORED:
-            self._undecided[key] = record
-        elif record.outcome in (EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED):
-            self._undecided.pop(key, None)
-            if record.outcome is EvaluationOutcome.ACCEPTED:
-                self._admitted |= {key}
-
-    def _comparable(self, step: int | None) -> tuple[int, float] | None:
-        value = None if step is None else self._ranking.value(step)
-        return None if step is None or value is None else (step, value)
 
 
 class BestFile:

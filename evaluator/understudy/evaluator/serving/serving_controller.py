@@ -18,7 +18,8 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.promotion import Gatekeeper, Ranking, choose
+from understudy.evaluator.serving.gatekeeper import Gatekeeper, Serving
+from understudy.evaluator.serving.promotion import Ranking, choose
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine
@@ -125,7 +126,7 @@ class ServingController:
             LedgerError: The gate's decisions cannot be recorded.
         """
         if self._gatekeeper is not None and all_known:
-            self._gatekeeper.catch_up(self.target)
+            self._gatekeeper.catch_up(self._should_be_serving)
         if self.is_changing:
             return
         step = self.target()
@@ -236,6 +237,10 @@ class ServingController:
     def _admitted(self, steps: Collection[int], gatekeeper: Gatekeeper) -> set[int]:
         infos = filter(None, map(self._store.find, steps))
         return {info.step for info in infos if gatekeeper.admits(info.key)}
+
+    def _should_be_serving(self) -> Serving:
+        step = self.target()
+        return Serving(info=None if step is None else self._store.find(step), find=self._store.find)
 
     def _is_certain(self, step: int) -> bool:
         """Whether a step should be serving regardless of older checkpoints."""

@@ -1,0 +1,149 @@
+"""A checkpoint watcher over checkpoints of text, with the real controller, ledger and gate."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
+from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
+from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.gatekeeper import Gatekeeper, build_gate, further_dataset
+from understudy.evaluator.serving.promotion import BestFile, Ranking, parse_monitor
+from understudy.evaluator.serving.serving_controller import PinFile, ServingController
+from understudy.evaluator.serving.version_monitor import Backlog
+from understudy.evaluator.settings import EvaluationPolicy, EvaluatorSettings, VersionPolicy
+from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult, SilentObserver
+
+DATASET = ArrayDataset("test", {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.float32)})
+
+
+class WatcherHarness:
+    """A checkpoint watcher over a text lifecycle, reconciled by the test, which also plays the evaluation worker."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        policy: EvaluationPolicy | int = "every",
+        datasets: tuple[EvaluationDataset, ...] = (DATASET,),
+        serve: VersionPolicy | int = "latest",
+        **gate: Any,
+    ) -> None:
+        self.lifecycle = lifecycle = TextLifecycle(folder)
+        state = lifecycle.run.evaluator
+        self.ledger = Ledger(state / "ledger.sqlite")
+        settings = EvaluatorSettings(state_dir=state, **gate)
+        further = further_dataset(settings, [dataset.name for dataset in datasets])
+        self.datasets = {dataset.name: dataset for dataset in datasets}
+        scored = [dataset for dataset in datasets if dataset.name != further]
+        self.monitor = parse_monitor(None, None, [dataset.name for dataset in scored])
+        self.ranking = Ranking(self.monitor, scored[0].digest if scored else "")
+        self.ranking.observe(self.ledger.scored(DATASET.name))
+        self.recorder = Recorder(
+            ledger=self.ledger,
+            results=ResultFiles(state / "results"),
+            summaries=Summaries(state / "tensorboard"),
+            datasets=scored,
+            observer=SilentObserver(),
+            listener=lambda record: self.ranking.observe([record]),
+        )
+        self.backlog = Backlog(policy)
+        self.controller = ServingController(
+            policy=serve,
+            store=lifecycle.store,
+            quarantine=lifecycle.quarantine,
+            ranking=self.ranking,
+            gatekeeper=self.gatekeeper(settings, scored),
+            manager=lifecycle.manager,
+            pin_file=PinFile(state),
+            latest_step=lambda: lifecycle.version_monitor.latest_step,
+            on_settled=self.wake,
+        )
+        self.watcher = CheckpointWatcher(
+            store=lifecycle.store,
+            manager=lifecycle.manager,
+            version_monitor=lifecycle.version_monitor,
+            quarantine=lifecycle.quarantine,
+            recorder=self.recorder,
+            ranking=self.ranking,
+            controller=self.controller,
+            backlog=self.backlog,
+            best_file=BestFile(state, self.monitor),
+            policy=policy,
+            poll_interval_seconds=3600,
+        )
+        lifecycle.manager.start()
+
+    def gatekeeper(self, settings: EvaluatorSettings, scored: Sequence[EvaluationDataset]) -> Gatekeeper | None:
+        gate = build_gate(settings, self.monitor, [dataset.name for dataset in scored], slices=[frozenset({"label"})])
+        if gate is None:
+            return None
+        return Gatekeeper(
+            gate,
+            datasets=list(self.datasets.values()),
+            ranking=self.ranking,
+            ledger=self.ledger,
+            recorder=self.recorder,
+        )
+
+    def wake(self) -> None:
+        self.watcher.wake()
+
+    def reconcile(self) -> None:
+        """Look once, and wait for what that put under way."""
+        self.watcher._reconcile()
+        promoting = self.controller._under_way
+        if promoting is not None:
+            promoting.exception(WAIT_SECONDS)
+
+    def evaluate_next(self, loss: float) -> int:
+        """Score what the backlog gives out."""
+        info = self.backlog.next()
+        assert info is not None
+        self.score(info, loss)
+        self.backlog.finished()
+        return info.step
+
+    def score(
+        self, info: CheckpointInfo, loss: float, *, dataset: EvaluationDataset = DATASET, resampled: Array | None = None
+    ) -> None:
+        """Record a score, and the values of the loss in each resample."""
+        result = EvaluationResult(
+            metrics={"loss": loss},
+            examples=1,
+            batches=1,
+            step=info.step,
+            waiting_seconds=0,
+            computing_seconds=0,
+            resampled={} if resampled is None else {"loss": resampled},
+        )
+        self.recorder.record_score(info.digest, dataset, result, duration_seconds=0)
+
+    def serving_step(self) -> int | None:
+        harness = self.lifecycle.manager.serving
+        return None if harness is None else harness.step
+
+    def started_serving(self, step: int) -> bool:
+        return any(
+            stop.wait(0.01) or self.serving_step() == step for stop in [threading.Event()] * int(WAIT_SECONDS * 100)
+        )
+
+    def leased(self) -> list[int]:
+        return sorted(int(folder.name) for folder in self.lifecycle.run.leases.iterdir())
+
+    def entries(self) -> list[tuple[int, EvaluationOutcome]]:
+        return [(record.step, record.outcome) for record in self.ledger.page()]
+
+    def close(self) -> None:
+        self.watcher.close(WAIT_SECONDS)
+        self.lifecycle.may_load.set()
+        self.lifecycle.manager.close(WAIT_SECONDS)
+        self.recorder.close()
+        self.ledger.close()
