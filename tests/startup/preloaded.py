@@ -27,6 +27,7 @@ import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 _MODULES = (
@@ -45,10 +46,10 @@ _NETWORK = "/proc/self/ns/net"
 def hand_over(address: str) -> None:
     """Have the server run this process's program, and end as it ends.
 
-    Returns only if the program is neither a module nor a file, or has options for Python.
+    Returns only if the program is no module, file or text, or has options for Python.
     """
     program = sys.orig_argv[1:]
-    if not program or (program[0].startswith("-") and program[0] != "-m"):
+    if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, Path(_NETWORK).open("rb") as network:
         connection.connect(address)
@@ -190,6 +191,11 @@ def _status_of(program: list[str]) -> int:
             sys.argv = ["-m", *arguments[1:]]
             sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        elif first == "-c":
+            sys.argv = ["-c", *arguments[1:]]
+            sys.path.insert(0, "")
+            sys.modules["__main__"] = main = ModuleType("__main__")
+            exec(compile(arguments[0], "<string>", "exec"), main.__dict__)  # noqa: S102 - as Python does
         else:
             sys.argv = program
             sys.path.insert(0, str(Path(first).resolve().parent))
