@@ -24,7 +24,7 @@ from understudy.service.calls.metrics import RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
 from understudy.service.traffic.request_log_metrics import RequestLogMetrics
-from understudy.trainer.settings import TrainSettings
+from understudy.trainer.settings import ClusterSettings, TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics
 
 _REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -89,7 +89,7 @@ def settings_table() -> str:
     return "\n\n".join(
         [
             "`understudy serve`\n\n" + _table(ServeSettings, EvaluatorSettings),
-            "`understudy train`\n\n" + _table(TrainSettings),
+            "`understudy train`\n\n" + _table(TrainSettings, ClusterSettings),
             "`understudy run` takes all of them.",
         ],
     )

@@ -21,7 +21,8 @@ def test_without_tf_config_the_other_commands_are_named() -> None:
     result = _run("")
     assert result.exit_code == 1
     assert result.stderr == (
-        "Error: TF_CONFIG is unset or has no cluster; outside a cluster, use `understudy train` or `serve`\n"
+        "Error: TF_CONFIG is unset or has no cluster, and no other variables describe one; outside a cluster, use "
+        "`understudy train` or `serve`\n"
     )
 
 
@@ -55,3 +56,31 @@ def test_a_bad_setting_of_this_tasks_role_is_refused_by_its_flag() -> None:
     result = _run(worker, "--checkpoint-every", "0")
     assert result.exit_code == 2
     assert "--checkpoint-every" in result.stderr
+
+
+def test_a_task_says_which_one_it_is_and_which_variables_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", "")  # and restores it
+    variables = {
+        "JOBSET_NAME": "digits",
+        "REPLICATED_JOB_NAME": "evaluator",
+        "JOB_COMPLETION_INDEX": "0",
+        "UNDERSTUDY_CLUSTER_TASKS": "worker=2,evaluator=1",
+    }
+    arguments = ["run", "digits", "--run-dir", "unused", "--steps", "1", "--grpc-port", "-1"]
+    result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path)], env=variables)
+    assert result.stderr.startswith(
+        "this task is evaluator 0 of the cluster worker=2, evaluator=1, by the variables of"
+    )
+    assert "--grpc-port" in result.stderr
+
+
+def test_a_fault_in_the_variables_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", "")
+    slurm = {"SLURM_STEP_NODELIST": "n[2-1]", "SLURM_PROCID": "0"}
+    for command in ("run", "train"):
+        arguments = [command, "digits", "--run-dir", "unused", "--steps", "1", "--strategy", "multi_worker"]
+        result = CliRunner().invoke(main, arguments, env=slurm)
+        assert result.exit_code == 1
+        assert result.stderr == "Error: SLURM_STEP_NODELIST names 'n[2-1]', whose range 2-1 ends before it begins\n"

@@ -16,7 +16,7 @@ from understudy.cli.command_errors import missing_extras_reported
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
     "serve": "Pick up, score and serve the checkpoints of a run.",
-    "run": "Do what TF_CONFIG assigns to this task of a cluster.",
+    "run": "Do what the cluster assigns to this task: train, or score and serve.",
     "demo": "Train, evaluate and serve on this machine.",
     "predict": "Send examples from a file to a server and show the model's outputs.",
     "evaluate": "Score a version on a file, or on a dataset of the server.",

@@ -12,10 +12,11 @@ from understudy.cli.command_errors import reported
 from understudy.cli.options import settings_makers
 from understudy.cli.serve import run_service
 from understudy.cli.supervisor import Supervisor, end_with_supervisor, is_supervised, own_command
-from understudy.cli.train import ProgressFormat, let_sigterm_through, progress_option, run_training
+from understudy.cli.train import ProgressFormat, adopt_cluster, let_sigterm_through, progress_option, run_training
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.settings import ServeSettings
 from understudy.trainer import TFConfigError, TrainSettings
+from understudy.trainer.settings import ClusterSettings
 from understudy.trainer.tf_config import ClusterTask, parse
 
 
@@ -35,6 +36,7 @@ from understudy.trainer.tf_config import ClusterTask, parse
     evaluator_settings=EvaluatorSettings,
     serve_settings=ServeSettings,
     train_settings=TrainSettings,
+    cluster_settings=ClusterSettings,
     omit=("experiment", "checkpoints"),
 )
 @click.pass_context
@@ -47,8 +49,9 @@ def command(
     evaluator_settings: Callable[..., EvaluatorSettings],
     serve_settings: Callable[..., ServeSettings],
     train_settings: Callable[..., TrainSettings],
+    cluster_settings: Callable[..., ClusterSettings],
 ) -> None:
-    """Do what TF_CONFIG assigns to this task of a cluster.
+    """Do what the cluster assigns to this task.
 
     \b
     understudy run digits --run-dir RUN --steps 10000 --checkpoint-every 500
@@ -58,12 +61,15 @@ def command(
     their checkpoints, as `understudy serve` does. So one image and one command fit every task of a cluster. RUN must be
     the same folder for all of them.
 
+    The variables of JobSet, Kubeflow's TrainJob, Slurm or Vertex AI say which task this is, in this order, or else
+    TF_CONFIG. The first line on stderr names the task, and where that was found.
+
     Exit status: that of `understudy train` or `serve`. With --restarts, the task restarts after 4 (another task died),
     7 (the other tasks did not arrive in time), 143 (SIGTERM) and a fatal signal, unless this process itself receives
     SIGTERM. So when one task dies, the others end within a minute and all of them start again.
     """  # noqa: D301 - click needs this character, which keeps the line break below it
     with reported(TFConfigError):
-        task = _own_task()
+        task = _own_task(cluster_settings())
     if restarts and not is_supervised(os.environ):
         let_sigterm_through()
         context.exit(Supervisor(own_command(), restarts=restarts).run())
@@ -75,11 +81,13 @@ def command(
         run_training(experiment, train_settings(**_strategy(context, task)), progress)
 
 
-def _own_task() -> ClusterTask:
+def _own_task(settings: ClusterSettings) -> ClusterTask:
+    adopt_cluster(settings)
     task = parse(os.environ)
     if task is None:
         raise TFConfigError(
-            "TF_CONFIG is unset or has no cluster; outside a cluster, use `understudy train` or `serve`"
+            "TF_CONFIG is unset or has no cluster, and no other variables describe one; outside a cluster, use "
+            "`understudy train` or `serve`"
         )
     return task
 

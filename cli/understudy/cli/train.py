@@ -13,6 +13,7 @@ import click
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.options import settings_options
+from understudy.cli.supervisor import is_supervised
 from understudy.experiments import ExperimentError, check_spec, load_experiment
 from understudy.trainer import (
     JsonLinesReporter,
@@ -23,7 +24,9 @@ from understudy.trainer import (
     TrainerError,
     TrainSettings,
 )
+from understudy.trainer.cluster_variables import adopt
 from understudy.trainer.rendezvous import wait_until_gone
+from understudy.trainer.settings import ClusterSettings
 from understudy.trainer.tf_config import parse
 
 _LAST_SECONDS = 10.0
@@ -44,8 +47,10 @@ progress_option = click.option(
 @click.command("train")
 @click.argument("experiment")
 @progress_option
-@settings_options(settings=TrainSettings)
-def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) -> None:
+@settings_options(settings=TrainSettings, cluster_settings=ClusterSettings)
+def command(
+    experiment: str, progress: ProgressFormat, settings: TrainSettings, cluster_settings: ClusterSettings
+) -> None:
     """Train EXPERIMENT and publish its checkpoints.
 
     \b
@@ -53,13 +58,28 @@ def command(experiment: str, progress: ProgressFormat, settings: TrainSettings) 
     understudy train my/experiment.py:EXPERIMENT --run-dir RUN --steps 10000 --strategy mirrored
 
     EXPERIMENT is a bundled name (digits), package.module:object or path/to/file.py:object. Training resumes from the
-    newest checkpoint in RUN. With --strategy multi_worker, run the same command in every task that TF_CONFIG names.
+    newest checkpoint in RUN. With --strategy multi_worker, run the same command in every task of the cluster: the
+    variables of JobSet, Kubeflow's TrainJob, Slurm or Vertex AI describe it, in this order, or else TF_CONFIG.
 
     Exit status: 0 done; 1 failed, see stderr; 2 usage error; 3 the loss became NaN or infinite; 4 another task of the
     cluster died, so start all of them again; 6 done, but --wait-for-evaluation ran out; 7 the other tasks did not
     arrive in time, so start all of them again; 143 SIGTERM, after progress was saved.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
+    if settings.strategy in _CLUSTERS:
+        with reported(TFConfigError):
+            adopt_cluster(cluster_settings)
     run_training(experiment, settings, progress)
+
+
+def adopt_cluster(settings: ClusterSettings) -> None:
+    """Set TF_CONFIG from the variables of the system that started this task, and say on stderr what was found.
+
+    Raises:
+        TFConfigError: The variables contradict each other or the settings.
+    """
+    found = adopt(os.environ, settings)
+    if found and not is_supervised(os.environ):
+        click.echo(found, err=True)
 
 
 def run_training(experiment: str, settings: TrainSettings, progress: ProgressFormat) -> None:

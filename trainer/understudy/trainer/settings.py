@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,43 @@ StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_serv
 CrossDeviceOpsName = Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]
 CommunicationName = Literal["auto", "ring", "nccl"]
 RemainderName = Literal["drop", "keep"]
+
+
+_LARGEST_PORT = 65_535
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """The shape of a cluster, for systems whose variables do not describe it; see `cluster_variables.adopt`.
+
+    Raises:
+        ValueError: A value is out of range. The text begins with the field's name.
+    """
+
+    cluster_tasks: Mapping[str, int] = field(
+        default_factory=dict,
+        metadata={
+            "help": "How many tasks of each role the cluster has, such as worker=3,evaluator=1, where TF_CONFIG is "
+            "derived: under JobSet and Kubeflow's TrainJob always, under Slurm if not all tasks are workers. Numbered "
+            "tasks get the roles in this order.",
+            "metavar": "ROLE=N",
+        },
+    )
+    cluster_port: int = field(
+        default=2222,
+        metadata={
+            "help": "The port of each task where TF_CONFIG is derived; several tasks on one node use the following "
+            "ports as well.",
+            "metavar": "PORT",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for role, count in self.cluster_tasks.items():
+            if count < 1:
+                raise ValueError(f"cluster_tasks has {role}={count}; expected at least one task of each role")
+        if not 0 < self.cluster_port <= _LARGEST_PORT:
+            raise ValueError(f"cluster_port is {self.cluster_port}; expected 1 to {_LARGEST_PORT}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The trainer's exceptions, and the exit codes that a supervisor reads.
 
 TrainerError                    1  training failed; the text gives the reason
-├── TFConfigError               1  TF_CONFIG does not describe a cluster, or not this task
+├── TFConfigError               1  TF_CONFIG, or another variable, does not describe a cluster with this task
 ├── ClusterError                1  this task cannot take part in the cluster, or its tasks disagree
 │   └── ClusterTimeoutError     7  other tasks did not arrive in time: start every task again
 ├── PeerLostError               4  another task died: start every task again, and training resumes
@@ -36,7 +36,7 @@ class TrainerError(Exception):
 
 
 class TFConfigError(TrainerError):
-    """TF_CONFIG is malformed. The text begins with the invalid field."""
+    """TF_CONFIG is malformed, or what it is derived from. The text begins with the invalid field or variable."""
 
 
 class ClusterError(TrainerError):
