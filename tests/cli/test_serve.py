@@ -19,7 +19,6 @@ from understudy.service.settings import ServeSettings
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        (ExitReason.SIGNALLED, 0),
         (ExitReason.FINISHED, 0),
         (ExitReason.FAILED, 5),
         (ExitReason.TIMED_OUT, 6),
@@ -33,6 +32,18 @@ def test_the_exit_status_says_how_it_ended(
     ended = CliRunner().invoke(main, ["serve", "--run-dir", str(tmp_path), "--exit-when-finished"])
     assert ended.exit_code == status
     assert ended.stderr == ("Error: it is over\n" if status else "")
+
+
+def test_a_signal_before_the_end_of_training_is_no_success_where_that_end_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a job whose evaluator is evicted from its node would count as done."""
+    monkeypatch.setattr(server, "serve", lambda *_: ServiceExit(reason=ExitReason.SIGNALLED))
+    command = ["serve", "--run-dir", str(tmp_path)]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    ended = CliRunner().invoke(main, [*command, "--exit-when-finished"])
+    assert ended.exit_code == 143
+    assert ended.stderr == "Error: stopped before training had finished and was evaluated\n"
 
 
 def test_ending_by_itself_needs_a_run_folder(tmp_path: Path) -> None:

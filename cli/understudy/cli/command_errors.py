@@ -12,6 +12,7 @@ code   meaning
 6      timeout: `serve` waited for training or evaluations, `train` for the last evaluation
 8      `serve`: a device failed repeatedly
 130    interrupted by the user
+143    `train`: SIGTERM, after progress was saved; `serve --exit-when-finished`: SIGTERM before the end
 =====  ==========================================================================================
 
 A traceback means a defect.
@@ -29,6 +30,7 @@ TRAINING_FAILED: Final = 5
 TIMED_OUT: Final = 6
 DEVICE_FAILED: Final = 8
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 _EXTRA_OF: Final = {
     "envoy": "fast",

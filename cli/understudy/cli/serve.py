@@ -5,7 +5,14 @@ from __future__ import annotations
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.cli.command_errors import DEVICE_FAILED, TIMED_OUT, TRAINING_FAILED, CommandError, reported
+from understudy.cli.command_errors import (
+    DEVICE_FAILED,
+    TERMINATED,
+    TIMED_OUT,
+    TRAINING_FAILED,
+    CommandError,
+    reported,
+)
 from understudy.cli.options import settings_options
 from understudy.evaluator.evaluator_errors import EvaluatorError
 from understudy.evaluator.settings import EvaluatorSettings
@@ -28,13 +35,18 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
     every checkpoint is evaluated.
 
     Exit status: 0 SIGTERM, or training finished; 1 failed, see stderr; 2 usage error; 5 training failed;
-    6 --exit-timeout-seconds ran out; 8 a device failed repeatedly (--max-device-failures).
+    6 --exit-timeout-seconds ran out; 8 a device failed repeatedly (--max-device-failures); 143 SIGTERM before training
+    had finished, with --exit-when-finished.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     run_service(settings, evaluator_settings)
 
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    """Serve until SIGTERM or the end of training; raise CommandError for an expected failure."""
+    """Serve until SIGTERM or the end of training.
+
+    Raises:
+        CommandError: An expected failure; or a signal before the end of training, where that end is waited for.
+    """
     with reported(EvaluatorError, ExperimentError):
         settings.location.check()
     from understudy.evaluator.evaluation.training_end import ExitReason
@@ -48,3 +60,5 @@ def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) 
         raise CommandError(service_exit.message, exit_code=TIMED_OUT)
     if service_exit.reason is ExitReason.DEVICE_FAILED:
         raise CommandError(service_exit.message, exit_code=DEVICE_FAILED)
+    if service_exit.reason is ExitReason.SIGNALLED and settings.exit_when_finished:
+        raise CommandError("stopped before training had finished and was evaluated", exit_code=TERMINATED)

@@ -164,10 +164,14 @@ def _vertex(environ: Mapping[str, str], settings: ClusterSettings) -> _Cluster |
             f"CLUSTER_SPEC is {text[:80]!r}; expected an object with cluster and task, as Vertex AI sets it"
         )
     return _Cluster(
-        addresses={_POOLS.get(pool, pool): _list(hosts, pool) for pool, hosts in cluster.items()},
-        role=_POOLS.get(task["type"], task["type"]),
+        addresses={_pool_role(pool): _list(hosts, pool) for pool, hosts in cluster.items()},
+        role=_pool_role(task["type"]),
         index=task.get("index", 0),
     )
+
+
+def _pool_role(pool: str) -> str:
+    return _POOLS.get(pool, pool)
 
 
 def _list(value: Any, pool: str) -> list[str]:
