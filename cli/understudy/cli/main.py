@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "evaluate": "Score a version on a file, or on a dataset of the server.",
     "compare": "Score versions on the same examples, with intervals for the differences.",
     "replay": "Send logged requests to another version and compare its answers.",
+    "drift": "Say how far the distributions of data are from those of a reference.",
     "status": "Show the versions of a server and their latest evaluations.",
     "evaluations": "Show or export a server's record of every checkpoint.",
     "watch": "Follow evaluations as they are recorded.",

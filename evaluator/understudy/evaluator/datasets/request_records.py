@@ -140,9 +140,9 @@ def read_logged(paths: Sequence[Path], signature: Signature) -> Iterator[LoggedE
             },
             step=int(_read_tensor(features[STEP])),
             recorded_at=float(_read_tensor(features[TIME])),
-            method=_read_text(features[METHOD])[0],
-            caller=_read_text(features[CALLER])[0],
-            redacted=_read_text(features[REDACTED]) if REDACTED in features else (),
+            method=read_text(features[METHOD])[0],
+            caller=read_text(features[CALLER])[0],
+            redacted=read_text(features[REDACTED]) if REDACTED in features else (),
         )
 
 
@@ -184,5 +184,6 @@ def _read_tensor(feature: Any) -> Array:
     return array
 
 
-def _read_text(feature: Any) -> tuple[str, ...]:
+def read_text(feature: Any) -> tuple[str, ...]:
+    """Return the strings of a feature such as `REDACTED`."""
     return tuple(value.decode() for value in _read_tensor(feature).ravel().tolist())
