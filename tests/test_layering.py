@@ -65,7 +65,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
 }
 """The packages of the service, and which of its packages and modules each may import."""
 
-CLIENT_COMMANDS = ("predict", "evaluate", "compare", "status", "watch", "promote", "health")
+CLIENT_COMMANDS = ("predict", "evaluate", "rescore", "compare", "status", "watch", "promote", "health")
 
 
 def sources(layer: str) -> list[Path]:

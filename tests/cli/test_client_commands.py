@@ -402,3 +402,31 @@ def test_status_shows_what_the_gate_said_beside_the_score(run: Run, script: Scri
     script.record(STEP, outcome=evaluation_pb2.EVALUATION_OUTCOME_REFUSED, reason="loss is 0.5; at most 0.25")
 
     assert "test: loss 0.5; refused: loss is 0.5; at most 0.25" in run("status").stdout
+
+
+def test_evaluations_says_where_the_content_of_a_dataset_changed(run: Run, script: Script) -> None:
+    for step, content in ((10, "a"), (20, "a"), (10, "b"), (20, "b")):
+        script.record(step, metrics={"loss": 0.5}, dataset_digest=content)
+
+    *_, note = run("evaluations").stdout.splitlines()
+    assert note == "note: from #3 on, test has other examples; do not compare across that entry"
+
+
+def test_rescore_scores_again_what_was_scored(run: Run, script: Script) -> None:
+    script.record(STEP, metrics={"loss": 0.25})
+    script.record(STEP, dataset="removed", metrics={"loss": 0.25})
+
+    assert run("rescore", "--since", str(STEP)).stdout == f"step {STEP} on test: scored: loss 0.5\n"
+    asked = script.requests[-1]
+    assert (asked.dataset, asked.version.step, asked.rescore) == ("test", STEP, True)
+
+
+def test_rescore_scores_every_kept_step_on_a_new_dataset(run: Run) -> None:
+    lines = run("rescore", "--since", "0", "--dataset", "fresh", "--json").stdout.splitlines()
+
+    assert {json.loads(line)["dataset"] for line in lines} == {"fresh"}
+    assert [json.loads(line)["step"] for line in lines] == [STEP]
+
+
+def test_rescore_of_nothing_says_where_to_look(run: Run) -> None:
+    assert "from step 100000 on that was scored" in refusal(run("rescore", "--since", "100000"), code=1)

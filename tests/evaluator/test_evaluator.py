@@ -260,6 +260,9 @@ def test_a_dataset_is_scored_on_request_and_only_once(run: RealRun) -> None:
         assert progress == [(16, 40), (32, 40), (40, 40)]
         assert again.done()
         assert again.result() == record
+        assert evaluator.score_dataset("test", version=1, rescore=True).result(WAIT_SECONDS) == record
+        assert len(record.metric_digest) == 64
+        assert record.dataset_digest == dataset(rows=40).digest
         assert evaluator.best_step == 2
 
 
@@ -391,10 +394,10 @@ def test_a_ledger_of_another_version_stops_the_start_by_name(run: RealRun) -> No
     with run.evaluator():
         pass
     connection = sqlite3.connect(run.dir.evaluator / "ledger.sqlite")
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 99")
     connection.close()
 
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 2"):
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99"):
         run.evaluator().start()
 
 

@@ -51,6 +51,7 @@ class TextSlot:
         self.load(model_file)
 
     signature = SIGNATURE
+    metric_digest = ""
     notes: tuple[str, ...] = ()
 
     def load(self, model_file: Path) -> bool:

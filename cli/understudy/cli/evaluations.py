@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
@@ -81,6 +81,19 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
         for each in evaluations
     ]
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
+    for note in _changes(evaluations):
+        click.echo(note)
+
+
+def _changes(evaluations: Sequence[Evaluation]) -> Iterator[str]:
+    """Yield a sentence for each place where the content of a dataset changed."""
+    contents: dict[str, str] = {}
+    for each in evaluations:
+        if each.outcome != "scored" or not each.dataset_digest:
+            continue
+        if contents.setdefault(each.dataset, each.dataset_digest) != each.dataset_digest:
+            yield f"note: from #{each.sequence} on, {each.dataset} has other examples; do not compare across that entry"
+        contents[each.dataset] = each.dataset_digest
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:

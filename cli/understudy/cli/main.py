@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "demo": "Train, evaluate and serve on this machine.",
     "predict": "Send examples from a file to a server and show the model's outputs.",
     "evaluate": "Score a version on a file, or on a dataset of the server.",
+    "rescore": "Score checkpoints again after a dataset, metric or slice has changed.",
     "compare": "Score versions on the same examples, with intervals for the differences.",
     "replay": "Send logged requests to another version and compare its answers.",
     "drift": "Say how far the distributions of data are from those of a reference.",

@@ -11,7 +11,7 @@ from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import formatted_metrics, print_json, print_table
 
-_DECISIONS = ("accepted", "refused")
+_DECISIONS = ("accepted", "refused", "undecided")
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation, ModelStatus, VersionStatus

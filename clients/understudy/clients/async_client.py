@@ -166,10 +166,11 @@ class AsyncClient(AsyncModelCalls):
         *,
         version: Version | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
+        rescore: bool = False,
         **call_options: Unpack[CallOptions],
     ) -> Evaluation:
-        """Score a version on a dataset of the server; the server also records the result in its ledger."""
-        request = self._requests.evaluate_dataset(dataset, version)
+        """Score a version on a dataset of the server; see `Client.evaluate_dataset`."""
+        request = self._requests.evaluate_dataset(dataset, version, rescore=rescore)
         call = self._evaluations.EvaluateDataset(request, **self._defaults.stream(call_options))
         async with _ended(call):
             with translated():

@@ -192,11 +192,16 @@ class Client(ModelCalls):
         *,
         version: Version | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
+        rescore: bool = False,
         **call_options: Unpack[CallOptions],
     ) -> Evaluation:
-        """Score a version on a dataset of the server; a server that is not read-only also records the result."""
+        """Score a version on a dataset of the server; a server that is not read-only also records the result.
+
+        A recorded score of the same checkpoint and examples is returned; with ``rescore`` only if it was scored with
+        the same metrics, slices and resampling.
+        """
         call = self._evaluations.EvaluateDataset(
-            self._requests.evaluate_dataset(dataset, version), **self._defaults.stream(call_options)
+            self._requests.evaluate_dataset(dataset, version, rescore=rescore), **self._defaults.stream(call_options)
         )
         with _ended(call), translated():
             for message in call:

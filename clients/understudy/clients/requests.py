@@ -106,10 +106,12 @@ class Requests:
         )
         return evaluation_pb2.CompareRequest(options=options)
 
-    def evaluate_dataset(self, dataset: str, version: Version | None) -> evaluation_pb2.EvaluateDatasetRequest:
+    def evaluate_dataset(
+        self, dataset: str, version: Version | None, *, rescore: bool
+    ) -> evaluation_pb2.EvaluateDatasetRequest:
         """Return an EvaluateDataset request."""
         return evaluation_pb2.EvaluateDatasetRequest(
-            model_name=self.model_name, version=selector(version), dataset=dataset
+            model_name=self.model_name, version=selector(version), dataset=dataset, rescore=rescore
         )
 
     def list_evaluations(

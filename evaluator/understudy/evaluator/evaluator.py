@@ -245,10 +245,12 @@ class Evaluator:
         deadline: float | None = None,
         progress: Progress | None = None,
         record: bool = True,
+        rescore: bool = False,
     ) -> Future[EvaluationRecord]:
         """Score one version on a dataset known to the evaluator, and record the result if ``record`` says so.
 
-        If the ledger already holds a result for the same checkpoint and data, it is returned without computing. A
+        If the ledger already holds a result for the same checkpoint and data, it is returned without computing; with
+        ``rescore`` only if it was scored in the same way, with the same metrics, slices and resampling. A
         result that is not recorded has the sequence number 0, and decides nothing. The future's exceptions are those
         of `open_stream`, and DeadlineExceededError.
 
@@ -257,7 +259,9 @@ class Evaluator:
             DatasetNotFoundError: There is no such dataset.
         """
         on_demand, data = self._started_components().on_demand, self._dataset(dataset)
-        return on_demand.score(self._resolve(version), data, deadline=deadline, progress=progress, record=record)
+        return on_demand.score(
+            self._resolve(version), data, deadline=deadline, progress=progress, record=record, rescore=rescore
+        )
 
     def compare(
         self,

@@ -151,3 +151,27 @@ def test_a_closed_recorder_leaves_the_ledger_to_its_owner(harness: RecorderHarne
     harness.score(1, DATASETS[0], loss=0.5)
     harness.recorder.close()
     assert [record.step for record in harness.ledger.page()] == [1]
+
+
+def test_a_changed_dataset_is_noted_once_and_has_a_curve_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = RecorderHarness(tmp_path)
+    harness.score(1, DATASETS[0], loss=0.5)
+    changed = ArrayDataset("validation", {"x": np.full((2, 1), 7.0, np.float32), "y": np.zeros(2)})
+
+    first, second = (harness.score(step, changed, loss=0.75) for step in (1, 2))
+    (note,) = first.notes
+    assert note.startswith("the content of dataset 'validation' has changed: entries up to 1 were scored on other")
+    assert second.notes == ()
+    assert losses_in_tensorboard(harness, "validation") == [(1, 0.5)]
+    assert losses_in_tensorboard(harness, f"validation-{changed.digest[:8]}") == [(1, 0.75), (2, 0.75)]
+    harness.recorder.close()
+    harness.ledger.close()
+
+    again = RecorderHarness(tmp_path)  # with the old content
+    again.recorder.recover()
+    assert "the content of dataset 'validation' has changed: entries up to 3" in caplog.text
+    again.score(3, DATASETS[0], loss=0.25)
+    assert losses_in_tensorboard(again, "validation") == [(1, 0.5), (3, 0.25)]
+    again.recorder.close()

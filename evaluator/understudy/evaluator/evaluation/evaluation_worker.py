@@ -81,11 +81,19 @@ class DatasetScorer:
             DrainingError: The evaluator is shutting down.
             LedgerError: The result cannot be recorded.
         """
+        metric_digest = servable.slot.metric_digest
         began = time.monotonic()
         result = self._run(servable, dataset, is_wanted, deadline, progress)
         duration = time.monotonic() - began
         if record:
-            return self._recorder.record_score(servable.digest, dataset, result, duration_seconds=duration)
+            return self._recorder.record_score(
+                servable.digest,
+                dataset,
+                result,
+                duration_seconds=duration,
+                metric_digest=metric_digest,
+                scoring_digest=self.scoring_digest(servable),
+            )
         return EvaluationRecord(
             sequence=0,
             step=result.step,
@@ -97,7 +105,13 @@ class DatasetScorer:
             duration_seconds=duration,
             recorded_at=time.time(),
             notes=result.notes,
+            dataset_digest=dataset.digest,
+            metric_digest=metric_digest,
         )
+
+    def scoring_digest(self, servable: Servable) -> str:
+        """Identify how a servable is scored: with which metrics."""
+        return servable.slot.metric_digest
 
     def _run(
         self,

@@ -154,18 +154,21 @@ class OnDemandEvaluations:
         deadline: float | None,
         progress: Progress | None,
         record: bool,
+        rescore: bool,
     ) -> Future[EvaluationRecord]:
         """See `understudy.evaluator.evaluator.Evaluator.score_dataset`."""
         known = self._store.find(step)
         recorded = None if known is None else self._recorder.score(step, known.digest, dataset)
-        if recorded is not None:
+        if recorded is not None and not rescore:
             done: Future[EvaluationRecord] = Future()
             done.set_result(recorded)
             return done
 
         def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
             with handle:
-                return self._scorer.score(
+                way = self._scorer.scoring_digest(handle.servable)
+                recorded = self._recorder.score(step, handle.servable.digest, dataset, scoring_digest=way)
+                return recorded or self._scorer.score(
                     handle.servable, dataset, is_wanted=is_wanted, deadline=deadline, progress=progress, record=record
                 )
 

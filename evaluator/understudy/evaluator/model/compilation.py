@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,10 @@ from understudy.evaluator.types import Array, MetricSpec
 
 _METRICS = ("metrics", "weighted_metrics")
 """The arguments of ``compile`` that hold metrics."""
+
+
+_IRRELEVANT = frozenset({"optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"})
+"""The arguments of ``compile`` that do not change a score."""
 
 
 class NoExampleLossesError(ValueError):
@@ -110,6 +116,14 @@ class Compilation:
         self._custom_metrics = kind.compute_metrics is not keras.Model.compute_metrics
         self.custom_step = kind.test_step is not keras.Model.test_step
         self.custom_loss = kind.compute_loss is not keras.Model.compute_loss
+
+    @property
+    def metric_digest(self) -> str:
+        """Identifies the configuration of the compiled losses and metrics."""
+        config = {name: argument for name, argument in self._config.items() if name not in _IRRELEVANT}
+        return hashlib.sha256(
+            json.dumps(config, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
+        ).hexdigest()
 
     def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool, adds_losses: bool) -> ProgramOptions:
         """Return the options to score with the given metrics, or with the compiled ones if empty.

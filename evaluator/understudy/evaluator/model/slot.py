@@ -120,6 +120,11 @@ class Slot:
         return self._interface.signature
 
     @property
+    def metric_digest(self) -> str:
+        """Identifies the configuration of the compiled losses and metrics."""
+        return self._compilation.metric_digest
+
+    @property
     def replicas(self) -> int:
         """The number of replicas a batch is split over."""
         return int(self._strategy.num_replicas_in_sync)

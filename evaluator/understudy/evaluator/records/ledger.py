@@ -208,13 +208,21 @@ class Ledger:
         dataset: str,
         dataset_digest: str = "",
         outcome: EvaluationOutcome | None = None,
+        scoring_digest: str | None = None,
     ) -> EvaluationRecord | None:
-        """Return the newest entry of this checkpoint on this dataset and content (and outcome), or None."""
+        """Return the newest entry of this checkpoint, dataset and content (and outcome, and scoring), or None."""
         with self._changed, self._reporting():
             records = self._select(
                 "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = "
-                "COALESCE(?, outcome) ORDER BY sequence DESC LIMIT 1",
-                (checkpoint_digest, step, dataset, dataset_digest, None if outcome is None else outcome.value),
+                "COALESCE(?, outcome) AND scoring_digest = COALESCE(?, scoring_digest) ORDER BY sequence DESC LIMIT 1",
+                (
+                    checkpoint_digest,
+                    step,
+                    dataset,
+                    dataset_digest,
+                    None if outcome is None else outcome.value,
+                    scoring_digest,
+                ),
             )
         return records[0] if records else None
 
@@ -271,6 +279,15 @@ class Ledger:
                 "SELECT DISTINCT step, checkpoint_digest, dataset, dataset_digest FROM evaluations"
             )
             return {(int(step), digest, dataset, content) for step, digest, dataset, content in rows}
+
+    def contents(self) -> dict[str, tuple[str, int]]:
+        """Return the content of each dataset that was scored last, and the sequence number of that score."""
+        with self._changed, self._reporting():
+            rows = self._connection.execute(
+                "SELECT dataset, dataset_digest, MAX(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
+                (EvaluationOutcome.SCORED.value,),
+            )
+            return {dataset: (content, int(sequence)) for dataset, content, sequence in rows}
 
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""

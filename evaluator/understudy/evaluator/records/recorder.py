@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -87,26 +88,29 @@ class Summaries:
     """Event files with one scalar per metric at the checkpoint's step. For one thread at a time.
 
     Args:
-        directory: The folder of the runs, one subfolder for each dataset; created at the first write.
+        directory: The folder of the runs, one subfolder for each dataset, and one for each later content of it, so that
+            no curve mixes what cannot be compared; created at the first write.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._writers: dict[str, Any] = {}
+        self._first_contents: dict[str, str] = {}
 
     def write(self, record: EvaluationRecord) -> None:
         """Write the metrics of a record and flush them; a record without metrics writes nothing."""
-        self._write(record.dataset, record.step, record.metrics)
+        self._write(self._run_of(record), record.step, record.metrics)
 
     def complete(self, records: Iterable[EvaluationRecord]) -> None:
         """Write the points of these records that the event files lack, for example after a process was killed."""
         known: dict[str, set[_Point]] = {}
         for record in records:
-            if record.dataset not in known:
-                known[record.dataset] = set(_points_in(self._directory / record.dataset))
-            points = known[record.dataset]
+            run = self._run_of(record)
+            if run not in known:
+                known[run] = set(_points_in(self._directory / run))
+            points = known[run]
             missing = {name: value for name, value in record.metrics.items() if (record.step, name) not in points}
-            self._write(record.dataset, record.step, missing)
+            self._write(run, record.step, missing)
             points.update((record.step, name) for name in missing)
 
     def close(self) -> None:
@@ -115,22 +119,27 @@ class Summaries:
             writer.close()
         self._writers.clear()
 
-    def _write(self, dataset: str, step: int, metrics: Mapping[str, float]) -> None:
+    def _run_of(self, record: EvaluationRecord) -> str:
+        content = record.dataset_digest
+        is_first = self._first_contents.setdefault(record.dataset, content) == content
+        return record.dataset if is_first else f"{record.dataset}-{content[:8]}"
+
+    def _write(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
         if not metrics:
             return
         import tensorflow as tf
 
-        with self._writer(dataset).as_default(step=step):
+        with self._writer(run).as_default(step=step):
             for name, value in metrics.items():
                 tf.summary.scalar(name, value)
-        self._writer(dataset).flush()
+        self._writer(run).flush()
 
-    def _writer(self, dataset: str) -> Any:
+    def _writer(self, run: str) -> Any:
         import tensorflow as tf
 
-        if dataset not in self._writers:
-            self._writers[dataset] = tf.summary.create_file_writer(str(self._directory / dataset))
-        return self._writers[dataset]
+        if run not in self._writers:
+            self._writers[run] = tf.summary.create_file_writer(str(self._directory / run))
+        return self._writers[run]
 
 
 def _points_in(folder: Path) -> Iterator[_Point]:
@@ -183,6 +192,7 @@ class Recorder:
         self._removed_up_to = 0
         self._lock = threading.Lock()
         self._recorded = ledger.identities()
+        self._contents = ledger.contents()
         self._requested: dict[tuple[int, str], dict[str, EvaluationDataset]] = {}
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
@@ -203,20 +213,38 @@ class Recorder:
         """Return whether a checkpoint remains to be scored on a dataset that was requested for it."""
         return (step, digest) in self._requested and bool(self.remaining(step, digest))
 
-    def score(self, step: int, digest: str, dataset: EvaluationDataset) -> EvaluationRecord | None:
-        """Return the recorded score of a checkpoint on a dataset, or None."""
+    def score(
+        self, step: int, digest: str, dataset: EvaluationDataset, *, scoring_digest: str | None = None
+    ) -> EvaluationRecord | None:
+        """Return the newest score of a checkpoint on a dataset (that was scored in this way), or None."""
         return self._ledger.find(
             step=step,
             checkpoint_digest=digest,
             dataset=dataset.name,
             dataset_digest=dataset.digest,
             outcome=EvaluationOutcome.SCORED,
+            scoring_digest=scoring_digest,
         )
 
     def record_score(
-        self, digest: str, dataset: EvaluationDataset, result: EvaluationResult, *, duration_seconds: float
+        self,
+        digest: str,
+        dataset: EvaluationDataset,
+        result: EvaluationResult,
+        *,
+        duration_seconds: float,
+        metric_digest: str = "",
+        scoring_digest: str = "",
     ) -> EvaluationRecord:
-        """Record a score.
+        """Record a score, with a note if it is the first on a new content of the dataset.
+
+        Args:
+            digest: The digest of the checkpoint.
+            dataset: The dataset.
+            result: The score.
+            duration_seconds: How long it took.
+            metric_digest: Identifies the configuration of the metrics.
+            scoring_digest: Identifies the way of scoring.
 
         Raises:
             LedgerError: The ledger cannot be written.
@@ -230,12 +258,14 @@ class Recorder:
             metrics=result.metrics,
             examples=result.examples,
             duration_seconds=duration_seconds,
-            notes=result.notes,
+            notes=(*result.notes, *self._change_of(dataset)),
             intervals=result.intervals,
             slices=result.slices,
             resamples=result.resamples,
             confidence=result.confidence,
             resampled=result.resampled,
+            metric_digest=metric_digest,
+            scoring_digest=scoring_digest,
         )
 
     def record_reason(
@@ -287,12 +317,24 @@ class Recorder:
             scoring_digest=decided_on,
         )
 
+    def _change_of(self, dataset: EvaluationDataset) -> tuple[str, ...]:
+        """Return a note if the newest score of a dataset is on other content."""
+        content, sequence = self._contents.get(dataset.name, (dataset.digest, 0))
+        if content == dataset.digest:
+            return ()
+        changed = f"the content of dataset {dataset.name!r} has changed"
+        return (
+            f"{changed}: entries up to {sequence} were scored on other examples, and are not compared with later ones",
+        )
+
     def _record(self, **entry: Any) -> EvaluationRecord:
         """Append an entry, and tell those who follow."""
         with self._lock:
             before = self._ledger.last_sequence
             record = self._ledger.append(**entry)
             self._recorded.add((record.step, record.checkpoint_digest, record.dataset, entry["dataset_digest"]))
+            if record.outcome is EvaluationOutcome.SCORED:
+                self._contents[record.dataset] = (record.dataset_digest, record.sequence)
             self._tell(record, new=record.sequence > before)
         return record
 
@@ -337,6 +379,8 @@ class Recorder:
         Raises:
             LedgerError: The ledger cannot be read.
         """
+        for note in itertools.chain.from_iterable(map(self._change_of, self.datasets)):
+            _log.warning("%s", note)
         with self._lock:
             newest = self._ledger.page(after_sequence=self._ledger.last_sequence - 1, limit=1)
             for step in self._ledger.steps():

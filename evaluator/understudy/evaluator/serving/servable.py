@@ -32,6 +32,10 @@ class ModelSlot(Protocol):
         """The names, dtypes and shapes of the inputs and outputs."""
 
     @property
+    def metric_digest(self) -> str:
+        """Identifies the configuration of the compiled losses and metrics."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Why evaluations may differ from a single device's, or why they run on one replica."""
 

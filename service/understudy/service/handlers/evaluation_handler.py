@@ -108,6 +108,7 @@ class EvaluationHandler:
             deadline=call.deadline,
             progress=progress.report,
             record=self._records,
+            rescore=request.rescore,
         )
         scoring = await begun(self._executor, score)
         scoring.add_done_callback(lambda _: progress.changed.notify())

@@ -1,0 +1,85 @@
+"""``understudy rescore``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from understudy.cli.connection import ConnectionSettings, connected, json_option
+from understudy.cli.options import settings_options
+from understudy.cli.output import formatted_metrics, print_json
+from understudy.cli.scoring_options import progress_bar
+
+if TYPE_CHECKING:
+    from understudy.clients import Client, Evaluation, Progress
+
+
+@click.command("rescore")
+@click.option("--since", type=click.IntRange(0), required=True, metavar="STEP", help="The first step to score again.")
+@click.option("--until", type=click.IntRange(0), metavar="STEP", help="The last one; the newest by default.")
+@click.option(
+    "--dataset",
+    "datasets",
+    multiple=True,
+    metavar="NAME",
+    help="On this dataset of the server, which may be new; repeatable. By default, on those that each was scored on.",
+)
+@json_option("Print one JSON object per score.")
+@settings_options(settings=ConnectionSettings)
+def command(
+    *,
+    since: int,
+    until: int | None,
+    datasets: tuple[str, ...],
+    as_json: bool,
+    settings: ConnectionSettings,
+) -> None:
+    """Score kept checkpoints again after a dataset, a metric, a slice or the number of resamples has changed.
+
+    \b
+    understudy rescore --since 1000
+    understudy rescore --since 1000 --dataset fresh
+
+    The server must run with the new settings. It loads one checkpoint after another beside the serving version, and
+    records each score. What was scored on the same examples in the same way is not scored again, so the command can
+    be repeated after it was interrupted.
+    """  # noqa: D301 - click needs this character, which keeps the line breaks below it
+    with connected(settings) as client:
+        before = list(client.list_evaluations(min_step=since, max_step=until, outcome="scored"))
+        pairs = _pairs(client, before, since, until, datasets)
+        if not pairs:
+            raise click.ClickException(
+                f"the server has no checkpoint from step {since} on that was scored; see 'understudy evaluations'"
+            )
+        for step, dataset in pairs:
+            evaluation = _score(client, step, dataset)
+            if as_json:
+                print_json({**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()})
+            else:
+                is_new = all(evaluation.sequence != each.sequence for each in before)
+                click.echo(
+                    f"step {step} on {dataset}: {'scored' if is_new else 'already scored in this way'}: "
+                    f"{formatted_metrics(evaluation.metrics)}"
+                )
+
+
+def _pairs(
+    client: Client, before: Sequence[Evaluation], since: int, until: int | None, datasets: Sequence[str]
+) -> list[tuple[int, str]]:
+    """Return the steps and datasets to score: those that were scored before, or all steps on the given datasets."""
+    steps = [each.step for each in client.checkpoints() if since <= each.step and (until is None or each.step <= until)]
+    known = client.metadata().datasets
+    scored = {(each.step, each.dataset) for each in before}
+    return [(step, dataset) for step in steps for dataset in datasets or known if datasets or (step, dataset) in scored]
+
+
+def _score(client: Client, step: int, dataset: str) -> Evaluation:
+    with progress_bar(f"scoring step {step} on {dataset}") as advance:
+
+        def report(progress: Progress) -> None:
+            advance(progress.examples, progress.total_examples)
+
+        return client.evaluate_dataset(dataset, version=step, rescore=True, on_progress=report)
