@@ -8,11 +8,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 _SUBNET = "10.77.0"
 _SECONDS = 20
+_FILES = Path("/etc/netns")
+"""Where `ip` looks for the files of a namespace, which replace those of /etc."""
+
 _IP = shutil.which("ip")
 
 
@@ -30,8 +34,13 @@ class Host:
 
 
 @contextlib.contextmanager
-def connected_hosts(count: int) -> Iterator[list[Host]]:
-    """Create some hosts and remove them after the block. Skip the test if the system does not allow it."""
+def connected_hosts(count: int, *, host_names: Sequence[str] = ()) -> Iterator[list[Host]]:
+    """Create some hosts and remove them after the block. Skip the test if the system does not allow it.
+
+    Args:
+        count: The number of hosts.
+        host_names: What each of them is called on all of them, if they have names.
+    """
     if _IP is None:
         pytest.skip("there is no `ip` here to make network namespaces with; it is in the package iproute2")
     switch = f"understudy-{os.getpid()}"
@@ -47,6 +56,12 @@ def connected_hosts(count: int) -> Iterator[list[Host]]:
                 _plug_in(switch, f"port{index}", name, f"{_SUBNET}.{index + 1}")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"network namespaces cannot be made here: `{' '.join(error.cmd)}`: {error.stderr.strip()}")
+        if host_names:
+            table = "".join(f"{_SUBNET}.{index + 1} {host}\n" for index, host in enumerate(host_names))
+            for name in names:
+                stack.callback(shutil.rmtree, _FILES / name)
+                (_FILES / name).mkdir(parents=True)
+                (_FILES / name / "hosts").write_text(f"127.0.0.1 localhost\n{table}", encoding="utf-8")
         yield [Host(f"{_SUBNET}.{index + 1}", ("ip", "netns", "exec", name)) for index, name in enumerate(names)]
 
 

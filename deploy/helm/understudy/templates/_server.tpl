@@ -1,0 +1,60 @@
+{{- /* The image with its tag. */ -}}
+{{- define "understudy.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* Apply the values that all containers have: root, pod (its spec), args and options (with args, env and resources). */ -}}
+{{- define "understudy.apply" -}}
+{{- $container := index .pod.containers 0 -}}
+{{- $_ := set $container "image" (include "understudy.image" .root) -}}
+{{- $_ := set $container "args" (concat .args .options.args) -}}
+{{- $env := $container.env -}}
+{{- range $name, $value := .options.env -}}
+{{- $env = append $env (dict "name" $name "value" ($value | toString)) -}}
+{{- end -}}
+{{- $_ := set $container "env" $env -}}
+{{- with .options.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
+{{- with .root.Values.run.claim -}}
+{{- $claim := . -}}
+{{- range $.pod.volumes }}{{ if eq .name "run" }}{{ $_ := set .persistentVolumeClaim "claimName" $claim }}{{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Mount a secret: pod, name, secret. */ -}}
+{{- define "understudy.mount" -}}
+{{- $container := index .pod.containers 0 -}}
+{{- $mount := dict "name" .name "mountPath" (printf "/etc/understudy/%s" .name) "readOnly" true -}}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts $mount) -}}
+{{- $volume := dict "name" .name "secret" (dict "secretName" .secret "defaultMode" 288) -}}
+{{- $_ := set .pod "volumes" (append .pod.volumes $volume) -}}
+{{- end -}}
+
+{{- /* Serve over TLS and for known callers, where the values have secrets for it: root, pod. */ -}}
+{{- define "understudy.secure" -}}
+{{- $container := index .pod.containers 0 -}}
+{{- if .root.Values.tls.secret -}}
+{{- include "understudy.mount" (dict "pod" .pod "name" "tls" "secret" .root.Values.tls.secret) -}}
+{{- $env := list -}}
+{{- range $container.env }}{{ if ne .name "UNDERSTUDY_INSECURE" }}{{ $env = append $env . }}{{ end }}{{ end -}}
+{{- $env = append $env (dict "name" "UNDERSTUDY_TLS_CERT" "value" "/etc/understudy/tls/tls.crt") -}}
+{{- $env = append $env (dict "name" "UNDERSTUDY_TLS_KEY" "value" "/etc/understudy/tls/tls.key") -}}
+{{- $_ := set $container "env" $env -}}
+{{- $_ := set $container.startupProbe.httpGet "scheme" "HTTPS" -}}
+{{- $_ := set $container.livenessProbe.httpGet "scheme" "HTTPS" -}}
+{{- $_ := set $container "readinessProbe" (dict "httpGet" (dict "path" "/readyz" "port" "http" "scheme" "HTTPS")) -}}
+{{- end -}}
+{{- if .root.Values.callers.secret -}}
+{{- include "understudy.mount" (dict "pod" .pod "name" "callers" "secret" .root.Values.callers.secret) -}}
+{{- $callers := dict "name" "UNDERSTUDY_CALLERS" "value" "/etc/understudy/callers/callers.toml" -}}
+{{- $_ := set $container "env" (append $container.env $callers) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The fleet's manifest of a name, for its canary where `canary` is set: root, file, canary. */ -}}
+{{- define "understudy.fleet" -}}
+{{- $text := .root.Files.Get (printf "kubernetes/base/fleet/%s.yaml" .file) -}}
+{{- if .canary -}}
+{{- $text = $text | replace "component: fleet" "component: fleet-canary" | replace "name: understudy-fleet" "name: understudy-fleet-canary" -}}
+{{- end -}}
+{{- $text -}}
+{{- end -}}
