@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testkit.preloading import preloaded
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 1
 
@@ -18,7 +20,7 @@ SECONDS = 1
 def test_no_save_fails_and_no_read_is_torn_in_any_format(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "soak", "stock_writers", "--count", str(SECONDS)]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = {**os.environ, **preloaded(), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
     done = subprocess.run(
         [*command, *folders], cwd=ROOT, env=environment, timeout=200, capture_output=True, check=False

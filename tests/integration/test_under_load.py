@@ -30,6 +30,7 @@ PREDICTIONS = 10_000
 SWAPS = 20
 IN_FLIGHT = 32
 
+STREAM_IDLE_SECONDS = 0.3
 HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 1_000.0}
 """A batch waits a second for more examples, so that a request can be caught in the queue."""
 
@@ -44,11 +45,15 @@ both_front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS)
 def loaded(
     request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningService]:
-    """A service that holds requests back."""
+    """A service that holds requests back, and no version for a silent stream."""
     run = tmp_path_factory.mktemp("run")
     Chief(run).publish(10)
     with running_service(
-        {"run_dir": run}, HELD_BACK, replicas=replicas, state_dir=run / "evaluator", front_end=request.param
+        {"run_dir": run},
+        {**HELD_BACK, "stream_idle_timeout_seconds": STREAM_IDLE_SECONDS},
+        replicas=replicas,
+        state_dir=run / "evaluator",
+        front_end=request.param,
     ) as service:
         service.wait_ready()
         yield service
@@ -159,11 +164,7 @@ async def test_before_the_first_checkpoint_the_service_is_unavailable(run_servic
     await stub_channel.close(None)
 
 
-@both_front_ends
-def test_a_silent_stream_is_aborted_and_its_version_let_go(run_service: Run, chief: Chief) -> None:
-    chief.publish(5)
-    service = run_service(evaluator={"stream_idle_timeout_seconds": 0.3})
-    service.wait_ready()
+def test_a_silent_stream_is_aborted_and_its_version_let_go(loaded: RunningService) -> None:
     over = threading.Event()
 
     def batches() -> Iterator[tuple[Any, Any]]:
@@ -172,10 +173,10 @@ def test_a_silent_stream_is_aborted_and_its_version_let_go(run_service: Run, chi
 
     try:
         with pytest.raises(AbortedError, match=r"0\.3 s"):
-            service.client().evaluate(batches())
+            loaded.client().evaluate(batches())
     finally:
         over.set()
-    assert service.client().evaluate([(ones(2), np.ones((2, OUTPUTS), np.float32))]).examples == 2
+    assert loaded.client().evaluate([(ones(2), np.ones((2, OUTPUTS), np.float32))]).examples == 2
 
 
 def test_a_damaged_checkpoint_is_told_and_the_serving_version_keeps_serving(run_service: Run, chief: Chief) -> None:
@@ -194,35 +195,28 @@ def test_a_damaged_checkpoint_is_told_and_the_serving_version_keeps_serving(run_
 
 
 @both_front_ends
-async def test_stopping_answers_what_is_under_way_and_refuses_the_rest(run_service: Run, chief: Chief) -> None:
+async def test_stopping_answers_what_is_under_way_ends_watches_and_refuses_the_rest(
+    run_service: Run, chief: Chief
+) -> None:
     chief.publish(10)
     loaded = run_service(evaluator=HELD_BACK)
     loaded.wait_ready()
     channel = grpc.aio.insecure_channel(loaded.grpc)
     stub = prediction_pb2_grpc.PredictionServiceStub(channel)
     request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
-    calls = [stub.Predict(request) for _ in range(6)]
-    await until_waiting(loaded, rows=6)
-    loaded.start_stopping()
-    assert [(await call).step for call in calls] == [10] * 6
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Predict(request)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await channel.close(None)
-    loaded.join()
-
-
-@both_front_ends
-async def test_watchers_do_not_keep_the_service_from_stopping(run_service: Run, chief: Chief) -> None:
-    chief.publish(5)
-    service = run_service()
-    service.wait_ready()
-    async with AsyncClient(service.grpc) as client:
+    async with AsyncClient(loaded.grpc) as client:
         watch = client.watch_evaluations(give_up_after_seconds=0.1)
         watching = asyncio.ensure_future(anext(watch))
-        await until_started(service, "WatchEvaluations")
-        service.start_stopping()
-        await asyncio.to_thread(service.join)
+        await until_started(loaded, "WatchEvaluations")
+        calls = [stub.Predict(request) for _ in range(6)]
+        await until_waiting(loaded, rows=6)
+        loaded.start_stopping()
+        assert [(await call).step for call in calls] == [10] * 6
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Predict(request)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await channel.close(None)
+        await asyncio.to_thread(loaded.join)
         with pytest.raises(UnavailableError):
             await watching
 

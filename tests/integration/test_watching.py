@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from tensorboard.util import tensor_util
 from testkit.checkpoints import Chief, write_dataset
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import WAIT_SECONDS, until
+from testkit.preloading import preloaded
 from understudy.clients import Client, Evaluation
 
 DATASETS = ("one", "two")
@@ -51,7 +53,13 @@ def serve(run: Path, data: Path, port: int, front_end: str) -> Iterator[subproce
     options = ["--run-dir", str(run), "--eval-data", datasets, "--grpc-port", str(port), "--http-port", "0"]
     options += ["--frontend", front_end, "--poll-interval-seconds", "0.05"]
     command = [sys.executable, "-m", "understudy.cli", "serve", *options]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **preloaded()},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         try:
             yield process
         finally:

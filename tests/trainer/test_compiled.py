@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ FLOAT16 = Compiled(scaling, "mixed_float16")
 BFLOAT16 = Compiled(lambda: keras.optimizers.Adam(1e-2), "mixed_bfloat16")
 
 
+@functools.cache
 def fitted(experiment: Compiled) -> keras.Model:
     """Return what Keras' ``fit`` makes of the same batches on one device."""
     data = experiment.training_data()
@@ -85,6 +87,19 @@ def fitted(experiment: Compiled) -> keras.Model:
     model = build_model(experiment, seed=0)
     model.fit(global_batches(data, plan, first_step=0), steps_per_epoch=STEPS, shuffle=False, verbose=0)
     return model
+
+
+@pytest.fixture(scope="module")
+def on_replicas(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Compiled], Path]:
+    """Return a function that trains an experiment on two replicas, once, and returns the run folder."""
+
+    @functools.cache
+    def trained(experiment: Compiled) -> Path:
+        run_dir = tmp_path_factory.mktemp("replicas")
+        run(experiment, run_dir, **MIRRORED)
+        return run_dir
+
+    return trained
 
 
 @pytest.mark.parametrize("experiment", [SCHEDULED, ACCUMULATING, FLOAT16, BFLOAT16])
@@ -103,19 +118,18 @@ def test_one_device_gives_the_bits_of_fit_and_resuming_gives_them_again(tmp_path
 
 @pytest.mark.parametrize(("experiment", "tolerance"), [(SCHEDULED, 1e-5), (FLOAT16, 1e-3), (BFLOAT16, 0.02)])
 def test_replicas_give_what_fit_gives_but_for_rounding_and_resume_exactly(
-    tmp_path: Path, experiment: Compiled, tolerance: float
+    tmp_path: Path, on_replicas: Callable[[Compiled], Path], experiment: Compiled, tolerance: float
 ) -> None:
-    run(experiment, tmp_path / "whole", **MIRRORED)
+    whole = on_replicas(experiment)
     for steps in (4, STEPS):
-        run(experiment, tmp_path / "resumed", steps=steps, **MIRRORED)
-    assert_bit_equal(state_of(tmp_path / "whole", STEPS), state_of(tmp_path / "resumed", STEPS))
-    for ours, theirs in zip(weights_of(tmp_path / "whole", STEPS), fitted(experiment).get_weights(), strict=True):
+        run(experiment, tmp_path, steps=steps, **MIRRORED)
+    assert_bit_equal(state_of(whole, STEPS), state_of(tmp_path, STEPS))
+    for ours, theirs in zip(weights_of(whole, STEPS), fitted(experiment).get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
-def test_replicas_skip_the_same_steps_that_overflow_as_one_device(tmp_path: Path) -> None:
-    run(FLOAT16, tmp_path, **MIRRORED)
-    ours = keras.models.load_model(RunDir(tmp_path).checkpoint(STEPS) / MODEL_FILE).optimizer
+def test_replicas_skip_the_same_steps_that_overflow_as_one_device(on_replicas: Callable[[Compiled], Path]) -> None:
+    ours = keras.models.load_model(RunDir(on_replicas(FLOAT16)).checkpoint(STEPS) / MODEL_FILE).optimizer
     theirs = fitted(FLOAT16).optimizer
     assert 0 < int(theirs.inner_optimizer.iterations) < STEPS, "some steps were skipped, others not"
     for one, other in ((ours, theirs), (ours.inner_optimizer, theirs.inner_optimizer)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,16 +23,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a training with one checkpoint, for copies."""
+    run_dir = tmp_path_factory.mktemp("begun")
+    run(Dense(), run_dir, steps=FIRST)
+    return run_dir
+
+
 def checkpoints(run_dir: Path) -> list[str]:
     return sorted(path.name for path in RunDir(run_dir).checkpoints.iterdir())
 
 
 @pytest.mark.parametrize(("leave_kib", "tensorboard"), [(12, False), (48, False), (48, True)])
 def test_a_disk_that_fills_while_a_checkpoint_is_written_costs_none_of_those_before(
-    small_disk: Path, leave_kib: int, *, tensorboard: bool
+    small_disk: Path, begun: Path, leave_kib: int, *, tensorboard: bool
 ) -> None:
     run_dir = small_disk / "run"
-    run(Dense(), run_dir, steps=FIRST, tensorboard=tensorboard)
+    if tensorboard:
+        run(Dense(), run_dir, steps=FIRST, tensorboard=True)
+    else:
+        shutil.copytree(begun, run_dir)
     filler = fill(small_disk, leave=leave_kib << 10)
 
     with pytest.raises(PublishError, match=r"step 10 could not be published: .*No space left on device"):
@@ -46,9 +58,9 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_costs_none_of_those_bef
     assert RunDir(run_dir).committed_steps() == [FIRST, STEPS]
 
 
-def test_on_a_disk_without_any_room_training_does_not_begin(small_disk: Path) -> None:
+def test_on_a_disk_without_any_room_training_does_not_begin(small_disk: Path, begun: Path) -> None:
     run_dir = small_disk / "run"
-    run(Dense(), run_dir, steps=FIRST)
+    shutil.copytree(begun, run_dir)
     filler = fill(small_disk, leave=0)
 
     for _ in range(2):
@@ -60,8 +72,8 @@ def test_on_a_disk_without_any_room_training_does_not_begin(small_disk: Path) ->
     assert run(Dense(), run_dir).first_step == FIRST
 
 
-def test_a_file_that_may_not_grow_so_large_costs_no_checkpoint(tmp_path: Path) -> None:
-    run(Dense(), tmp_path, steps=FIRST)
+def test_a_file_that_may_not_grow_so_large_costs_no_checkpoint(tmp_path: Path, begun: Path) -> None:
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     model_file = RunDir(tmp_path).checkpoint(FIRST) / "model.keras"
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (model_file.stat().st_size // 2, hard))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testkit.preloading import preloaded
 from understudy.evaluator.evaluator_errors import DeviceError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, device_memory
 
@@ -46,7 +47,8 @@ for settings in ast.literal_eval(sys.argv[1]):
 def laid_out() -> list[tuple[int, ...]]:
     """Return what each of the layouts led to."""
     command = [sys.executable, "-c", PROGRAM, repr([settings for settings, _ in LAYOUTS])]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environ = {**os.environ, **preloaded()}
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     return [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
 
