@@ -17,12 +17,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from understudy.evaluator.evaluation.drift import DriftReport, FeatureDrift
+from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
 from understudy.service.callers.guard import RefusalCounter
 from understudy.service.calls.metrics import RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
+from understudy.service.traffic.drift_metrics import DriftMetrics
 from understudy.service.traffic.request_log_metrics import RequestLogMetrics
 from understudy.trainer.settings import ClusterSettings, TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics
@@ -51,6 +54,15 @@ class _IdleEvaluator:
         return {"GPU:0": reading}
 
 
+def _drift() -> LiveDrift:
+    """Return the drift of one input."""
+    feature = FeatureDrift(
+        name="x", kind="input", psi=0, psi_by_chance=0, ks=0, ks_error=0, reference_count=1, count=1, bins=()
+    )
+    inputs, scores = DriftReport(features=(feature,)), DriftReport(features=())
+    return LiveDrift(dataset="test", step=1, examples=1, computed_at=0.0, inputs=inputs, scores=scores)
+
+
 def metrics_table() -> str:
     """Return a Markdown table of every metric."""
     lines = ["| metric | kind | labels | what |", "|---|---|---|---|"]
@@ -69,6 +81,7 @@ def _every_metric() -> list[Metric]:
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
     RefusalCounter(registry)
     RequestLogMetrics(registry)
+    DriftMetrics(registry).computed(_drift())
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(

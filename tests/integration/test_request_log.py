@@ -18,10 +18,11 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones
 from testkit.front_ends import FRONT_ENDS
-from testkit.in_process import RunningService, running_service
+from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
 from understudy.evaluator.datasets.dataset_files import find_records, open_dataset
 from understudy.evaluator.datasets.request_records import LoggedExample, read_logged
+from understudy.evaluator.evaluator_errors import DatasetNotFoundError
 from understudy.oip import inference_pb2, inference_pb2_grpc
 
 STEPS = (10, 30)
@@ -54,9 +55,12 @@ def call_every_method(service: RunningService) -> None:
 
 @pytest.fixture(scope="module", params=FRONT_ENDS)
 def logged(
-    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    replicas: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+    dataset_file: Path,
 ) -> Iterator[tuple[RunningService, Path]]:
-    """A service that has logged every method, after another one with the same log that has ended."""
+    """A service that watches drift, and the folder in which one before it has logged every method."""
     run = tmp_path_factory.mktemp("run")
     chief = Chief(run)
     for step in STEPS:
@@ -67,6 +71,7 @@ def logged(
         assert service.wait_ready() == STEPS[-1]
         call_every_method(service)
     del settings["request_log"]
+    settings |= {"eval_data": {"test": dataset_file}, "drift_reference": "test", "drift_sample": 1.0}
     with running_service(settings, {}, **options) as service:
         service.wait_ready()
         service.client().promote(STEPS[0])  # loads it; the one before stays loaded
@@ -137,3 +142,41 @@ def test_a_version_that_is_not_loaded_is_named(logged: tuple[RunningService, Pat
     result = CliRunner().invoke(main, ["replay", str(folder), "--target", service.grpc, "--version", "11"])
     assert result.exit_code == 1
     assert "11" in result.output
+
+
+def test_live_requests_that_drifted_from_the_reference_are_shown(logged: tuple[RunningService, Path]) -> None:
+    service, folder = logged
+    client = service.client()
+    examples = np.zeros((200, WIDTH), np.float32)  # the reference is normal, so nearly none is zero
+
+    def drift_is_shown() -> bool:
+        client.predict(examples)
+        return service.metric("understudy_drift_examples") > 0
+
+    until(drift_is_shown)
+    assert service.metric("understudy_drift", kind="input", feature="x[0]", statistic="psi") > 0.25
+    assert service.metric("understudy_drift", kind="input", feature="x[0]", statistic="ks") > 0.3
+    assert service.metric("understudy_drift", kind="score", feature=f"y[{OUTPUTS - 1}]", statistic="psi") > 0.25
+    written = json.loads((folder.parent / "evaluator" / "drift.json").read_text())
+    assert (written["dataset"], written["step"]) == ("test", STEPS[0])
+
+
+def test_a_log_and_a_dataset_are_compared_with_the_outputs_of_one_version(
+    logged: tuple[RunningService, Path], dataset_file: Path
+) -> None:
+    service, folder = logged
+    arguments = ["drift", str(folder), "--against", str(dataset_file), "--version", "10", "--target", service.grpc]
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    features = {(each["kind"], each["name"]): each for each in json.loads(result.stdout)["features"]}
+    assert features["input", "x[0]"]["psi"] > 0.25
+    assert features["score", "y[0]"]["count"] == sum(METHODS.values())
+
+
+def test_a_reference_that_does_not_exist_is_named(replicas: tuple[str, ...], tmp_path: Path) -> None:
+    settings = {"run_dir": tmp_path, "drift_reference": "nothing"}
+    with (
+        pytest.raises(DatasetNotFoundError, match="no dataset 'nothing'"),
+        running_service(settings, {}, replicas=replicas, state_dir=tmp_path / "state"),
+    ):
+        pass

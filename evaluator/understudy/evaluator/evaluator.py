@@ -258,7 +258,7 @@ class Evaluator:
             VersionNotFoundError: There is no such checkpoint.
             DatasetNotFoundError: There is no such dataset.
         """
-        on_demand, data = self._started_components().on_demand, self._dataset(dataset)
+        on_demand, data = self._started_components().on_demand, self.dataset(dataset)
         return on_demand.score(
             self._resolve(version), data, deadline=deadline, progress=progress, record=record, rescore=rescore
         )
@@ -457,7 +457,8 @@ class Evaluator:
             raise DrainingError("the evaluator is shutting down and takes no new work; ask another one")
         return self._components
 
-    def _dataset(self, name: str) -> EvaluationDataset:
+    def dataset(self, name: str) -> EvaluationDataset:
+        """Return a dataset that is known to the evaluator; raise DatasetNotFoundError if there is none of the name."""
         if name not in self._datasets:
             raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
         return self._datasets[name]
@@ -465,7 +466,7 @@ class Evaluator:
     def _batches_of(self, dataset: str) -> ReplayableBatches:
         from understudy.evaluator.evaluation.comparison import DatasetBatches
 
-        return DatasetBatches(self._dataset(dataset), batch_size=self._settings.evaluation_batch_size)
+        return DatasetBatches(self.dataset(dataset), batch_size=self._settings.evaluation_batch_size)
 
     def _serving(self) -> Servable | None:
         return self._components.manager.serving

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from understudy.evaluator.evaluation.drift_monitor import DriftMonitor
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.request_log import RequestLog
@@ -40,6 +41,7 @@ from understudy.service.services import RequestHandlers, all_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
 from understudy.service.tls import ServerCertificates
+from understudy.service.traffic.drift_metrics import DriftMetrics
 from understudy.service.traffic.request_log_metrics import RequestLogMetrics
 from understudy.service.traffic.traffic_sample import TrafficSample
 
@@ -142,7 +144,7 @@ class Service:
         3. Readiness changes to draining. If callers watch the health, they have a moment to choose another server.
            Then the gRPC front end refuses new calls and finishes the running ones.
         4. The HTTP port closes, which until then reports the draining in ``/readyz``, and serves ``/metrics``.
-        5. The request log writes what it holds, as no request can reach it any more.
+        5. The request log writes what it holds, and drift is no longer computed, as no request can reach them any more.
         6. The evaluator closes, as no call can reach it any more; until then the running ones could.
         7. The executors stop, on which all of the above ran blocking work.
 
@@ -158,7 +160,7 @@ class Service:
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
-            samplers = await self._start_samplers(stack)
+            samplers = await self._start_samplers(stack, opened.evaluator)
             handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing, samplers))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
             await self._start_http(stack, listener, handlers, methods, certificates)
@@ -252,19 +254,29 @@ class Service:
         self._registry.register(EvaluatorCollector(evaluator))
         return opened
 
-    async def _start_samplers(self, stack: AsyncExitStack) -> Sequence[PredictionSampler]:
+    async def _start_samplers(self, stack: AsyncExitStack, evaluator: Evaluator) -> Sequence[PredictionSampler]:
         """Start what follows a sample of the predictions, until the stack is closed."""
-        options = self._settings.request_log_options
-        if options is None:
-            return ()
-        metrics = RequestLogMetrics(self._registry)
-        log = await self._loop.run_in_executor(self._executor, RequestLog, options, metrics)
-        sample = TrafficSample(
-            log, share=self._settings.request_log_sample, dropped=metrics.dropped, name="understudy-request-log"
-        )
-        sample.start()
-        stack.push_async_callback(self._loop.run_in_executor, self._executor, sample.close)
-        return (sample,)
+        settings = self._settings
+        samples = []
+        if settings.request_log_options is not None:
+            counts = RequestLogMetrics(self._registry)
+            log = await self._loop.run_in_executor(self._executor, RequestLog, settings.request_log_options, counts)
+            samples.append(
+                TrafficSample(
+                    log, share=settings.request_log_sample, dropped=counts.dropped, name="understudy-request-log"
+                )
+            )
+        if settings.drift_reference is not None:
+            shown = DriftMetrics(self._registry)
+            dataset = evaluator.dataset(settings.drift_reference)
+            monitor = DriftMonitor(evaluator, dataset, settings.drift_options, on_computed=shown.computed)
+            samples.append(
+                TrafficSample(monitor, share=settings.drift_sample, dropped=shown.dropped, name="understudy-drift")
+            )
+        for sample in samples:
+            sample.start()
+            stack.push_async_callback(self._loop.run_in_executor, self._executor, sample.close)
+        return samples
 
     async def _start_http(
         self,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.evaluator.datasets.request_records import LoggedTargets
+from understudy.evaluator.evaluation.drift_monitor import DRIFT_FILE, DriftOptions
 from understudy.evaluator.records.request_log import RequestLogOptions
 from understudy.evaluator.settings import CheckpointLocation
 from understudy.service.service_errors import SettingsError
@@ -26,6 +27,7 @@ _LARGEST_SECONDS = 2_000_000
 _HTTP_SHARE = 4
 _BODY_MIB = 1024
 _HOUR_SECONDS = 3600
+_MOST_FEATURES = 1000
 _MOST_CONNECTIONS = 100_000
 """The default's limit, where open files have none."""
 
@@ -259,6 +261,31 @@ class ServeSettings:
             "choices": ("answers", "classes"),
         },
     )
+    drift_reference: str | None = field(
+        default=None,
+        metadata={
+            "help": "Compare a sample of the live requests with this dataset, of --eval-data or the experiment: how "
+            "far inputs and outputs have drifted, as metrics and in STATE/drift.json.",
+            "metavar": "DATASET",
+        },
+    )
+    drift_sample: float = field(
+        default=0.1,
+        metadata={
+            "help": "The share of the requests that is compared with --drift-reference, above 0 and up to 1.",
+            "metavar": "SHARE",
+        },
+    )
+    drift_hours: float = field(
+        default=1.0, metadata={"help": "For how long live requests count for the drift, in hours.", "metavar": "HOURS"}
+    )
+    drift_max_features: int = field(
+        default=32,
+        metadata={
+            "help": "The most features of the inputs, and the most of the outputs, whose drift is shown.",
+            "metavar": "N",
+        },
+    )
     drain_seconds: float = field(
         default=30.0,
         metadata={"help": "How long calls under way may take to finish after SIGTERM.", "metavar": "SECONDS"},
@@ -318,9 +345,11 @@ class ServeSettings:
         self._check_tls()
 
     def _check_traffic(self) -> None:
-        if not 0 < self.request_log_sample <= 1:
-            raise SettingsError(f"request_log_sample is {self.request_log_sample}; give a share above 0 and up to 1")
-        for name in ("request_log_mib", "request_log_hours"):
+        for name in ("request_log_sample", "drift_sample"):
+            if not 0 < getattr(self, name) <= 1:
+                raise SettingsError(f"{name} is {getattr(self, name)}; give a share above 0 and up to 1")
+        self._check_range("drift_max_features", low=1, high=_MOST_FEATURES)
+        for name in ("request_log_mib", "request_log_hours", "drift_hours"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} is {getattr(self, name)}; give more than 0")
         if self.request_log is None and self.request_log_redact:
@@ -365,6 +394,16 @@ class ServeSettings:
             max_age_seconds=self.request_log_hours * _HOUR_SECONDS,
             redact=self.request_log_redact,
             targets=self.request_log_targets,
+        )
+
+    @property
+    def drift_options(self) -> DriftOptions:
+        """What is compared with the reference of drift."""
+        return DriftOptions(
+            file=self.evaluator_state_dir / DRIFT_FILE,
+            window_seconds=self.drift_hours * _HOUR_SECONDS,
+            max_features=self.drift_max_features,
+            without=self.request_log_redact,
         )
 
     @property

@@ -28,6 +28,7 @@ class Consumer:
     def __init__(self) -> None:
         self.taken: list[LoggedRequest] = []
         self.closed = False
+        self.ticked = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.failing: Callable[[LoggedRequest], bool] = lambda _: False
@@ -39,7 +40,7 @@ class Consumer:
         self.taken.append(request)
 
     def tick(self) -> None:
-        pass
+        self.ticked.set()
 
     def close(self) -> None:
         self.closed = True
@@ -157,3 +158,20 @@ def test_a_consumer_that_fails_loses_that_request_only() -> None:
     sample.close()
     assert [request.inputs["x"][0, 0] for request in consumer.taken] == [0, 2]
     assert dropped == {"error": 1}
+
+
+def test_the_consumer_is_called_in_time_also_while_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.service.traffic.traffic_sample.TICK_SECONDS", 0.0)
+    consumer = Consumer()
+    waiting: list[bool] = []
+
+    def note(_: LoggedRequest) -> bool:
+        waiting.append(consumer.ticked.is_set())
+        return False
+
+    consumer.failing = note
+    sample = TrafficSample(consumer, share=1.0, dropped=lambda _: None, name="sample")
+    asyncio.run(answered(sample, [0.0, 1.0]))
+    sample.start()
+    sample.close()
+    assert waiting == [True, True]

@@ -133,11 +133,12 @@ class TrafficSample:
     def _run(self) -> None:
         ticks_at = time.monotonic() + TICK_SECONDS
         while True:
+            if time.monotonic() >= ticks_at:
+                self._guarded(self._consumer.tick)
+                ticks_at = time.monotonic() + TICK_SECONDS
             try:
                 found = self._queue.get(timeout=max(0.0, ticks_at - time.monotonic()))
             except Empty:
-                ticks_at = time.monotonic() + TICK_SECONDS
-                self._guarded(self._consumer.tick)
                 continue
             if found is None:
                 break
