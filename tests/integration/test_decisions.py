@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones
@@ -37,3 +38,21 @@ def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the
     assert client.predict({"x": ones(1)}).step == 50
     assert client.roll_back().serving_step == 30
     assert client.predict({"x": ones(1)}).step == 30
+
+
+def test_while_the_gate_lets_nothing_serve_readiness_says_why(
+    run_service: Run, chief: Chief, dataset_file: Path
+) -> None:
+    service = run_service({"eval_data": {"test": dataset_file}}, {"gate": ("test/loss <= -1",)})
+    watch = service.client().watch_evaluations()
+    chief.publish(20)
+    while (decision := next(watch)).outcome != "refused":
+        assert decision.outcome == "scored"
+
+    (condition,) = decision.conditions
+    assert (condition.text, condition.outcome, condition.baseline_step) == ("test/loss <= -1", "refused", None)
+    ready = httpx.get(f"http://{service.http}/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["reason"] == f"no checkpoint is serving yet; the gate refused step 20: {decision.reason}"
+    assert 'understudy_gate_decisions_total{outcome="refused"} 1.0' in service.client().metrics()
+    assert service.client().promote(20).serving_step == 20

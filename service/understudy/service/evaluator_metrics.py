@@ -125,6 +125,7 @@ EXAMPLE_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
 
 OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
 LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed", "postponed")
+DECISIONS = (EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED)
 FREEZE_OUTCOMES: tuple[FreezeOutcome, ...] = ("frozen", "left", "cancelled", "failed")
 _RECALL_PAGE = 1000
 REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
@@ -210,6 +211,11 @@ class ServiceObserver:
         self._evaluation_step = Gauge(
             "understudy_evaluation_step", "The step that was scored last.", ["dataset"], registry=registry
         )
+        decisions = Counter(
+            "understudy_gate_decisions_total", "Decisions of the gate on checkpoints.", ["outcome"], registry=registry
+        )
+        self._decisions = {outcome: decisions.labels(outcome.value) for outcome in DECISIONS}
+        self._held_back = ""
         self._lock = threading.Lock()
         self._shown: dict[str, int] = {}
 
@@ -268,7 +274,14 @@ class ServiceObserver:
         """An entry was committed to the ledger."""
         self._show(record)
         audit_record(record)
+        if record.outcome in self._decisions:
+            self._decisions[record.outcome].inc()
         self._on_record()
+
+    @property
+    def held_back(self) -> str:
+        """Why the gate did not accept the checkpoint that it decided on last; empty if it did."""
+        return self._held_back
 
     def recall(self, ledger: Ledger) -> None:
         """Show the results of an earlier process until newer ones are recorded. Blocks."""
@@ -279,7 +292,9 @@ class ServiceObserver:
             after = entries[-1].sequence
 
     def _show(self, record: EvaluationRecord) -> None:
-        """Show the metrics of an entry, unless a newer one of its dataset is shown."""
+        """Show the metrics of an entry, unless a newer one of its dataset is shown; keep the gate's decision."""
+        if record.outcome in self._decisions:
+            self._held_back = _held_back(record)
         if record.outcome is not EvaluationOutcome.SCORED:
             return
         with self._lock:
@@ -289,6 +304,13 @@ class ServiceObserver:
             self._evaluation_step.labels(record.dataset).set(record.step)
             for metric, value in record.metrics.items():
                 self._evaluation_metric.labels(record.dataset, metric).set(value)
+
+
+def _held_back(record: EvaluationRecord) -> str:
+    said = {EvaluationOutcome.REFUSED: "the gate refused", EvaluationOutcome.UNDECIDED: "the gate is undecided on"}
+    if record.outcome not in said:
+        return ""
+    return f"no checkpoint is serving yet; {said[record.outcome]} step {record.step}: {record.reason}"
 
 
 class EvaluatorCollector(Collector):

@@ -45,7 +45,7 @@ def build_app(*, readiness: Readiness, routes: Sequence[Route] = ()) -> Starlett
 
     async def readyz(_request: Request) -> Response:
         ready = readiness.state is ReadinessState.READY
-        return JSONResponse({"ready": ready, "reason": readiness.state.value}, status_code=200 if ready else 503)
+        return JSONResponse({"ready": ready, "reason": readiness.reason}, status_code=200 if ready else 503)
 
     own = (Route("/healthz", healthz), Route("/readyz", readyz))
     return Starlette(routes=[*own, *routes])

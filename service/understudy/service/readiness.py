@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -62,17 +63,25 @@ class Readiness:
     Attributes:
         changed: Notifies of each change.
         watchers: How many callers watch the state, and so choose another server when it is not READY.
+        held_back: Returns why the gate has let no checkpoint serve yet; empty if that is not the reason.
     """
 
     def __init__(self) -> None:
         self._state = ReadinessState.WAITING
         self.changed = Notifier()
         self.watchers = 0
+        self.held_back: Callable[[], str] = lambda: ""
 
     @property
     def state(self) -> ReadinessState:
         """The current state."""
         return self._state
+
+    @property
+    def reason(self) -> str:
+        """The current state in a sentence."""
+        held_back = self.held_back() if self._state is ReadinessState.WAITING else ""
+        return held_back or self._state.value
 
     def become_ready(self) -> None:
         """Change to READY, as the first servable is serving; has no effect while draining."""

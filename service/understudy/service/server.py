@@ -241,6 +241,7 @@ class Service:
         observer = ServiceObserver(
             self._registry, statistics=self._statistics, on_record=self._recorded.notify_threadsafe
         )
+        self._readiness.held_back = lambda: observer.held_back
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
         opened = await self._loop.run_in_executor(
