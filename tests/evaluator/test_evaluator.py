@@ -135,8 +135,10 @@ def test_a_restart_goes_on_where_the_ledger_ends(run: RealRun) -> None:
     run.publish(3, 4)
     with run.running(datasets=[dataset()]) as evaluator:
         records = wait_for_records(evaluator, 4)
+        assert run.told.milestones == []
         run.publish(5)
         records = wait_for_records(evaluator, 5)
+        until(lambda: sorted(run.told.milestones) == ["scored", "served"])
 
     assert [record.step for record in records] == [1, 2, 3, 4, 5]
     assert [record.step for record in run.told.records] == [1, 2, 3, 4, 5]

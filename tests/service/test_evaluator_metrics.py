@@ -100,11 +100,15 @@ def test_refusals_loads_and_the_queue_are_shown_from_the_start(
     observer.rejected("deadline")
     observer.queue_changed(17)
     observer.checkpoint_loaded("failed", seconds=0.5)
+    observer.checkpoint_reached("scored", seconds=3)
     assert value("understudy_rejected_total", {"reason": "deadline"}) == 1
     assert value("understudy_queue_examples") == 17
     assert value("understudy_checkpoint_loads_total", {"outcome": "failed"}) == 1
     assert value("understudy_checkpoint_loads_total", {"outcome": "loaded"}) == 0
     assert value("understudy_checkpoint_load_seconds_sum") == 0.5
+    assert value("understudy_checkpoint_scored_seconds_bucket", {"le": "2.5"}) == 0
+    assert value("understudy_checkpoint_scored_seconds_bucket", {"le": "5.0"}) == 1
+    assert value("understudy_checkpoint_served_seconds_count") == 0
 
 
 def test_the_newest_score_of_a_dataset_is_shown_in_whatever_order_they_are_told(
@@ -115,6 +119,9 @@ def test_the_newest_score_of_a_dataset_is_shown_in_whatever_order_they_are_told(
     value = registry.get_sample_value
     assert value("understudy_evaluation_metric", {"dataset": "test", "metric": "loss"}) == 0.2
     assert value("understudy_evaluation_step", {"dataset": "test"}) == 20
+    assert value("understudy_evaluations_total", {"outcome": "scored"}) == 2
+    assert value("understudy_evaluations_total", {"outcome": "skipped"}) == 1
+    assert value("understudy_evaluations_total", {"outcome": "undecided"}) == 0
 
 
 def test_two_services_in_one_process_do_not_share_metrics() -> None:
@@ -137,6 +144,7 @@ def test_the_exposition_can_be_parsed_and_doubles_no_series(
 def test_promtool_accepts_the_metrics(registry: CollectorRegistry, observer: ServiceObserver, promtool: Path) -> None:
     RpcMetrics(registry, [method for service in LIGHT_SERVICES for method in methods_of(service)])
     observer.evaluation_recorded(record(1, step=10))
+    observer.checkpoint_reached("served", seconds=3)
     content, _ = exposition(registry)
     checked = subprocess.run(
         [promtool, "check", "metrics"], input=content, capture_output=True, timeout=30, check=False

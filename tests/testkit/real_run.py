@@ -23,6 +23,7 @@ from understudy.evaluator.types import (
     EvaluationRecord,
     FreezeOutcome,
     LoadOutcome,
+    Milestone,
     SilentObserver,
 )
 
@@ -60,6 +61,7 @@ class Told(SilentObserver):
         self.records: list[EvaluationRecord] = []
         self.rejections: list[str] = []
         self.freezings: list[FreezeOutcome] = []
+        self.milestones: list[Milestone] = []
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         assert seconds >= 0
@@ -70,6 +72,10 @@ class Told(SilentObserver):
 
     def rejected(self, reason: str) -> None:
         self.rejections.append(reason)
+
+    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
+        assert 0 <= seconds < WAIT_SECONDS
+        self.milestones.append(milestone)
 
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
         assert seconds >= 0

@@ -58,6 +58,7 @@ class Components:
     version_monitor: VersionStateMonitor
     manager: ServableManager
     controller: ServingController
+    backlog: Backlog
     watcher: CheckpointWatcher
     on_demand: OnDemandEvaluations
 
@@ -119,6 +120,8 @@ def start_components(
     streams = OpenStreams()
 
     def tell_promoted(step: int) -> None:
+        if (info := store.find(step)) is not None:
+            version_monitor.served(info)
         freezer.promoted(step)
         on_promoted(step)
 
@@ -180,6 +183,7 @@ def start_components(
         quarantine=quarantine,
         failures=_new_quarantine(settings),
         on_progress=wake,
+        on_scored=version_monitor.scored,
     )
     wake.watcher = watcher = CheckpointWatcher(
         store=store,
@@ -208,6 +212,7 @@ def start_components(
         version_monitor=version_monitor,
         manager=manager,
         controller=controller,
+        backlog=backlog,
         watcher=watcher,
         on_demand=on_demand,
     )

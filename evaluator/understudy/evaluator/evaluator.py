@@ -387,6 +387,10 @@ class Evaluator:
         serving = self._serving()
         return None if serving is None else max(0.0, time.time() - serving.created_at)
 
+    def checkpoints_waiting(self) -> int:
+        """Return how many checkpoints wait to be scored or are being scored."""
+        return len(self._components.backlog)
+
     def device_memory(self) -> Mapping[tuple[str, MemoryKind], int]:
         """Return bytes by device and kind (``current``, ``peak``); ``CPU`` stands for the whole process."""
         from understudy.evaluator.model.devices import device_memory

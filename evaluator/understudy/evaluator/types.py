@@ -317,6 +317,7 @@ END_AFTER = 2
 
 Operation = Literal["predict", "evaluate"]
 LoadOutcome = Literal["loaded", "failed", "postponed"]
+Milestone = Literal["scored", "served"]
 FreezeOutcome = Literal["frozen", "left", "cancelled", "failed"]
 
 
@@ -375,6 +376,12 @@ class Observer(Protocol):
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""
 
+    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
+        """A checkpoint has a result on every dataset, or began to serve, ``seconds`` after it was written.
+
+        Called for checkpoints that were written since the evaluator started; for ``served``, once for each.
+        """
+
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
         """An attempt to make constants of the serving version's weights ended.
 
@@ -408,6 +415,9 @@ class SilentObserver:
         """See `Observer`."""
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """See `Observer`."""
+
+    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
         """See `Observer`."""
 
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:

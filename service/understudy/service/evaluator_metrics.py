@@ -22,6 +22,7 @@ from understudy.evaluator.types import (
     FreezeOutcome,
     GpuReading,
     LoadOutcome,
+    Milestone,
     Operation,
 )
 from understudy.service.calls.metrics import TalliedHistogram
@@ -121,6 +122,7 @@ DURATION_BUCKETS_SECONDS = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 LOAD_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+MILESTONE_BUCKETS_SECONDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 EXAMPLE_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
 
 OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
@@ -190,6 +192,27 @@ class ServiceObserver:
             "understudy_checkpoint_loads_total", "Attempts to load a checkpoint.", ["outcome"], registry=registry
         )
         self._loads = {outcome: loads.labels(outcome) for outcome in LOAD_OUTCOMES}
+        self._milestones: Mapping[Milestone, Histogram] = {
+            "scored": Histogram(
+                "understudy_checkpoint_scored_seconds",
+                "Seconds from the writing of a checkpoint until it had a result on every dataset.",
+                buckets=MILESTONE_BUCKETS_SECONDS,
+                registry=registry,
+            ),
+            "served": Histogram(
+                "understudy_checkpoint_served_seconds",
+                "Seconds from the writing of a checkpoint until it served.",
+                buckets=MILESTONE_BUCKETS_SECONDS,
+                registry=registry,
+            ),
+        }
+        evaluations = Counter(
+            "understudy_evaluations_total",
+            "Entries of the ledger since the start: scores, reasons for none, and decisions of the gate.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._evaluations = {outcome: evaluations.labels(outcome.value) for outcome in EvaluationOutcome}
         freezes = Counter(
             "understudy_freezes_total",
             "Attempts to make constants of the serving version's weights. The log says why they were left.",
@@ -261,6 +284,10 @@ class ServiceObserver:
         self._loads[outcome].inc()
         self._load_seconds.observe(seconds)
 
+    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
+        """See `Observer`."""
+        self._milestones[milestone].observe(seconds)
+
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
         """See `Observer`."""
         del seconds
@@ -272,6 +299,7 @@ class ServiceObserver:
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""
+        self._evaluations[record.outcome].inc()
         self._show(record)
         audit_record(record)
         if record.outcome in self._decisions:
@@ -333,6 +361,11 @@ class EvaluatorCollector(Collector):
             "understudy_checkpoint_age_seconds",
             "Seconds since the serving checkpoint was written.",
             evaluator.checkpoint_age_seconds(),
+        )
+        yield _gauge(
+            "understudy_checkpoints_waiting",
+            "Checkpoints that wait to be scored, with the one being scored.",
+            evaluator.checkpoints_waiting(),
         )
         memory = GaugeMetricFamily(
             "understudy_device_memory_bytes", "Memory in use on each device.", labels=["device", "kind"]

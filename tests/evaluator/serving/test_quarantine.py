@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from understudy.evaluator.serving.version_monitor import Backlog, Failure, Quarantine
-from understudy.evaluator.types import CheckpointInfo
+from understudy.evaluator.serving.version_monitor import Backlog, Failure, Quarantine, VersionStateMonitor
+from understudy.evaluator.types import CheckpointInfo, Milestone, SilentObserver
 
 
 class Clock:
@@ -75,3 +75,37 @@ def test_the_latest_policy_keeps_what_is_newer_than_the_checkpoint_being_evaluat
     assert backlog.offer([_info(10), _info(20), _info(30)]) == [_info(20)]
     backlog.finished()
     assert backlog.next() == _info(30)
+
+
+class Milestones(SilentObserver):
+    def __init__(self) -> None:
+        self.told: list[tuple[Milestone, float]] = []
+
+    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
+        self.told.append((milestone, seconds))
+
+
+def test_how_long_a_checkpoint_took_is_told_once_unless_it_was_there_before() -> None:
+    clock, observer = Clock(), Milestones()
+    quarantine = Quarantine(attempts=3, retry_seconds=1, clock=clock)
+    monitor = VersionStateMonitor(quarantine=quarantine, observer=observer, clock=clock)
+    clock.now = 130.0
+
+    for reached in (monitor.scored, monitor.served):
+        reached(_info(99))
+        reached(_info(110))
+    monitor.served(_info(99))
+    monitor.served(_info(110))
+    monitor.scored(_info(200))
+
+    assert observer.told == [("scored", 20.0), ("served", 20.0), ("scored", 0.0)]
+
+
+def test_the_checkpoint_that_is_being_evaluated_counts_as_waiting() -> None:
+    backlog = Backlog("every")
+    backlog.offer([_info(1), _info(2)])
+    assert len(backlog) == 2
+    backlog.next()
+    assert len(backlog) == 2
+    backlog.finished()
+    assert len(backlog) == 1

@@ -172,6 +172,7 @@ class EvaluationWorker:
         quarantine: The checkpoints that failed to load.
         failures: Counts failures by checkpoint and dataset.
         on_progress: Called after each checkpoint with a new record; must be quick and must not raise.
+        on_scored: Called with each checkpoint that now has a result on every dataset; must be quick and must not raise.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class EvaluationWorker:
         quarantine: Quarantine,
         failures: Quarantine,
         on_progress: Callable[[], None],
+        on_scored: Callable[[CheckpointInfo], None],
     ) -> None:
         self._backlog = backlog
         self._manager = manager
@@ -192,6 +194,7 @@ class EvaluationWorker:
         self._quarantine = quarantine
         self._failures = failures
         self._on_progress = on_progress
+        self._on_scored = on_scored
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="understudy-evaluation")
 
@@ -233,6 +236,8 @@ class EvaluationWorker:
             return False
         with handle:
             recorded = [self._settle(handle.servable, info, dataset) for dataset in datasets]
+        if len(datasets) == len(remaining) and all(recorded):
+            self._on_scored(info)
         return any(recorded)
 
     def _acquire(self, info: CheckpointInfo) -> Handle | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, UnsupportedFormatError
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, OutOfResourcesError
 from understudy.evaluator.settings import EvaluationPolicy
-from understudy.evaluator.types import CheckpointInfo, Observer, VersionState, VersionStatus
+from understudy.evaluator.types import CheckpointInfo, Milestone, Observer, VersionState, VersionStatus
 
 _log = logging.getLogger(__name__)
 
@@ -27,15 +28,19 @@ class VersionStateMonitor:
 
     Args:
         quarantine: Notified of checkpoints that fail to load and of those that load.
-        observer: Notified of every finished attempt.
+        observer: Notified of every finished attempt, and of how long checkpoints took to be scored and served.
+        clock: Returns the time in seconds since the epoch.
     """
 
-    def __init__(self, *, quarantine: Quarantine, observer: Observer) -> None:
+    def __init__(self, *, quarantine: Quarantine, observer: Observer, clock: Callable[[], float] = time.time) -> None:
         self._quarantine = quarantine
         self._observer = observer
         self._lock = threading.Lock()
         self._states: dict[int, tuple[VersionState, str]] = {}
         self._latest_step: int | None = None
+        self._clock = clock
+        self._started_at = clock()
+        self._newest_served = self._started_at
 
     @property
     def latest_step(self) -> int | None:
@@ -94,6 +99,23 @@ class VersionStateMonitor:
             },
         )
         return reason
+
+    def scored(self, info: CheckpointInfo) -> None:
+        """Record that a checkpoint has a result on every dataset."""
+        self._reached("scored", info)
+
+    def served(self, info: CheckpointInfo) -> None:
+        """Record that a checkpoint serves; a return to an older one does not count."""
+        with self._lock:
+            is_new = info.created_at > self._newest_served
+            self._newest_served = max(self._newest_served, info.created_at)
+        if is_new:
+            self._reached("served", info)
+
+    def _reached(self, milestone: Milestone, info: CheckpointInfo) -> None:
+        """Tell the observer, except about checkpoints that were there before: they waited for the evaluator."""
+        if info.created_at >= self._started_at:
+            self._observer.checkpoint_reached(milestone, seconds=max(0.0, self._clock() - info.created_at))
 
     def unloaded(self, step: int) -> None:
         """Record that a version was evicted."""
@@ -159,6 +181,11 @@ class Backlog:
             self._waiting = waiting
             self._changed.notify_all()
             return passed_over
+
+    def __len__(self) -> int:
+        """The number of checkpoints that wait or are being evaluated."""
+        with self._changed:
+            return len(self._waiting) + (self._given_out is not None)
 
     def next(self) -> CheckpointInfo | None:
         """Wait for the lowest step and return it; None once closed. `finished` must follow."""
