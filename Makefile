@@ -107,6 +107,7 @@ check: $(VENV)/.installed ## Check format, lint, types, the protocol and the Doc
 	$(BIN)/buf breaking --against proto/baseline.binpb
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/monitoring.py --check
 
 AUDIT := .tools/audit
 
@@ -151,6 +152,10 @@ format: $(VENV)/.installed ## Format the code and apply automatic fixes
 .PHONY: reference
 reference: $(VENV)/.installed ## Generate the reference tables of metrics and settings from the code
 	$(BIN)/python tools/reference.py
+
+.PHONY: dashboards
+dashboards: $(VENV)/.installed ## Write the dashboards for Grafana and the rules of the objectives into deploy/
+	$(BIN)/python tools/monitoring.py
 
 $(VENV)/.docs: $(VENV)/.installed requirements/docs.txt
 	$(BIN)/python -m pip install $(HASHED) --requirement requirements/docs.txt

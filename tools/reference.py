@@ -21,8 +21,7 @@ from understudy.evaluator.evaluation.drift import DriftReport, FeatureDrift
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
-from understudy.service.callers.guard import RefusalCounter
-from understudy.service.calls.metrics import RpcMethod, RpcMetrics
+from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
 from understudy.service.traffic.drift_metrics import DriftMetrics
@@ -41,6 +40,10 @@ class _IdleEvaluator:
 
     def checkpoint_age_seconds(self) -> None:
         """Return none."""
+
+    def checkpoints_waiting(self) -> int:
+        """Return none."""
+        return 0
 
     def device_memory(self) -> dict[tuple[str, str], int]:
         """Return one device."""

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-FETCHED = Path(__file__).parents[2] / ".tools" / "prometheus" / "usr" / "bin"
+ROOT = Path(__file__).parents[2]
+FETCHED = ROOT / ".tools" / "prometheus" / "usr" / "bin"
+DASHBOARDS = ROOT / "deploy" / "grafana"
 
 
 def tool(name: str) -> Path:
@@ -69,3 +71,10 @@ def value_of(prometheus: httpx.Client, query: str) -> float | None:
         return None
     found = answer.json()["data"]["result"]
     return float(found[0]["value"][1]) if found else None
+
+
+def dashboard_queries(name: str) -> list[str]:
+    """Return every query of a dashboard in ``deploy/grafana``, for all jobs and the last minute."""
+    dashboard = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [query.replace("$job", ".*").replace("$__rate_interval", "1m") for query in queries]

@@ -9,6 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from testkit import training_files as files
+from testkit.in_process import until
+from testkit.prometheus_tools import dashboard_queries, scraping, value_of
 from testkit.training_harness import BATCH, cluster, free_ports
 
 ENDLESS = ("--steps", "1000000", "--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
@@ -50,6 +52,9 @@ def test_every_task_that_trains_serves_its_metrics(
             tasks[0].wait_for(text)
         assert "  accuracy 0." in tasks[0].lines[-1]
         scraped = [scrape(port) for port in ports]
+        with scraping(f"127.0.0.1:{ports[0]}", tmp_path) as prometheus:
+            for query in dashboard_queries("training"):
+                until(lambda query=query: value_of(prometheus, query) is not None)
     for index, values in enumerate(scraped):
         assert values["understudy_train_steps_total"] >= 20
         assert values["understudy_train_examples_total"] >= 20 * BATCH

@@ -24,7 +24,7 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import END_AFTER
 from understudy.service import http, logging
 from understudy.service.calls.call_limits import BodyBudget
-from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.metrics import RefusalCounter, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end, write_address_file
@@ -131,6 +131,7 @@ class Service:
         self._recorded = Notifier()
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
+        self._refusals = RefusalCounter(self._registry)
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
 
@@ -222,7 +223,7 @@ class Service:
 
         directory = await self._loop.run_in_executor(self._executor, CallerDirectory, file)
         self._keep_refreshing(stack, directory.refresh)
-        return CallerGuard(directory, self._registry)
+        return CallerGuard(directory, self._refusals)
 
     def _keep_refreshing(self, stack: AsyncExitStack, refresh: Callable[[], None]) -> None:
         stack.push_async_callback(_cancelled, asyncio.create_task(self._refresh(refresh)))

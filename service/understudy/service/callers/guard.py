@@ -6,35 +6,15 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
-
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.service.callers.directory import CallerDirectory
 from understudy.service.callers.usage import AllUsage
 from understudy.service.calls.methods import Method
+from understudy.service.calls.metrics import RefusalCounter
 from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import PermissionDeniedError, UnauthenticatedError
 
 AUTHORIZATION: Final = "authorization"
-
-_REASONS: Final = ("unauthenticated", "permission_denied", "limit")
-
-
-class RefusalCounter:
-    """Counts refused calls by reason.
-
-    Args:
-        registry: Where to register the metric.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = Counter(
-            "understudy_refused_calls_total",
-            "Calls refused for their caller: it is not known, lacks the group, or is beyond its limits (--callers).",
-            ["reason"],
-            registry=registry,
-        )
-        self.count = {reason: counter.labels(reason).inc for reason in _REASONS}
 
 
 class CallerGuard:
@@ -42,16 +22,16 @@ class CallerGuard:
 
     Args:
         directory: Finds the caller of a call.
-        registry: Where to register the metric of refused calls.
+        refusals: Counts refused calls.
         clock: Seconds, for the rates.
     """
 
     def __init__(
-        self, directory: CallerDirectory, registry: CollectorRegistry, clock: Callable[[], float] = monotonic
+        self, directory: CallerDirectory, refusals: RefusalCounter, clock: Callable[[], float] = monotonic
     ) -> None:
         self._identify = directory.identify
         self._usage = AllUsage(clock)
-        self._refused = RefusalCounter(registry).count
+        self._refused = refusals.count
 
     def admit(self, call: Call, method: Method) -> None:
         """Set the caller and the share of a call, whose end gives the share back.

@@ -14,7 +14,7 @@ from typing import Literal
 
 import prometheus_client
 from google.protobuf.descriptor import ServiceDescriptor
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -102,6 +102,26 @@ class TalliedHistogram(Collector):
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric([], self._tally.buckets(), self._tally.sum)
         yield family
+
+
+_REFUSALS = ("unauthenticated", "permission_denied", "limit")
+
+
+class RefusalCounter:
+    """Counts refused calls by reason.
+
+    Args:
+        registry: Where to register the metric.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = Counter(
+            "understudy_refused_calls_total",
+            "Calls refused for their caller: it is not known, lacks the group, or is beyond its limits (--callers).",
+            ["reason"],
+            registry=registry,
+        )
+        self.count = {reason: counter.labels(reason).inc for reason in _REFUSALS}
 
 
 RpcType = Literal["unary", "client_stream", "server_stream", "bidi_stream"]
