@@ -25,7 +25,7 @@ from understudy.service.callers.guard import CallerGuard
 from understudy.service.callers.tokens import hash_text, new_token
 from understudy.service.calls.caller import Group, only
 from understudy.service.calls.methods import MessageCodec, Method
-from understudy.service.calls.metrics import RpcMethod
+from understudy.service.calls.metrics import RefusalCounter, RpcMethod
 from understudy.v1 import prediction_pb2
 
 ROUNDS, CALLS = 7, 20_000
@@ -64,7 +64,7 @@ def main() -> None:
             encoding="ascii",
         )
         directory = CallerDirectory(file)
-    guard = CallerGuard(directory, CollectorRegistry())
+    guard = CallerGuard(directory, RefusalCounter(CollectorRegistry()))
     claims = {"iss": "i", "aud": "u", "sub": "s", "exp": int(time.time()) + 3600, "groups": ["predict"]}
     web_token = jwt.encode({"alg": "ES256", "kid": "k"}, claims, key)
     assert "ES256" in DEFAULT_ALGORITHMS

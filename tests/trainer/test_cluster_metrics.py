@@ -53,8 +53,8 @@ def test_every_task_that_trains_serves_its_metrics(
         assert "  accuracy 0." in tasks[0].lines[-1]
         scraped = [scrape(port) for port in ports]
         with scraping(f"127.0.0.1:{ports[0]}", tmp_path) as prometheus:
-            for query in dashboard_queries("training"):
-                until(lambda query=query: value_of(prometheus, query) is not None)
+            queries = dashboard_queries("training")
+            until(lambda: all(value_of(prometheus, query) is not None for query in queries))
     for index, values in enumerate(scraped):
         assert values["understudy_train_steps_total"] >= 20
         assert values["understudy_train_examples_total"] >= 20 * BATCH
