@@ -22,7 +22,7 @@ from understudy.evaluator.evaluation.comparison import (
     ResampledLoss,
     difference,
 )
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     DeadlineExceededError,
@@ -166,7 +166,7 @@ class ComparisonRun:
             for handle in handles.values():
                 stack.callback(handle.release)
             streams = [stack.enter_context(self._open(handle)) for handle in handles.values()]
-            under_way: list[Future[Array | None]] = []
+            under_way: list[Future[ExampleScores]] = []
             for batch in read(next(iter(handles.values())).slot.signature):
                 self._cancellation.check()
                 _settle(under_way, resampling)
@@ -188,7 +188,7 @@ class ComparisonRun:
         self._on_open(stream)
         return stream
 
-    def _add(self, stream: EvaluationStream, batch: Batch) -> Future[Array | None]:
+    def _add(self, stream: EvaluationStream, batch: Batch) -> Future[ExampleScores]:
         """Queue a batch, waiting while the queue is full."""
         while True:
             try:
@@ -226,9 +226,9 @@ class ComparisonRun:
         )
 
 
-def _settle(under_way: Sequence[Future[Array | None]], resampling: LossResampling) -> None:
+def _settle(under_way: Sequence[Future[ExampleScores]], resampling: LossResampling) -> None:
     """Wait for a batch on every version, and add its losses."""
-    losses = [future.result(_BATCH_TIMEOUT_SECONDS) for future in under_way]
+    losses = [future.result(_BATCH_TIMEOUT_SECONDS).losses for future in under_way]
     present = [loss for loss in losses if loss is not None]
     if present and len(present) == len(losses):
         resampling.add(present)

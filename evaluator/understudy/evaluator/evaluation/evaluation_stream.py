@@ -9,13 +9,13 @@ import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, StreamIdleError
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.serving.servable import Handle
-from understudy.evaluator.types import Array, Batch, EvaluationResult
+from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +24,17 @@ RECALL_SILENT_SECONDS = 10.0
 
 RECALL_STARVED_SECONDS = 30.0
 """After this wait of the next serving version, the oldest stream is closed, even if it is busy."""
+
+
+class ExampleScores(NamedTuple):
+    """What was computed for the examples of a batch.
+
+    ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name, each
+    ``[examples, ...]``; empty unless the stream keeps them, or if there are none apart from the score.
+    """
+
+    losses: Array | None
+    outputs: Arrays
 
 
 class EvaluationStream:
@@ -35,12 +46,14 @@ class EvaluationStream:
         handle: The checkpoint, borrowed for the duration of the stream.
         scorer: A scorer of the handle's slot.
         engine: Runs the batches.
+        keep_outputs: Whether the futures of batches give the model's outputs, too.
     """
 
-    def __init__(self, handle: Handle, scorer: Scorer, engine: Engine) -> None:
+    def __init__(self, handle: Handle, scorer: Scorer, engine: Engine, *, keep_outputs: bool = False) -> None:
         self._handle = handle
         self._scorer = scorer
         self._engine = engine
+        self._keep_outputs = keep_outputs
         self._lock = threading.Lock()
         self._state = scorer.start()
         self._under_way: list[_BatchUnderWay] = []
@@ -87,10 +100,8 @@ class EvaluationStream:
             self._settle()
             return 0.0 if self._under_way else time.monotonic() - self._active
 
-    def add(self, batch: Batch, deadline: float | None = None) -> Future[Array | None]:
+    def add(self, batch: Batch, deadline: float | None = None) -> Future[ExampleScores]:
         """Queue a batch. Waiting for each future before adding the next batch keeps one batch in memory.
-
-        The future's result is the losses of the examples, ``[examples]``, if the scorer computes them.
 
         Args:
             batch: Examples to score. Do not change it until the future is done.
@@ -173,14 +184,16 @@ class EvaluationStream:
     ) -> None:
         self.close()
 
-    def _score(self, batch: Batch, added: float) -> Array | None:
+    def _score(self, batch: Batch, added: float) -> ExampleScores:
         began = time.monotonic()
-        state = self._scorer.update(self._state, batch, between_pieces=self._between_pieces)
+        state = self._scorer.update(
+            self._state, batch, between_pieces=self._between_pieces, keep_outputs=self._keep_outputs
+        )
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
-        return state.example_losses
+        return ExampleScores(state.example_losses, state.outputs)
 
     def _between_pieces(self) -> None:
         """Yield to predictions, and stop if the stream was closed."""
@@ -188,7 +201,7 @@ class EvaluationStream:
             raise self._reason
         self._engine.yield_to_predict()
 
-    def _done(self, _: Future[Array | None]) -> None:
+    def _done(self, _: Future[ExampleScores]) -> None:
         with self._lock:
             self._active = time.monotonic()
         self._release_if_over()
@@ -210,7 +223,7 @@ class EvaluationStream:
 
 @dataclass(frozen=True, kw_only=True)
 class _BatchUnderWay:
-    future: Future[Array | None]
+    future: Future[ExampleScores]
     prepares: bool
 
     def failure(self) -> BaseException | None:

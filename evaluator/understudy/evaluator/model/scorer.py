@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, check_values, dtype_name
 from understudy.evaluator.model.scoring_program import ProgramState, ScoringData, ScoringProgram, alone
 from understudy.evaluator.model.traced_call import tensor_spec
-from understudy.evaluator.types import Array, Batch
+from understudy.evaluator.types import Array, Arrays, Batch
 
 _MAX_PROGRAMS = 8
 
@@ -47,7 +48,8 @@ class GatheredForward(Protocol):
 class ScoreState:
     """The state of one stream. Immutable: `Scorer.update` returns a new one.
 
-    ``example_losses`` are those of the last batch, float64 ``[examples]``, if requested and available.
+    ``example_losses`` are those of the last batch, float64 ``[examples]``, if requested and available. ``outputs`` are
+    the model's for the last batch, by name, if requested; empty if the program itself runs the model.
     """
 
     program: ScoringProgram | None = None
@@ -56,6 +58,7 @@ class ScoreState:
     examples: int = 0
     batches: int = 0
     example_losses: Array | None = None
+    outputs: Arrays = MappingProxyType({})
 
     @property
     def without_example_losses(self) -> str:
@@ -125,7 +128,12 @@ class Scorer:
             return self._programs[structure]
 
     def update(
-        self, state: ScoreState, batch: Batch, *, between_pieces: Callable[[], None] = lambda: None
+        self,
+        state: ScoreState,
+        batch: Batch,
+        *,
+        between_pieces: Callable[[], None] = lambda: None,
+        keep_outputs: bool = False,
     ) -> ScoreState:
         """Return the state after another batch.
 
@@ -133,6 +141,7 @@ class Scorer:
             state: The result of `start` or of the last `update`.
             batch: Examples to score.
             between_pieces: Called between the pieces of a large batch.
+            keep_outputs: Whether the new state holds the outputs of the batch.
 
         Raises:
             InvalidInputError: The batch does not fit the model, holds an id or a class that does not exist, or differs
@@ -162,6 +171,7 @@ class Scorer:
             examples=state.examples + examples,
             batches=state.batches + 1,
             example_losses=example_losses,
+            outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
         )
 
     def result(self, state: ScoreState) -> dict[str, float]:

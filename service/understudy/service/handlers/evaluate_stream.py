@@ -199,7 +199,7 @@ async def score_stream(
 
 async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallContext) -> None:
     """Add every batch. At most two are in flight: one computes while the next is read, decoded and queued."""
-    under_way: deque[asyncio.Future[Array | None]] = deque()
+    under_way: deque[asyncio.Future[ExampleScores]] = deque()
     try:
         async for message in incoming.batches():
             under_way.append(await _queued(stream, messages.batch(message), call))
@@ -212,7 +212,7 @@ async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallConte
             abandon(future)
 
 
-async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[Array | None]:
+async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[ExampleScores]:
     """Queue a batch; wait while the queue is full, which applies back pressure to the caller."""
     while True:
         try:

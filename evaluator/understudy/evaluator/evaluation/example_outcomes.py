@@ -1,0 +1,134 @@
+"""What is kept of single examples: the hardest ones, and which were decided rightly."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import bdtr
+
+from understudy.evaluator.evaluator_errors import LedgerError
+from understudy.evaluator.types import Array
+
+HARDEST = 100
+"""How many of the examples with the greatest losses are kept."""
+
+MAX_OUTCOMES = 2**24
+"""Whether examples were decided rightly is kept for datasets of at most so many, in 2 MiB."""
+
+
+class HardestExamples:
+    """The examples with the greatest losses; of equal ones the first. A loss that is not a number counts as greatest.
+
+    Args:
+        limit: How many are kept.
+    """
+
+    def __init__(self, limit: int = HARDEST) -> None:
+        self._limit = limit
+        self._kept: list[tuple[float, int, dict[str, Any]]] = []
+
+    def add(self, first: int, losses: Array, describe: Callable[[int], dict[str, Any]]) -> None:
+        """Consider a batch.
+
+        Args:
+            first: The index of its first example in the dataset.
+            losses: Float64 ``[examples]``.
+            describe: Returns what to keep about an example of the batch, by its index there.
+        """
+        ranks = np.where(np.isnan(losses), np.inf, losses)
+        order = np.argsort(-ranks, kind="stable")[: self._limit]
+        least = self._kept[-1][0] if len(self._kept) == self._limit else -np.inf
+        new = [
+            (float(ranks[index]), first + int(index), {"loss": float(losses[index]), **describe(int(index))})
+            for index in order
+            if ranks[index] > least
+        ]
+        if new:
+            self._kept = sorted([*self._kept, *new], key=lambda one: (-one[0], one[1]))[: self._limit]
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return them as JSON values, the hardest first."""
+        return [{"index": index, **described} for _, index, described in self._kept]
+
+
+class Outcomes:
+    """Which examples of a dataset were decided rightly. For one thread; it grows by one byte an example."""
+
+    def __init__(self) -> None:
+        self._parts: list[Array] = []
+        self.examples = 0
+
+    def add(self, right: Array) -> None:
+        """Add a batch, bool ``[examples]``."""
+        self.examples += len(right)
+        if self.examples <= MAX_OUTCOMES:
+            self._parts.append(right)
+        else:
+            self._parts.clear()
+
+    def document(self) -> dict[str, Any] | None:
+        """Return them as JSON values; None if there are none or too many."""
+        if not self._parts:
+            return None
+        right = np.concatenate(self._parts)
+        return {
+            "examples": len(right),
+            "right": int(right.sum()),
+            "bits": base64.b64encode(zlib.compress(np.packbits(right).tobytes())).decode(),
+        }
+
+
+def outcomes_of(document: Mapping[str, Any]) -> Array:
+    """Return the outcomes of a document, bool ``[examples]``.
+
+    Raises:
+        LedgerError: The document is damaged.
+    """
+    try:
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(document["bits"])), np.uint8)
+        return np.unpackbits(packed, count=int(document["examples"])).astype(bool)
+    except (KeyError, ValueError, zlib.error) as error:
+        raise LedgerError(f"the tables of an evaluation are damaged: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flips:
+    """How the decisions of a version differ from those of a baseline on the same examples.
+
+    Attributes:
+        newly_wrong: The indices of the examples that only the baseline decided rightly, ascending.
+        newly_right: Those that only the version decided rightly.
+        both_right: How many examples both decided rightly.
+        both_wrong: How many examples neither decided rightly.
+        p_value: The probability of so uneven a number of changes if both versions were equally good: McNemar's test,
+            exact and two-sided.
+    """
+
+    newly_wrong: Array
+    newly_right: Array
+    both_right: int
+    both_wrong: int
+    p_value: float
+
+
+def flips(right: Array, baseline: Array) -> Flips:
+    """Compare the outcomes of a version with those of a baseline, both bool ``[examples]``."""
+    wrong, gained = np.flatnonzero(baseline & ~right), np.flatnonzero(right & ~baseline)
+    return Flips(
+        newly_wrong=wrong,
+        newly_right=gained,
+        both_right=int((right & baseline).sum()),
+        both_wrong=int((~right & ~baseline).sum()),
+        p_value=mcnemar(len(wrong), len(gained)),
+    )
+
+
+def mcnemar(newly_wrong: int, newly_right: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test, which is 1 without a change."""
+    changes = newly_wrong + newly_right
+    return min(1.0, 2.0 * float(bdtr(min(newly_wrong, newly_right), changes, 0.5))) if changes else 1.0
