@@ -78,6 +78,10 @@ class TextSlot:
     def predict_note(self) -> str:
         raise NotImplementedError
 
+    @property
+    def output_tasks(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
     def try_out(self) -> None:
         pass
 

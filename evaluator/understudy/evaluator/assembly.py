@@ -28,6 +28,7 @@ from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
+from understudy.evaluator.records.table_files import TableFiles
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
@@ -41,6 +42,7 @@ from understudy.evaluator.types import DeviceListener, Observer
 
 LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"
+TABLES_DIR = "tables"
 
 _OWN_STATE_FOLDER = "give this one a state folder of its own with --state-dir (or UNDERSTUDY_STATE_DIR)"
 _MILLISECONDS = 1000.0
@@ -70,6 +72,7 @@ class Records:
     ledger: Ledger
     recorder: Recorder
     ranking: Ranking
+    tables: TableFiles
 
 
 def start_components(
@@ -148,7 +151,12 @@ def start_components(
     engine = Engine(
         engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
     )
-    scorer = DatasetScorer(engine=engine, recorder=records.recorder, batch_size=settings.evaluation_batch_size)
+    scorer = DatasetScorer(
+        engine=engine,
+        recorder=records.recorder,
+        batch_size=settings.evaluation_batch_size,
+        with_tables=settings.tables,
+    )
     on_demand = OnDemandEvaluations(
         store=store, manager=manager, engine=engine, scorer=scorer, recorder=records.recorder, streams=streams
     )
@@ -354,11 +362,13 @@ def _open_records(
     ranking = Ranking(monitor, content)
     ledger = Ledger(settings.state_dir / LEDGER_FILE)
     stack.callback(ledger.close)
+    tables = TableFiles(settings.state_dir / TABLES_DIR)
     recorder = Recorder(
         ledger=ledger,
         keep=settings.keep_evaluations,
         results=ResultFiles(settings.state_dir / RESULTS_DIR),
         summaries=Summaries(settings.state_dir / SUMMARIES_DIR),
+        tables=tables,
         datasets=datasets,
         observer=observer,
         listener=lambda record: ranking.observe([record]),
@@ -367,7 +377,7 @@ def _open_records(
     recorder.recover()
     if monitor is not None:
         ranking.observe(ledger.scored(monitor.dataset))
-    return Records(ledger=ledger, recorder=recorder, ranking=ranking)
+    return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables)
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:

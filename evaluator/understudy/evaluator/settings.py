@@ -163,6 +163,13 @@ class EvaluatorSettings:
     evaluation_batch_size: int = field(
         default=256, metadata={"help": "Examples in a batch when a dataset is scored.", "metavar": "EXAMPLES"}
     )
+    tables: bool = field(
+        default=False,
+        metadata={
+            "help": "Record tables with every evaluation: confusions, curves, residuals, the hardest examples, and "
+            "which examples were decided rightly. For `understudy report` and `understudy examples`."
+        },
+    )
     max_device_failures: int = field(
         default=5,
         metadata={

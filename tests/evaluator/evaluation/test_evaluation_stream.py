@@ -192,6 +192,7 @@ class SlowScorer(Scorer):
         batch: Batch,  # noqa: ARG002
         *,
         between_pieces: Callable[[], None] = lambda: None,  # noqa: ARG002
+        keep_outputs: bool = False,  # noqa: ARG002
     ) -> ScoreState:
         self.began.set()
         assert self.go.wait(TIMEOUT)

@@ -33,7 +33,7 @@ from understudy.evaluator.evaluator_errors import (
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.types import Array, Batch, EvaluationResult, MetricSpec
+from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec
 
 Read = Callable[[Signature], Iterator[Batch]]
 

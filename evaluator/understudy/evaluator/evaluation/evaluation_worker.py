@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol
+from typing import Protocol
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
+from understudy.evaluator.evaluation.table_collector import TableCollector
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     DrainingError,
@@ -27,7 +28,7 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
+from understudy.evaluator.types import Batch, CheckpointInfo, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +46,14 @@ class DatasetScorer:
         engine: Runs the batches.
         recorder: Records the results.
         batch_size: Examples per batch.
+        with_tables: Whether tables, the hardest examples and the outcomes of examples are recorded, too.
     """
 
-    def __init__(self, *, engine: Engine, recorder: Recorder, batch_size: int) -> None:
+    def __init__(self, *, engine: Engine, recorder: Recorder, batch_size: int, with_tables: bool = False) -> None:
         self._engine = engine
         self._recorder = recorder
         self._batch_size = batch_size
+        self._with_tables = with_tables
 
     def score(
         self,
@@ -83,7 +86,9 @@ class DatasetScorer:
         """
         metric_digest = servable.slot.metric_digest
         began = time.monotonic()
-        result = self._run(servable, dataset, is_wanted, deadline, progress)
+        slot = servable.slot
+        tables = TableCollector(slot.output_tasks, slot.signature.outputs) if self._with_tables and record else None
+        result = self._run(servable, dataset, is_wanted, deadline, progress, tables)
         duration = time.monotonic() - began
         if record:
             return self._recorder.record_score(
@@ -93,6 +98,7 @@ class DatasetScorer:
                 duration_seconds=duration,
                 metric_digest=metric_digest,
                 scoring_digest=self.scoring_digest(servable),
+                tables=None if tables is None else tables.document(),
             )
         return EvaluationRecord(
             sequence=0,
@@ -120,32 +126,40 @@ class DatasetScorer:
         is_wanted: Callable[[], bool],
         deadline: float | None,
         progress: Progress | None,
+        tables: TableCollector | None,
     ) -> EvaluationResult:
         """Keep one batch in progress while the next is read."""
-        scorer = servable.slot.scorer(())
+        scorer = servable.slot.scorer((), example_losses=tables is not None)
         scored = 0
-        under_way: tuple[Future[Any], int] | None = None
-        with EvaluationStream(servable.borrow(), scorer, self._engine) as stream:
+        under_way: _UnderWay | None = None
+        with EvaluationStream(servable.borrow(), scorer, self._engine, keep_outputs=tables is not None) as stream:
             for batch in dataset.batches(servable.slot.signature, self._batch_size):
                 if not is_wanted():
                     raise CancelledError(f"the evaluation of step {servable.step} on {dataset.name!r} was cancelled")
-                scored += _wait(under_way)
+                scored += _wait(under_way, tables)
                 if progress is not None and scored:
                     progress(scored, dataset.examples)
-                under_way = (stream.add(batch, deadline), batch.examples)
-            scored += _wait(under_way)
+                under_way = (stream.add(batch, deadline), batch)
+            scored += _wait(under_way, tables)
+            if tables is not None:
+                tables.note(stream.without_example_losses)
             if progress is not None:
                 progress(scored, dataset.examples)
             return stream.finish()
 
 
-def _wait(under_way: tuple[Future[Any], int] | None) -> int:
-    """Wait for a batch, if there is one, and return its examples."""
+_UnderWay = tuple[Future[ExampleScores], Batch]
+
+
+def _wait(under_way: _UnderWay | None, tables: TableCollector | None) -> int:
+    """Wait for a batch, if there is one, count it in the tables, and return its examples."""
     if under_way is None:
         return 0
-    future, examples = under_way
-    future.result(_BATCH_TIMEOUT_SECONDS)
-    return examples
+    future, batch = under_way
+    scores = future.result(_BATCH_TIMEOUT_SECONDS)
+    if tables is not None:
+        tables.add(batch, scores)
+    return batch.examples
 
 
 class Scoring(Protocol):

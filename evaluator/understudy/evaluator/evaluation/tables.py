@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from understudy.evaluator.evaluation.curves import (
     sigmoid,
 )
 from understudy.evaluator.evaluation.residuals import RESIDUAL_BITS, SLICE_RESIDUAL_BITS, Residuals
-from understudy.evaluator.model.output_tasks import OutputTask
+from understudy.evaluator.model.output_tasks import OutputTask, TaskKind
 from understudy.evaluator.types import Array
 
 MAX_CURVES = 32
@@ -345,9 +345,14 @@ class OutputScoring:
     """
 
     def __init__(self, task: OutputTask) -> None:
-        self.task = task
+        self._task = task
         self._whole: Any = None
         self._slices: dict[str, Any] = {}
+
+    @property
+    def has_items(self) -> bool:
+        """Whether anything was counted."""
+        return self._whole is not None
 
     def add(self, outputs: Array, targets: Array, slices: Mapping[str, Array]) -> Decisions | None:
         """Count a batch, and return the decisions of a classification.
@@ -357,12 +362,14 @@ class OutputScoring:
             targets: Its targets, ``[examples, ...]``.
             slices: Which examples belong to each slice, bool ``[examples]`` by its name.
         """
-        if self.task.kind == "regression":
+        if self._task.kind == "unknown":
+            self._task = replace(self._task, kind=_kind_of(outputs, targets))
+        if self._task.kind == "regression":
             flat = outputs.reshape(len(outputs), -1)
             wanted = np.broadcast_to(targets, outputs.shape) if targets.ndim == outputs.ndim else targets
             self._add_residuals(flat, wanted.reshape(len(outputs), -1), slices)
             return None
-        decisions = decide(self.task, outputs, targets)
+        decisions = decide(self._task, outputs, targets)
         width = outputs.shape[-1]
         self._tables(None, width).add(decisions)
         for name, members in slices.items():
@@ -383,7 +390,7 @@ class OutputScoring:
         return self._document(self._slices[name]) if name in self._slices else None
 
     def _document(self, tables: OutputTables) -> dict[str, Any]:
-        return {"task": self.task.kind, "loss": self.task.loss, **tables.document()}
+        return {"task": self._task.kind, "loss": self._task.loss, **tables.document()}
 
     def _tables(self, name: str | None, width: int) -> Any:
         if name is None:
@@ -394,9 +401,15 @@ class OutputScoring:
         return self._slices[name]
 
     def _new(self, width: int, *, is_slice: bool) -> Any:
-        if self.task.kind == "regression":
+        if self._task.kind == "regression":
             return RegressionTables(width, is_slice=is_slice)
-        if self.task.kind == "multilabel":
+        if self._task.kind == "multilabel":
             return MultiLabelTables(width, is_slice=is_slice)
-        is_binary = self.task.kind == "binary"
+        is_binary = self._task.kind == "binary"
         return ClassTables(_BINARY_CLASSES if is_binary else width, has_one_score=is_binary, is_slice=is_slice)
+
+
+def _kind_of(outputs: Array, targets: Array) -> TaskKind:
+    """Return the task of an output whose loss does not tell: classes, if the targets are numbers of its classes."""
+    has_one_target = targets.size * outputs.shape[-1] == outputs.size
+    return "sparse" if targets.dtype.kind in "iu" and outputs.shape[-1] > 1 and has_one_target else "regression"

@@ -28,7 +28,7 @@ class OutputTask:
     """What an output is for.
 
     Attributes:
-        kind: The task. ``sparse`` has class numbers as targets, ``categorical`` one value for each class.
+        kind: The task. ``sparse`` has the numbers of classes as targets, ``categorical`` one value for each class.
         scores: What the values of a classification are.
         loss: The name of the loss; empty if there is none.
     """

@@ -6,8 +6,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +57,7 @@ class ScoreState:
     examples: int = 0
     batches: int = 0
     example_losses: Array | None = None
-    outputs: Arrays = MappingProxyType({})
+    outputs: Arrays = field(default_factory=dict)
 
     @property
     def without_example_losses(self) -> str:

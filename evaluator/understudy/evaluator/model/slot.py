@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from understudy.evaluator.model.frozen import freeze, memory_bytes
 from understudy.evaluator.model.inputs import InputCheck, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.metric_catalog import comparisons
+from understudy.evaluator.model.output_tasks import OutputTask, output_tasks
 from understudy.evaluator.model.probe import Probe
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
@@ -123,6 +124,13 @@ class Slot:
     def metric_digest(self) -> str:
         """Identifies the configuration of the compiled losses and metrics."""
         return self._compilation.metric_digest
+
+    @property
+    def output_tasks(self) -> Mapping[str, OutputTask]:
+        """What each output is for, by its name."""
+        specs = self._interface.outputs.specs
+        widths = [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in specs]
+        return output_tasks(self._compile_config.get("loss"), self._interface.outputs.names, widths)
 
     @property
     def replicas(self) -> int:

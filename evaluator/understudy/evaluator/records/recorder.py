@@ -15,6 +15,7 @@ from understudy.checkpoints.layout import step_name
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.records.details import details_of
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
+from understudy.evaluator.records.table_files import TableFiles
 from understudy.evaluator.types import (
     Arrays,
     EvaluationOutcome,
@@ -169,6 +170,7 @@ class Recorder:
         observer: Notified of each new entry.
         listener: Called with each new entry; must be quick and must not raise.
         keep: How many entries `remove_old` keeps; None for all.
+        tables: Files for the tables of evaluations; None if there never are any.
     """
 
     def __init__(
@@ -181,6 +183,7 @@ class Recorder:
         observer: Observer,
         listener: Callable[[EvaluationRecord], None],
         keep: int | None = None,
+        tables: TableFiles | None = None,
     ) -> None:
         self._ledger = ledger
         self._results = results
@@ -189,6 +192,7 @@ class Recorder:
         self._observer = observer
         self._listener = listener
         self._keep = keep
+        self._tables = tables
         self._removed_up_to = 0
         self._lock = threading.Lock()
         self._recorded = ledger.identities()
@@ -235,6 +239,7 @@ class Recorder:
         duration_seconds: float,
         metric_digest: str = "",
         scoring_digest: str = "",
+        tables: Mapping[str, Any] | None = None,
     ) -> EvaluationRecord:
         """Record a score, with a note if it is the first on a new content of the dataset.
 
@@ -245,6 +250,7 @@ class Recorder:
             duration_seconds: How long it took.
             metric_digest: Identifies the configuration of the metrics.
             scoring_digest: Identifies the way of scoring.
+            tables: Its tables, to be recorded with it.
 
         Raises:
             LedgerError: The ledger cannot be written.
@@ -266,6 +272,7 @@ class Recorder:
             resampled=result.resampled,
             metric_digest=metric_digest,
             scoring_digest=scoring_digest,
+            tables=tables,
         )
 
     def record_reason(
@@ -327,11 +334,13 @@ class Recorder:
             f"{changed}: entries up to {sequence} were scored on other examples, and are not compared with later ones",
         )
 
-    def _record(self, **entry: Any) -> EvaluationRecord:
-        """Append an entry, and tell those who follow."""
+    def _record(self, *, tables: Mapping[str, Any] | None = None, **entry: Any) -> EvaluationRecord:
+        """Append an entry, write its tables if there are any, and tell those who follow."""
         with self._lock:
             before = self._ledger.last_sequence
             record = self._ledger.append(**entry)
+            if tables is not None:
+                self._write_tables(record, tables)
             self._recorded.add((record.step, record.checkpoint_digest, record.dataset, entry["dataset_digest"]))
             if record.outcome is EvaluationOutcome.SCORED:
                 self._contents[record.dataset] = (record.dataset_digest, record.sequence)
@@ -357,7 +366,7 @@ class Recorder:
     def remove_old(self, protected: Collection[int]) -> None:
         """Remove the oldest entries of the ledger beyond the number to keep, if there are new ones. For one thread.
 
-        Result files and summaries stay.
+        Their tables are removed, too. Result files and summaries stay.
 
         Args:
             protected: The steps whose entries stay.
@@ -372,6 +381,7 @@ class Recorder:
         self._removed_up_to = newest
         if removed:
             _log.info("%d old evaluations removed from the ledger", removed)
+            self._remove_old_tables()
 
     def recover(self) -> None:
         """Write the result files and summaries that are missing after a crash or a full disk.
@@ -401,6 +411,26 @@ class Recorder:
         """Close the summaries; the owner of the ledger closes the ledger. Idempotent."""
         with self._lock:
             self._summaries.close()
+
+    def _write_tables(self, record: EvaluationRecord, tables: Mapping[str, Any]) -> None:
+        if self._tables is None:
+            return
+        try:
+            self._tables.write(record.sequence, tables)
+        except OSError:
+            _log.exception("tables not written", extra={"step": record.step, "dataset": record.dataset})
+
+    def _remove_old_tables(self) -> None:
+        if self._tables is None:
+            return
+        try:
+            self._tables.remove_all_but(self._has_entry)
+        except OSError:
+            _log.exception("tables of old evaluations not removed")
+
+    def _has_entry(self, sequence: int) -> bool:
+        found = self._ledger.page(after_sequence=sequence - 1, limit=1)
+        return bool(found) and found[0].sequence == sequence
 
     def _tell(self, record: EvaluationRecord, *, new: bool) -> None:
         if not new:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -74,6 +74,10 @@ class ModelSlot(Protocol):
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the model; return a function that waits for the outputs."""
+
+    @property
+    def output_tasks(self) -> Mapping[str, Any]:
+        """What each output is for, by its name."""
 
     def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False) -> Any:
         """Return a scorer for these metrics, or for the compiled ones if empty.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, StreamIdleError
-from understudy.evaluator.types import Array, Batch, EvaluationResult
+from understudy.evaluator.types import Batch, EvaluationResult
 from understudy.service.calls.caller import Caller, Limits
 from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import messages
@@ -20,7 +20,7 @@ from understudy.service.served_model import ServedModel, abandon
 from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:
-    from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+    from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
 
 MAX_UNDER_WAY = 2
 """How many batches of one stream may be queued or computed at once."""
