@@ -55,6 +55,7 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "observe": (
         *(METRICS, f"/{OWN}.ModelService/ListCheckpoints", f"/{OIP}/ModelStatistics", f"/{OIP}/RepositoryIndex"),
         *(f"/{OWN}.EvaluationService/ListEvaluations", f"/{OWN}.EvaluationService/WatchEvaluations"),
+        *(f"/{OWN}.EvaluationService/GetEvaluationTables", f"/{OWN}.EvaluationService/GetExamples"),
     ),
 }
 """The methods that need one group. Every other one but these of `OPEN` needs any group."""

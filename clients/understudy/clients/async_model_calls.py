@@ -19,6 +19,9 @@ from understudy.clients.types import (
     Checkpoint,
     Evaluation,
     EvaluationOutcome,
+    EvaluationTables,
+    ExampleKind,
+    ExampleList,
     ModelMetadata,
     ModelStatus,
     Promotion,
@@ -128,6 +131,29 @@ class AsyncModelCalls:
                 yield responses.evaluation(record)
             token = page.next_page_token
             more = bool(token)
+
+    async def evaluation_tables(
+        self, dataset: str | None = None, *, version: Version | None = None, **call_options: Unpack[CallOptions]
+    ) -> EvaluationTables:
+        """Return the tables of the last evaluation of a version on a dataset, by default the server's first one."""
+        request = self._requests.tables(dataset, version)
+        return responses.evaluation_tables(
+            await self._ask(self._evaluations.GetEvaluationTables, request, call_options)
+        )
+
+    async def examples(
+        self,
+        kind: ExampleKind,
+        dataset: str | None = None,
+        *,
+        version: Version | None = None,
+        baseline: Version | None = None,
+        max_examples: int = 100,
+        **call_options: Unpack[CallOptions],
+    ) -> ExampleList:
+        """Return the hardest examples of a dataset, or those that only a version or its baseline decided rightly."""
+        request = self._requests.examples(kind, dataset, version=version, baseline=baseline, max_examples=max_examples)
+        return responses.example_list(await self._ask(self._evaluations.GetExamples, request, call_options))
 
     async def promote(self, version: Version, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""

@@ -24,7 +24,14 @@ Option = tuple[str, Any]
 
 _REPEATABLE: Final = {
     "understudy.v1.PredictionService": ("Predict", "PredictStream"),
-    "understudy.v1.EvaluationService": ("Evaluate", "EvaluateDataset", "Compare", "ListEvaluations"),
+    "understudy.v1.EvaluationService": (
+        "Evaluate",
+        "EvaluateDataset",
+        "Compare",
+        "ListEvaluations",
+        "GetEvaluationTables",
+        "GetExamples",
+    ),
     "understudy.v1.ModelService": ("GetModelMetadata", "GetModelStatus", "ListCheckpoints"),
     "understudy.v1.MetricsService": ("GetMetrics",),
 }

@@ -18,6 +18,9 @@ from understudy.clients.types import (
     Checkpoint,
     Evaluation,
     EvaluationOutcome,
+    EvaluationTables,
+    ExampleKind,
+    ExampleList,
     ModelMetadata,
     ModelStatus,
     Promotion,
@@ -130,6 +133,27 @@ class ModelCalls:
             yield from map(responses.evaluation, page.evaluations)
             token = page.next_page_token
             more = bool(token)
+
+    def evaluation_tables(
+        self, dataset: str | None = None, *, version: Version | None = None, **call_options: Unpack[CallOptions]
+    ) -> EvaluationTables:
+        """Return the tables of the last evaluation of a version on a dataset, by default the server's first one."""
+        request = self._requests.tables(dataset, version)
+        return responses.evaluation_tables(self._ask(self._evaluations.GetEvaluationTables, request, call_options))
+
+    def examples(
+        self,
+        kind: ExampleKind,
+        dataset: str | None = None,
+        *,
+        version: Version | None = None,
+        baseline: Version | None = None,
+        max_examples: int = 100,
+        **call_options: Unpack[CallOptions],
+    ) -> ExampleList:
+        """Return the hardest examples of a dataset, or those that only a version or its baseline decided rightly."""
+        request = self._requests.examples(kind, dataset, version=version, baseline=baseline, max_examples=max_examples)
+        return responses.example_list(self._ask(self._evaluations.GetExamples, request, call_options))
 
     def promote(self, version: Version, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from understudy.clients.client_errors import InvalidArgumentError
-from understudy.clients.types import EvaluationOutcome, Metric, ModelMetadata, Tensors, Version
+from understudy.clients.types import EvaluationOutcome, ExampleKind, Metric, ModelMetadata, Tensors, Version
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode_all
 
@@ -18,6 +18,11 @@ _LABELS: Final = {
     "serving": tensor_pb2.VERSION_LABEL_SERVING,
     "latest": tensor_pb2.VERSION_LABEL_LATEST,
     "best": tensor_pb2.VERSION_LABEL_BEST,
+}
+_EXAMPLE_KINDS: Final = {
+    "hardest": evaluation_pb2.EXAMPLE_KIND_HARDEST,
+    "newly_wrong": evaluation_pb2.EXAMPLE_KIND_NEWLY_WRONG,
+    "newly_right": evaluation_pb2.EXAMPLE_KIND_NEWLY_RIGHT,
 }
 _OUTCOMES: Final = {
     "scored": evaluation_pb2.EVALUATION_OUTCOME_SCORED,
@@ -138,6 +143,33 @@ class Requests:
     def watch_evaluations(self, after_sequence: int) -> evaluation_pb2.WatchEvaluationsRequest:
         """Return a WatchEvaluations request."""
         return evaluation_pb2.WatchEvaluationsRequest(model_name=self.model_name, after_sequence=after_sequence)
+
+    def tables(self, dataset: str | None, version: Version | None) -> evaluation_pb2.GetEvaluationTablesRequest:
+        """Return a GetEvaluationTables request."""
+        return evaluation_pb2.GetEvaluationTablesRequest(
+            model_name=self.model_name, version=selector(version), dataset=dataset or ""
+        )
+
+    def examples(
+        self,
+        kind: ExampleKind,
+        dataset: str | None,
+        *,
+        version: Version | None,
+        baseline: Version | None,
+        max_examples: int,
+    ) -> evaluation_pb2.GetExamplesRequest:
+        """Return a GetExamples request."""
+        if kind not in _EXAMPLE_KINDS:
+            raise InvalidArgumentError(f"kind is {kind!r}; expected one of {', '.join(_EXAMPLE_KINDS)}")
+        return evaluation_pb2.GetExamplesRequest(
+            model_name=self.model_name,
+            version=selector(version),
+            dataset=dataset or "",
+            kind=_EXAMPLE_KINDS[kind],
+            baseline=selector(baseline),
+            max_examples=max_examples,
+        )
 
     def metadata(self, version: Version | None) -> model_pb2.GetModelMetadataRequest:
         """Return a GetModelMetadata request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,6 +18,9 @@ from understudy.clients.types import (
     EvaluateResult,
     Evaluation,
     EvaluationOutcome,
+    EvaluationTables,
+    ExampleList,
+    Flips,
     GateCondition,
     Interval,
     LossDifference,
@@ -152,6 +156,40 @@ def evaluation(record: evaluation_pb2.EvaluationRecord) -> Evaluation:
         dataset_digest=record.dataset_digest,
         metric_digest=record.metric_digest,
         conditions=tuple(_condition(each) for each in record.conditions),
+    )
+
+
+def evaluation_tables(response: evaluation_pb2.GetEvaluationTablesResponse) -> EvaluationTables:
+    """Read a GetEvaluationTables response."""
+    with _readable():
+        content = json.loads(response.content_json)
+    return EvaluationTables(evaluation=evaluation(response.evaluation), content=content)
+
+
+@_readable()
+def example_list(response: evaluation_pb2.GetExamplesResponse) -> ExampleList:
+    """Read a GetExamples response."""
+    return ExampleList(
+        evaluation=evaluation(response.evaluation),
+        baseline=evaluation(response.baseline) if response.HasField("baseline") else None,
+        total=response.total,
+        indices=tuple(response.indices),
+        described=tuple(json.loads(text) for text in response.described_json),
+        inputs=decode_all(response.inputs),
+        targets=decode_all(response.targets),
+        sample_weights=decode_all(response.sample_weights),
+        flips=_flips(response.flips) if response.HasField("flips") else None,
+        notes=tuple(response.notes),
+    )
+
+
+def _flips(message: evaluation_pb2.Flips) -> Flips:
+    return Flips(
+        newly_wrong=message.newly_wrong,
+        newly_right=message.newly_right,
+        both_right=message.both_right,
+        both_wrong=message.both_wrong,
+        p_value=message.p_value,
     )
 
 

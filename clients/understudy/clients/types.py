@@ -21,6 +21,9 @@ Mappings may be nested; their keys are joined with ``/``.
 """
 
 VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+ExampleKind = Literal["hardest", "newly_wrong", "newly_right"]
+"""Which examples: those with the greatest losses, or those that only one of two versions decided rightly."""
+
 EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused", "undecided"]
 """The outcome of a checkpoint on a dataset; the last three are decisions of the server's gate."""
 
@@ -245,6 +248,68 @@ class Evaluation:
     dataset_digest: str = ""
     metric_digest: str = ""
     conditions: tuple[GateCondition, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTables:
+    """The tables that the server recorded with an evaluation.
+
+    Attributes:
+        evaluation: The entry of the ledger.
+        content: JSON values: ``examples``, ``outputs`` (the tables by output), ``slices``, ``hardest`` and ``notes``.
+    """
+
+    evaluation: Evaluation
+    content: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flips:
+    """How many examples of a dataset two versions decide differently.
+
+    Attributes:
+        newly_wrong: Those that only the baseline decided rightly.
+        newly_right: Those that only the version decided rightly.
+        both_right: Those that both decided rightly.
+        both_wrong: Those that neither decided rightly.
+        p_value: Of McNemar's exact test: how likely so uneven a number of changes is if both were equally good.
+    """
+
+    newly_wrong: int
+    newly_right: int
+    both_right: int
+    both_wrong: int
+    p_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleList:
+    """Examples of a dataset of the server.
+
+    Attributes:
+        evaluation: The evaluation that says which examples.
+        baseline: The evaluation that it is compared with; None for the hardest examples.
+        total: How many such examples there are; the list may hold fewer.
+        indices: Their places in the dataset.
+        described: What is known about each: of the hardest, its ``loss``, and what is ``actual`` and ``predicted``.
+        inputs: Their inputs by name, ``[examples, ...]``; of the first examples only if they take much memory, and
+            empty if the dataset has changed since.
+        targets: Their targets by the names of outputs; under ``targets`` for a model with one output.
+        sample_weights: Their sample weights, if there are any.
+        flips: How the two versions differ; None for the hardest examples.
+        notes: Why something is missing.
+    """
+
+    evaluation: Evaluation
+    baseline: Evaluation | None
+    total: int
+    indices: tuple[int, ...]
+    described: tuple[Mapping[str, Any], ...]
+    inputs: Mapping[str, Array]
+    targets: Mapping[str, Array]
+    sample_weights: Mapping[str, Array]
+    flips: Flips | None
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

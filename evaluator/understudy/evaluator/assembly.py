@@ -20,6 +20,7 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
+from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
@@ -63,6 +64,7 @@ class Components:
     backlog: Backlog
     watcher: CheckpointWatcher
     on_demand: OnDemandEvaluations
+    example_queries: ExampleQueries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,12 @@ def start_components(
         backlog=backlog,
         watcher=watcher,
         on_demand=on_demand,
+        example_queries=ExampleQueries(
+            ledger=records.ledger,
+            tables=records.tables,
+            datasets={dataset.name: dataset for dataset in datasets},
+            batch_size=settings.evaluation_batch_size,
+        ),
     )
 
 

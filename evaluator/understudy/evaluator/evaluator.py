@@ -20,6 +20,7 @@ from understudy.evaluator.evaluator_errors import (
     DrainingError,
     InvalidInputError,
     NotReadyError,
+    VersionNotFoundError,
 )
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.serving.servable import ModelSlot, Servable, borrow_checked
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.assembly import Components
     from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+    from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
     from understudy.evaluator.model.devices import MemoryKind
 
 _log = logging.getLogger(__name__)
@@ -300,6 +302,52 @@ class Evaluator:
             deadline=deadline,
         )
 
+    def tables(self, dataset: str = "", *, version: Version = "serving") -> EvaluationTables:
+        """Return what was recorded with the last evaluation of a version on a dataset, by default the first. Blocks.
+
+        Raises:
+            VersionNotFoundError: There is no such version or evaluation, or it has no tables.
+            DatasetNotFoundError: There is no such dataset, and no evaluation on one of that name.
+            LedgerError: The tables cannot be read.
+        """
+        queries = self._started_components().example_queries
+        return queries.tables(self._resolve(version), self._scored_dataset(dataset))
+
+    def examples(
+        self,
+        kind: ExampleKind,
+        dataset: str = "",
+        *,
+        version: Version = "serving",
+        baseline: Version = "serving",
+        limit: int,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> ExampleList:
+        """Return examples of a dataset, by default the first. Blocks while it reads the dataset.
+
+        Args:
+            kind: Which examples.
+            dataset: The dataset.
+            version: The version whose evaluation says which examples.
+            baseline: The version to compare with; not for the hardest.
+            limit: How many to return at most.
+            is_wanted: Called between batches; returns whether to continue.
+
+        Raises:
+            EvaluatorError: As `tables` and `understudy.evaluator.evaluation.example_queries.ExampleQueries.examples`.
+        """
+        components = self._started_components()
+        step = self._resolve(version)
+        return components.example_queries.examples(
+            kind,
+            step,
+            self._scored_dataset(dataset),
+            baseline_step=None if kind == "hardest" else self._resolve(baseline),
+            limit=limit,
+            signature=self._slot_like(step).signature,
+            is_wanted=lambda: is_wanted() and not self._closing,
+        )
+
     def pin(self, version: Version, *, deadline: float | None = None) -> Future[ServingChange]:
         """Serve a version, loading it if necessary, and keep serving it until `unpin`, also after a restart."""
         return self._started_components().controller.pin(self._resolve(version), deadline=deadline)
@@ -466,6 +514,22 @@ class Evaluator:
         if name not in self._datasets:
             raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
         return self._datasets[name]
+
+    def _scored_dataset(self, name: str) -> str:
+        """Return the name of a dataset that exists or existed; that of the first one if it is empty."""
+        if not name and self._datasets:
+            return next(iter(self._datasets))
+        if name not in self._datasets and not self.ledger.scored(name):
+            raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
+        return name
+
+    def _slot_like(self, step: int) -> ModelSlot:
+        """Return the slot of a step if it is loaded, else that of the serving version."""
+        manager = self._components.manager
+        try:
+            return manager.servable(step).slot
+        except VersionNotFoundError:
+            return manager.servable(None).slot
 
     def _batches_of(self, dataset: str) -> ReplayableBatches:
         from understudy.evaluator.evaluation.comparison import DatasetBatches

@@ -128,6 +128,8 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
                 "EvaluateDataset": EVALUATES,
                 "ListEvaluations": OBSERVES,
                 "WatchEvaluations": OBSERVES,
+                "GetEvaluationTables": OBSERVES,
+                "GetExamples": OBSERVES,
             },
             {
                 "Evaluate": evaluation.evaluate,
@@ -135,6 +137,8 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
                 "EvaluateDataset": evaluation.evaluate_dataset,
                 "ListEvaluations": evaluation.list_evaluations,
                 "WatchEvaluations": evaluation.watch_evaluations,
+                "GetEvaluationTables": evaluation.get_evaluation_tables,
+                "GetExamples": evaluation.get_examples,
             },
         ),
         service(

@@ -29,8 +29,8 @@ RECALL_STARVED_SECONDS = 30.0
 class ExampleScores(NamedTuple):
     """What was computed for the examples of a batch.
 
-    ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name, each
-    ``[examples, ...]``; empty unless the stream keeps them, or if there are none apart from the score.
+    ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name,
+    ``[examples, ...]`` each; empty unless the stream keeps them, or if there are none apart from the score.
     """
 
     losses: Array | None

@@ -28,7 +28,14 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
-from understudy.evaluator.types import Batch, CheckpointInfo, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
+from understudy.evaluator.types import (
+    Batch,
+    CheckpointInfo,
+    EvaluationOutcome,
+    EvaluationRecord,
+    EvaluationResult,
+    Progress,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +95,7 @@ class DatasetScorer:
         began = time.monotonic()
         slot = servable.slot
         tables = TableCollector(slot.output_tasks, slot.signature.outputs) if self._with_tables and record else None
-        result = self._run(servable, dataset, is_wanted, deadline, progress, tables)
+        result = self._run(servable, dataset, is_wanted, deadline, progress=progress, tables=tables)
         duration = time.monotonic() - began
         if record:
             return self._recorder.record_score(
@@ -125,6 +132,7 @@ class DatasetScorer:
         dataset: EvaluationDataset,
         is_wanted: Callable[[], bool],
         deadline: float | None,
+        *,
         progress: Progress | None,
         tables: TableCollector | None,
     ) -> EvaluationResult:

@@ -1,4 +1,4 @@
-"""Answers which examples of a dataset are hard, or changed between two versions, and what is known about an evaluation."""
+"""Finds the tables of evaluations, and the examples that are hard or changed between two versions."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class ExampleQueries:
         baseline, other = self._found(baseline_step, record.dataset)
         if record.dataset_digest != baseline.dataset_digest:
             raise NotEvaluableError(
-                f"the content of {record.dataset!r} changed between the evaluations of step {baseline.step} and of step "
+                f"the content of {record.dataset!r} changed between the evaluations of step {baseline.step} and step "
                 f"{record.step}, so their examples cannot be compared"
             )
         return baseline, flips(_right(record, content), _right(baseline, other))
@@ -210,10 +210,8 @@ class ExampleQueries:
             return _joined(fitting), ()
         if not fitting:
             return None, (f"a single example takes more than {MAX_CONTENT_BYTES} bytes, so none has its content here",)
-        return _joined(fitting), (
-            f"the content of the first {len(fitting)} examples is here; all {len(indices)} take more than "
-            f"{MAX_CONTENT_BYTES} bytes",
-        )
+        bound = f"all {len(indices)} take more than {MAX_CONTENT_BYTES} bytes"
+        return _joined(fitting), (f"the content of the first {len(fitting)} examples is here; {bound}",)
 
 
 def _hardest(record: EvaluationRecord, content: Mapping[str, Any]) -> list[Any]:
@@ -267,9 +265,7 @@ def _fitting(examples: Sequence[Batch]) -> list[Batch]:
 
 def _size(example: Batch) -> int:
     arrays = [*example.inputs.values(), *example.targets.values(), *example.sample_weights.values()]
-    return sum(
-        sum(map(len, array.ravel())) if array.dtype.kind == "O" else int(array.nbytes) for array in arrays
-    )
+    return sum(sum(map(len, array.ravel())) if array.dtype.kind == "O" else int(array.nbytes) for array in arrays)
 
 
 def _joined(examples: Sequence[Batch]) -> Batch:

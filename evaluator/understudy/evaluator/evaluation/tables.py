@@ -76,7 +76,7 @@ def _decide_labels(task: OutputTask, outputs: Array, targets: Array) -> Decision
     width = 1 if is_binary else outputs.shape[-1]
     values = outputs.reshape(-1, width).astype(np.float64)
     wanted = targets.reshape(-1, width).astype(np.float64)
-    items, kept = _kept(len(outputs), values, np.isfinite(wanted).all(axis=1))
+    items, kept = _kept(len(outputs), values, np.asarray(np.isfinite(wanted).all(axis=1)))
     probabilities = _label_probabilities(task, values[kept])
     is_hinge = task.scores == "unknown"
     predicted = values[kept] > 0.0 if is_hinge else probabilities > 0.5  # noqa: PLR2004 - as Keras's accuracy
@@ -195,10 +195,10 @@ class ClassTables:
             self._scores.add(probabilities, actual[:, np.newaxis] == numbers)
         if self._confidence is not None and len(actual):
             items = np.arange(len(actual))
-            self._confidence.add(
-                probabilities[items, predicted][:, np.newaxis], (predicted == actual)[:, np.newaxis]
+            self._confidence.add(probabilities[items, predicted][:, np.newaxis], (predicted == actual)[:, np.newaxis])
+            self._squares += float(
+                np.square(probabilities).sum() - 2 * probabilities[items, actual].sum() + len(actual)
             )
-            self._squares += float(np.square(probabilities).sum() - 2 * probabilities[items, actual].sum() + len(actual))
 
     def document(self) -> dict[str, Any]:
         """See `OutputTables`."""

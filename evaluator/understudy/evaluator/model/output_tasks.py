@@ -47,8 +47,7 @@ def output_tasks(losses: Any, names: Sequence[str], widths: Sequence[int | None]
         widths: The length of the last axis of each output; None if it is unknown.
     """
     return {
-        name: _task(loss, width)
-        for name, loss, width in zip(names, _by_output(losses, names), widths, strict=True)
+        name: _task(loss, width) for name, loss, width in zip(names, _by_output(losses, names), widths, strict=True)
     }
 
 
@@ -84,8 +83,9 @@ def _described(loss: Any) -> tuple[str, bool]:
         return "", False
     config: Mapping[str, Any] = {}
     if isinstance(loss, Mapping):
-        config = loss.get("config") if isinstance(loss.get("config"), Mapping) else {}
-        name = loss["config"] if isinstance(loss.get("config"), str) else str(loss["class_name"])
+        given = loss.get("config")
+        config = given if isinstance(given, Mapping) else {}
+        name = given if isinstance(given, str) else str(loss["class_name"])
     elif isinstance(loss, str):
         name = loss
     elif hasattr(loss, "get_config"):

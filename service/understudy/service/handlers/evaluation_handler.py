@@ -6,12 +6,13 @@ import asyncio
 import base64
 import binascii
 import struct
+import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from functools import partial
 
-from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
+from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.methods import CallContext
 from understudy.service.handlers import evaluation_handler as paging
@@ -38,6 +39,8 @@ MAX_EVALUATIONS = 64
 """The limit of concurrent Evaluate streams. Each holds a handle, and two batches at most."""
 MAX_COMPARISONS = 4
 """The limit of concurrent Compare streams. Each occupies a thread; one more would wait for an unbounded time."""
+MAX_READING_EXAMPLES = 2
+"""The limit of concurrent GetExamples calls. Each occupies a thread while it reads a dataset."""
 
 
 class EvaluationHandler:
@@ -73,6 +76,7 @@ class EvaluationHandler:
         self._spools = spools
         self._records = records
         self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams", lambda limits: limits.max_evaluate_streams)
+        self._reading_examples = 0
         self._comparisons = Places(MAX_COMPARISONS, "Compare streams", lambda limits: limits.max_compare_streams)
 
     async def evaluate(
@@ -163,9 +167,58 @@ class EvaluationHandler:
                 raise DrainingError(f"{ReadinessState.DRAINING.value}; resume watching from sequence {after}")
             await _wait(recorded, WATCH_POLL_SECONDS)
 
+    async def get_evaluation_tables(
+        self, request: evaluation_pb2.GetEvaluationTablesRequest, call: CallContext
+    ) -> evaluation_pb2.GetEvaluationTablesResponse:
+        """Return the tables of an evaluation."""
+        del call
+        self._model.check_optional_name(request.model_name)
+        version = messages.version(request.version)
+        read = partial(self._evaluator.tables, request.dataset, version=version)
+        return messages.evaluation_tables(await asyncio.get_running_loop().run_in_executor(self._executor, read))
+
+    async def get_examples(
+        self, request: evaluation_pb2.GetExamplesRequest, call: CallContext
+    ) -> evaluation_pb2.GetExamplesResponse:
+        """Return the hardest or the changed examples of a dataset."""
+        self._model.check_optional_name(request.model_name)
+        wanted = _Wanted(call.deadline)
+        read = partial(
+            self._evaluator.examples,
+            messages.example_kind(request.kind),
+            request.dataset,
+            version=messages.version(request.version),
+            baseline=messages.version(request.baseline),
+            limit=request.max_examples if request.HasField("max_examples") else DEFAULT_PAGE_SIZE,
+            is_wanted=wanted,
+        )
+        if self._reading_examples >= MAX_READING_EXAMPLES:
+            raise OverloadedError(f"{MAX_READING_EXAMPLES} calls read examples, which is the limit; try again later")
+        self._reading_examples += 1
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        finally:
+            self._reading_examples -= 1
+            wanted.stop()
+        return messages.example_list(found)
+
     async def _page(self, **arguments: object) -> list[EvaluationRecord]:
         read = partial(self._evaluator.ledger.page, **arguments)  # type: ignore[arg-type]  # checked by the callers
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+
+
+class _Wanted:
+    """Whether the answer of a call is wanted: until `stop` is called or the deadline passes. Thread-safe."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self._stopped = False
+
+    def __call__(self) -> bool:
+        return not self._stopped and (self._deadline is None or time.monotonic() < self._deadline)
+
+    def stop(self) -> None:
+        self._stopped = True
 
 
 class _Progress:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, ComparedVersion, Comparison
+from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.metric_catalog import check_count
 from understudy.evaluator.types import (
@@ -50,6 +51,11 @@ _OUTCOMES: Mapping[EvaluationOutcome, evaluation_pb2.EvaluationOutcome.ValueType
     EvaluationOutcome.ACCEPTED: evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
     EvaluationOutcome.REFUSED: evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
     EvaluationOutcome.UNDECIDED: evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED,
+}
+_EXAMPLE_KINDS: Mapping[int, ExampleKind] = {
+    evaluation_pb2.EXAMPLE_KIND_HARDEST: "hardest",
+    evaluation_pb2.EXAMPLE_KIND_NEWLY_WRONG: "newly_wrong",
+    evaluation_pb2.EXAMPLE_KIND_NEWLY_RIGHT: "newly_right",
 }
 _OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
@@ -228,6 +234,49 @@ def _condition(condition: GateCondition) -> evaluation_pb2.GateCondition:
         baseline_value=condition.baseline_value,
         interval=None if condition.interval is None else _interval(condition.interval),
         reason=condition.reason,
+    )
+
+
+def example_kind(number: int) -> ExampleKind:
+    """Return the kind of an enum's number.
+
+    Raises:
+        InvalidInputError: There is no such kind, or none is given.
+    """
+    if number not in _EXAMPLE_KINDS:
+        raise InvalidInputError(f"kind {number} is unknown; give one of {', '.join(_EXAMPLE_KINDS.values())}")
+    return _EXAMPLE_KINDS[number]
+
+
+def evaluation_tables(tables: EvaluationTables) -> evaluation_pb2.GetEvaluationTablesResponse:
+    """Return the tables of an evaluation."""
+    return evaluation_pb2.GetEvaluationTablesResponse(
+        evaluation=record(tables.record), content_json=json.dumps(tables.content, separators=(",", ":"))
+    )
+
+
+def example_list(found: ExampleList) -> evaluation_pb2.GetExamplesResponse:
+    """Return examples of a dataset."""
+    batch, changed = found.batch, found.flips
+    return evaluation_pb2.GetExamplesResponse(
+        evaluation=record(found.record),
+        baseline=None if found.baseline is None else record(found.baseline),
+        total=found.total,
+        indices=found.indices,
+        described_json=[json.dumps(one, separators=(",", ":")) for one in found.described],
+        inputs={} if batch is None else encode_all(batch.inputs),
+        targets={} if batch is None else encode_all(batch.targets),
+        sample_weights={} if batch is None else encode_all(batch.sample_weights),
+        flips=None
+        if changed is None
+        else evaluation_pb2.Flips(
+            newly_wrong=len(changed.newly_wrong),
+            newly_right=len(changed.newly_right),
+            both_right=changed.both_right,
+            both_wrong=changed.both_wrong,
+            p_value=changed.p_value,
+        ),
+        notes=found.notes,
     )
 
 
