@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from understudy.cli.connection import ConnectionSettings, VersionType, connected, json_option
+from understudy.cli.connection import ConnectionSettings, VersionsType, connected, json_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
 from understudy.cli.scoring_options import batch_size_option, counted_batches, metric_option, progress_bar
@@ -17,21 +17,11 @@ if TYPE_CHECKING:
     from understudy.clients import Client, CompareResult, Metric, Version
 
 
-class _VersionsType(click.ParamType["tuple[Version, ...]"]):
-    name = "versions"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Version, ...]:
-        versions = tuple(VersionType().convert(text.strip(), param, ctx) for text in str(value).split(","))
-        if len(versions) < 2:  # noqa: PLR2004 - a comparison takes two
-            self.fail(f"{value!r} is one version; give two or more, separated by commas.", param, ctx)
-        return versions
-
-
 @click.command("compare")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 @click.option(
     "--versions",
-    type=_VersionsType(),
+    type=VersionsType(),
     required=True,
     metavar="VERSION,VERSION,...",
     help="Steps or labels (serving, latest, best); the others are compared with the first.",

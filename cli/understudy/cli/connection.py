@@ -189,6 +189,28 @@ class VersionType(click.ParamType["Version"]):
         return self.fail(f"{text!r} is neither a step nor one of {', '.join(_LABELS)}.", param, ctx)
 
 
+class VersionsType(click.ParamType["tuple[Version, ...]"]):
+    """Two or more versions, separated by commas.
+
+    Args:
+        most: How many there may be; any number if None.
+    """
+
+    name = "versions"
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Version, ...]:
+        """Read the versions."""
+        versions = tuple(VersionType().convert(text.strip(), param, ctx) for text in str(value).split(","))
+        if len(versions) < 2:  # noqa: PLR2004 - a comparison takes two
+            self.fail(f"{value!r} is one version; give two or more, separated by commas.", param, ctx)
+        if self._most is not None and len(versions) > self._most:
+            self.fail(f"{value!r} are {len(versions)} versions; give {self._most} at most.", param, ctx)
+        return versions
+
+
 def version_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command ``--version``; its value is None by default."""
     return click.option("--version", type=VersionType(), help=help_text)

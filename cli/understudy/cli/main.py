@@ -26,6 +26,8 @@ _COMMANDS: Final = {
     "drift": "Say how far the distributions of data are from those of a reference.",
     "status": "Show the versions of a server and their latest evaluations.",
     "evaluations": "Show or export a server's record of every checkpoint.",
+    "report": "Write a page with the curves, confusions and hard examples of a version.",
+    "examples": "List or export the hardest examples, or those that changed between two versions.",
     "watch": "Follow evaluations as they are recorded.",
     "export": "Export a checkpoint from a run, as a Keras file or a SavedModel.",
     "keygen": "Make a key pair for signed checkpoints.",

@@ -1,0 +1,126 @@
+"""``understudy report``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from understudy.cli.command_errors import reported
+from understudy.cli.connection import ConnectionSettings, VersionsType, VersionType, connected
+from understudy.cli.options import settings_options
+from understudy.cli.output import plain
+
+if TYPE_CHECKING:
+    from understudy.cli.report_page import Changes, Report
+    from understudy.clients import Client, Version
+
+_SUFFIXES = (".html", ".json")
+
+
+def _output_file(_: click.Context, __: click.Parameter, value: Path) -> Path:
+    if value.suffix not in _SUFFIXES:
+        raise click.BadParameter(f"{str(value)!r} ends in neither {' nor '.join(_SUFFIXES)}.")
+    return value
+
+
+@click.command("report")
+@click.option("--step", type=VersionType(), help="The version to report on; the serving one by default.")
+@click.option(
+    "--compare",
+    type=VersionsType(2),
+    metavar="VERSION,VERSION",
+    help="Two versions to show beside each other: a baseline, then the one that is compared with it.",
+)
+@click.option("--dataset", metavar="NAME", help="The dataset; the server's first one by default.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    callback=_output_file,
+    metavar="FILE",
+    help="Where to write: a page, which ends in .html, or its data, which end in .json.",
+)
+@settings_options(settings=ConnectionSettings)
+def command(
+    *,
+    step: Version | None,
+    compare: tuple[Version, ...] | None,
+    dataset: str | None,
+    output: Path,
+    settings: ConnectionSettings,
+) -> None:
+    """Write a report: metrics, confusions, curves, reliability, residuals, hard and changed examples.
+
+    The server records what it shows with `understudy serve --tables`. A single version is compared with the serving
+    one. The page is one file that needs no network.
+    """
+    if step is not None and compare is not None:
+        raise click.UsageError("Got both --step and --compare; give one of them.")
+    with connected(settings) as client:
+        report = _collected(client, compare or (step,), dataset)
+    with reported(OSError):
+        output.write_text(_rendered(report, output.suffix), encoding="utf-8")
+    click.echo(f"wrote {output}: {' and '.join(f'step {one.evaluation.step}' for one in report.versions)}")
+
+
+def _collected(client: Client, versions: tuple[Version | None, ...], dataset: str | None) -> Report:
+    from understudy.cli.report_page import Report, ReportedVersion
+
+    tables = [client.evaluation_tables(dataset, version=version) for version in versions]
+    last = tables[-1].evaluation
+    baseline = tables[0].evaluation.step if len(tables) > 1 else None
+    return Report(
+        model_name=client.status().model_name,
+        versions=[ReportedVersion(evaluation=one.evaluation, content=one.content) for one in tables],
+        changes=_changes(client, last.dataset, version=last.step, baseline=baseline),
+    )
+
+
+def _changes(client: Client, dataset: str, *, version: int, baseline: int | None) -> Changes:
+    """Return what changed from a version, or from the serving one; or why that is not known."""
+    from understudy.cli.report_page import Changes
+    from understudy.clients import FailedPreconditionError, InvalidArgumentError, NotFoundError
+
+    try:
+        return Changes(
+            newly_wrong=client.examples("newly_wrong", dataset, version=version, baseline=baseline),
+            newly_right=client.examples("newly_right", dataset, version=version, baseline=baseline),
+        )
+    except (FailedPreconditionError, InvalidArgumentError, NotFoundError) as error:
+        return Changes(reason=str(error))
+
+
+def _rendered(report: Report, suffix: str) -> str:
+    from understudy.cli.report_page import page
+
+    if suffix == ".html":
+        return page(report)
+    return json.dumps(plain(_as_json(report)), allow_nan=False) + "\n"
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    changed = report.changes
+    flips = None if changed.newly_wrong is None else changed.newly_wrong.flips
+    return {
+        "model_name": report.model_name,
+        "versions": [
+            {
+                "evaluation": {
+                    **dataclasses.asdict(one.evaluation),
+                    "recorded_at": one.evaluation.recorded_at.isoformat(),
+                },
+                "tables": dict(one.content),
+            }
+            for one in report.versions
+        ],
+        "changes": {
+            "flips": None if flips is None else dataclasses.asdict(flips),
+            "newly_wrong": [] if changed.newly_wrong is None else list(changed.newly_wrong.indices),
+            "newly_right": [] if changed.newly_right is None else list(changed.newly_right.indices),
+            "reason": changed.reason,
+        },
+    }

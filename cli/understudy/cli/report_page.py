@@ -1,0 +1,379 @@
+"""The page of a report: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from understudy.cli.report_figures import Bars, Line, bar_figure, line_figure, matrix, shown, table
+
+if TYPE_CHECKING:
+    from understudy.clients import Evaluation, ExampleList, Flips
+
+_DRAWN_LABELS = 8
+"""Curves of so many labels are drawn: those with the least average precision."""
+
+_LISTED = 100
+"""So many examples are listed at most."""
+
+_TASKS = {
+    "binary": "two classes",
+    "multilabel": "several labels at once",
+    "categorical": "one of several classes",
+    "sparse": "one of several classes",
+    "regression": "numbers",
+}
+
+_STYLE = """
+:root{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--line:#d1d9e0;--accent:9 105 218;color-scheme:light dark}
+@media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;
+--accent:88 166 255}}
+@media print{:root{--paper:#fff;--ink:#000;--soft:#333;--line:#999;--accent:9 105 218}details{display:none}
+figure,table{break-inside:avoid}}
+body{margin:0 auto;padding:1.5rem;max-width:75rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif}
+h1,h2,h3{line-height:1.25}h2{border-bottom:1px solid var(--line);margin-top:2.5rem}
+.beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1.5rem}
+.scroll{overflow-x:auto;margin:.5rem 0 1rem}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:var(--soft);padding:.25rem 0}
+th,td{border:1px solid var(--line);padding:.2rem .55rem;text-align:right}
+th[scope=row],thead th:first-child{text-align:left}
+figure{margin:0 0 1rem}figcaption{font-weight:600}svg{width:100%;max-width:32rem;height:auto}
+.frame{fill:none;stroke:var(--line)}.tick,.label{fill:var(--soft);font-size:11px}
+.guide{fill:none;stroke:var(--soft);stroke-dasharray:4 4}.line{fill:none;stroke-width:2}
+.legend{display:flex;flex-wrap:wrap;gap:.25rem 1rem;list-style:none;padding:0;margin:.25rem 0}
+.key{display:inline-block;width:.8em;height:.8em;margin-right:.35em}
+.c0{--c:#0969da}.c1{--c:#bf3989}.c2{--c:#1a7f37}.c3{--c:#bc4c00}.c4{--c:#8250df}.c5{--c:#9a6700}.c6{--c:#cf222e}
+.c7{--c:#57606a}@media(prefers-color-scheme:dark){.c0{--c:#58a6ff}.c1{--c:#f778ba}.c2{--c:#3fb950}.c3{--c:#f0883e}
+.c4{--c:#bc8cff}.c5{--c:#d29922}.c6{--c:#ff7b72}.c7{--c:#8b949e}}
+.line{stroke:var(--c)}.bar{fill:var(--c)}.key{background:var(--c);print-color-adjust:exact}
+"""
+
+Content = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedVersion:
+    """One version: its evaluation, and the tables that were recorded with it."""
+
+    evaluation: Evaluation
+    content: Content
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The examples that a version and its baseline decide differently, or why they are not known."""
+
+    newly_wrong: ExampleList | None = None
+    newly_right: ExampleList | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a page shows: one version, or two or more beside each other on one dataset."""
+
+    model_name: str
+    versions: Sequence[ReportedVersion]
+    changes: Changes
+
+
+def page(report: Report) -> str:
+    """Return the page."""
+    first = report.versions[0].evaluation
+    steps = " and ".join(f"step {one.evaluation.step}" for one in report.versions)
+    title = f"{report.model_name}: {steps} on {first.dataset}"
+    body = "".join(_sections(report))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
+    )
+
+
+def _sections(report: Report) -> Iterator[str]:
+    versions = report.versions
+    yield _evaluations(versions)
+    yield f"<h2>Metrics</h2>{_metrics(versions)}"
+    if any(one.evaluation.slices for one in versions):
+        yield f"<h2>Slices</h2>{_beside(versions, _slices)}"
+    for name in dict.fromkeys(name for one in versions for name in one.content["outputs"]):
+        yield from _output(name, versions)
+    yield from _changes(report.changes)
+    yield f"<h2>Hardest examples</h2>{_beside(versions, _hardest)}"
+    notes = dict.fromkeys(note for one in versions for note in (*one.evaluation.notes, *one.content["notes"]))
+    if notes:
+        yield f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
+
+
+def _evaluations(versions: Sequence[ReportedVersion]) -> str:
+    rows = [
+        (
+            f"step {one.evaluation.step}",
+            one.evaluation.examples,
+            f"{one.evaluation.recorded_at:%Y-%m-%d %H:%M:%S} UTC",
+            one.evaluation.checkpoint_digest[:12],
+        )
+        for one in versions
+    ]
+    return table(("version", "examples", "scored", "checkpoint"), rows, caption="What was scored")
+
+
+def _metrics(versions: Sequence[ReportedVersion]) -> str:
+    names = sorted(
+        {name for one in versions for name in one.evaluation.metrics}, key=lambda name: (name != "loss", name)
+    )
+    headings = ["metric", *(f"step {one.evaluation.step}" for one in versions)]
+    rows = [(name, *(_with_interval(one.evaluation, name) for one in versions)) for name in names]
+    confidence = next((one.evaluation.confidence for one in versions if one.evaluation.resamples), None)
+    with_intervals = "" if confidence is None else f", with {confidence:.0%} intervals"
+    return table(headings, rows, caption=f"The loss and every metric{with_intervals}")
+
+
+def _with_interval(scored: Any, name: str) -> str:
+    """Return a metric of an evaluation or a slice, with its interval if there is one."""
+    if name not in scored.metrics:
+        return shown(None)
+    interval = scored.intervals.get(name)
+    bounds = "" if interval is None else f" [{interval.low:.6g}, {interval.high:.6g}]"
+    return f"{scored.metrics[name]:.6g}{bounds}"
+
+
+def _slices(one: ReportedVersion) -> str:
+    slices = one.evaluation.slices
+    names = sorted({name for each in slices for name in each.metrics}, key=lambda name: (name != "loss", name))
+    rows = [(each.name, each.examples, *(_with_interval(each, name) for name in names)) for each in slices]
+    return table(("slice", "examples", *names), rows, caption=f"Slices of step {one.evaluation.step}")
+
+
+def _beside(versions: Sequence[ReportedVersion], draw: Callable[[ReportedVersion], str]) -> str:
+    return f'<div class="beside">{"".join(f"<div>{draw(one)}</div>" for one in versions)}</div>'
+
+
+def _output(name: str, versions: Sequence[ReportedVersion]) -> Iterator[str]:
+    having = [one for one in versions if name in one.content["outputs"]]
+    task = having[0].content["outputs"][name]["task"]
+    yield f"<h2>Output {escape(name)}: {_TASKS.get(task, task)}</h2>"
+
+    def section(title: str, draw: Callable[[str, Content], str]) -> str:
+        drawn = _beside(having, lambda one: draw(f"step {one.evaluation.step}", one.content["outputs"][name]))
+        return f"<h3>{title}</h3>{drawn}"
+
+    if task == "regression":
+        yield section("Residuals", _residuals)
+        return
+    yield section("Decisions", _decisions)
+    if any(one.content["outputs"][name]["labels"] for one in having):
+        yield section("ROC curve", _roc)
+        yield section("Precision and recall", _precision_recall)
+        yield section("Thresholds", _thresholds)
+        yield section("Reliability", _reliability)
+        yield section("Scores", _scores)
+    notes = dict.fromkeys(note for one in having for note in one.content["outputs"][name]["notes"])
+    yield "".join(f"<p>{escape(note)}.</p>" for note in notes)
+
+
+def _decisions(version: str, tables: Content) -> str:
+    right, items, left_out = tables["right"], tables["items"], tables["left_out"]
+    parts = [f"<p>{version}: {right} of {items} decided rightly{f', {left_out} left out' if left_out else ''}.</p>"]
+    if tables.get("confusion"):
+        names = [one["label"] for one in tables["per_class"]]
+        parts.append(matrix(names, tables["confusion"], caption=f"Confusion matrix of {version}"))
+    if tables.get("per_class"):
+        rows = [(one["label"], one["actual"], one["predicted"], one["right"]) for one in tables["per_class"]]
+        headings = ("class", "actual", "predicted", "right")
+        parts.append(table(headings, rows, caption=f"Classes of {version}"))
+    if tables.get("most_confused"):
+        pairs = [(one["actual"], one["predicted"], one["count"]) for one in tables["most_confused"][:_LISTED]]
+        parts.append(table(("actual", "predicted", "count"), pairs, caption=f"Most frequent confusions of {version}"))
+    if "per_label" in tables:
+        kinds = ("true_positives", "false_positives", "false_negatives", "true_negatives")
+        counts = [(one["label"], *(one[kind] for kind in kinds)) for one in tables["per_label"]]
+        kind_names = [kind.replace("_", " ") for kind in kinds]
+        parts.append(table(("label", *kind_names), counts, caption=f"Labels of {version}"))
+    return "".join(parts)
+
+
+def _roc(version: str, tables: Content) -> str:
+    drawn, title = _drawn(tables), f"ROC curve of {version}{_which(tables)}"
+    lines, rows = [], []
+    for one in drawn:
+        points = [(0.0, 0.0), *((fpr, tpr) for _, tpr, fpr, _ in _rates(one))]
+        lines.append(Line(name=f"label {one['label']}, area {shown(one['auc'])}", points=points))
+        rows += [(one["label"], threshold, fpr, tpr) for threshold, tpr, fpr, _ in _rates(one)]
+    data = (("label", "threshold", "false positive rate", "true positive rate"), rows)
+    areas = [(one["label"], one["positives"], one["negatives"], one["auc"]) for one in tables["labels"]]
+    figure = line_figure(title, lines, across="false positive rate", up="true positive rate", diagonal=True, data=data)
+    return figure + table(("label", "positives", "negatives", "area"), areas, caption=f"Areas under the ROC, {version}")
+
+
+def _precision_recall(version: str, tables: Content) -> str:
+    lines, rows = [], []
+    for one in _drawn(tables):
+        points = [(recall, precision) for _, recall, _, precision in _rates(one)]
+        lines.append(Line(name=f"label {one['label']}, {shown(one['average_precision'])}", points=points))
+        rows += [(one["label"], threshold, recall, precision) for threshold, recall, _, precision in _rates(one)]
+    data = (("label", "threshold", "recall", "precision"), rows)
+    average = [(one["label"], one["average_precision"]) for one in tables["labels"]]
+    title = f"Precision and recall of {version}{_which(tables)}"
+    figure = line_figure(title, lines, across="recall", up="precision", diagonal=False, data=data)
+    return figure + table(("label", "average precision"), average, caption=f"Average precision of {version}")
+
+
+def _drawn(tables: Content) -> list[Content]:
+    labels = sorted(tables["labels"], key=lambda one: one["average_precision"] or 0.0)
+    chosen = {one["label"] for one in labels[:_DRAWN_LABELS]}
+    return [one for one in tables["labels"] if one["label"] in chosen]
+
+
+def _which(tables: Content) -> str:
+    count = len(tables["labels"])
+    return f", the {_DRAWN_LABELS} of {count} labels with the least precision" if count > _DRAWN_LABELS else ""
+
+
+def _rates(label: Content) -> list[tuple[float, float, float, float]]:
+    """Return the threshold, the recall, the false positive rate and the precision at each point of a curve."""
+    curve, positives, negatives = label["curve"], label["positives"], label["negatives"]
+    return [
+        (threshold, tp / max(positives, 1), fp / max(negatives, 1), tp / max(tp + fp, 1))
+        for threshold, tp, fp in zip(curve["threshold"], curve["true_positives"], curve["false_positives"], strict=True)
+    ]
+
+
+def _thresholds(version: str, tables: Content) -> str:
+    rows = [
+        (label["label"], f"{one['at']} {one['level']:g}", one["threshold"], one.get("precision"), one.get("recall"))
+        for label in tables["labels"]
+        for one in label["thresholds"]
+    ]
+    headings = ("label", "at least", "threshold", "precision", "recall")
+    return table(headings, rows, caption=f"Thresholds of {version}; a dash where none reaches it")
+
+
+def _reliability(version: str, tables: Content) -> str:
+    labels: list[Content] = tables["labels"]
+    confidence = tables.get("confidence")
+    of = confidence or labels[0]
+    what = "the predicted class" if confidence else f"label {of['label']}"
+    reliability = of["reliability"]
+    bins = zip(reliability["mean_probability"], reliability["negatives"], reliability["positives"], strict=True)
+    rows = [(mean, pos / (neg + pos), neg + pos) for mean, neg, pos in bins if mean is not None]
+    figure = line_figure(
+        f"Reliability of {what}, {version}",
+        [Line(name=version, points=[(mean, share) for mean, share, _ in rows])],
+        across="mean probability",
+        up="share that came true",
+        diagonal=True,
+        data=(("mean probability", "share that came true", "items"), rows),
+    )
+    overall = [("predicted class", confidence["ece"], confidence["brier"])] if confidence else []
+    errors = [*overall, *((f"label {one['label']}", one["ece"], one["brier"]) for one in labels)]
+    headings = ("of", "expected calibration error", "Brier score")
+    return figure + table(headings, errors, caption=f"Calibration of {version}")
+
+
+def _scores(version: str, tables: Content) -> str:
+    parts = []
+    for one in _drawn(tables):
+        negatives, positives = one["reliability"]["negatives"], one["reliability"]["positives"]
+        width = 1 / len(negatives)
+        rows = [
+            (f"{index * width:.2f} to {(index + 1) * width:.2f}", neg, pos)
+            for index, (neg, pos) in enumerate(zip(negatives, positives, strict=True))
+        ]
+        parts.append(
+            bar_figure(
+                f"Scores of label {one['label']}, {version}",
+                [Bars(name="negatives", counts=negatives), Bars(name="positives", counts=positives)],
+                ends=(0.0, 1.0),
+                across="probability",
+                data=(("probability", "negatives", "positives"), rows),
+            )
+        )
+    return "".join(parts)
+
+
+def _residuals(version: str, tables: Content) -> str:
+    measures = ("items", "mean", "mean_absolute", "root_mean_square")
+    headings = tuple(measure.replace("_", " ") for measure in measures)
+    parts = [
+        table(("of", *headings), [("all", *(tables[one] for one in measures))], caption=f"Errors of {version}"),
+        table(("quantile", "residual"), tables["quantiles"].items(), caption=f"Quantiles of the residuals, {version}"),
+    ]
+    histogram = tables["histogram"]
+    if histogram is not None:
+        edges, counts = histogram["edges"], histogram["counts"]
+        rows = [
+            (f"below {edges[0]:.4g}", histogram["below"]),
+            *(
+                (f"{low:.4g} to {high:.4g}", count)
+                for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+            ),
+            (f"from {edges[-1]:.4g}", histogram["above"]),
+        ]
+        parts.insert(
+            0,
+            bar_figure(
+                f"Residuals of {version}: prediction minus target",
+                [Bars(name=version, counts=counts)],
+                ends=(edges[0], edges[-1]),
+                across="residual",
+                data=(("residual", "count"), rows),
+            ),
+        )
+    if tables["components"]:
+        rows = [(index, *(one[measure] for measure in measures)) for index, one in enumerate(tables["components"])]
+        parts.append(table(("component", *headings), rows, caption=f"Errors of the components, {version}"))
+    return "".join(parts)
+
+
+def _hardest(one: ReportedVersion) -> str:
+    hardest = one.content["hardest"][:_LISTED]
+    outputs = list(hardest[0]["outputs"]) if hardest else []
+    headings = ["example", "loss", *(f"{name}: {kind}" for name in outputs for kind in ("actual", "predicted"))]
+    rows = [
+        (
+            each["index"],
+            each["loss"],
+            *(listed(each["outputs"][name][kind]) for name in outputs for kind in ("actual", "predicted")),
+        )
+        for each in hardest
+    ]
+    return table(headings, rows, caption=f"The greatest losses of step {one.evaluation.step}; examples count from 0")
+
+
+def listed(values: Sequence[Any]) -> str:
+    """Return the classes or numbers of an example as text."""
+    return ", ".join(map(shown, values)) or "none"
+
+
+def _changes(changes: Changes) -> Iterator[str]:
+    if changes.newly_wrong is None or changes.newly_right is None or changes.newly_wrong.flips is None:
+        if changes.reason:
+            yield f"<h2>Changed examples</h2><p>{escape(changes.reason)}</p>"
+        return
+    after, before = changes.newly_wrong.evaluation, changes.newly_wrong.baseline
+    flips = changes.newly_wrong.flips
+    baseline = "the baseline" if before is None else f"step {before.step}"
+    yield f"<h2>Changed examples: step {after.step} against {baseline}</h2><p>{escape(summary_of(flips))}</p>"
+    rows = [
+        (f"{baseline} right", flips.both_right, flips.newly_wrong),
+        (f"{baseline} wrong", flips.newly_right, flips.both_wrong),
+    ]
+    yield table(("", f"step {after.step} right", f"step {after.step} wrong"), rows, caption="Examples")
+    for name, found in (("newly wrong", changes.newly_wrong), ("newly right", changes.newly_right)):
+        rest = found.total - len(found.indices)
+        places = ", ".join(map(str, found.indices)) or "none"
+        yield f"<h3>Examples that are {name}</h3><p>{places}{f' and {rest} more' if rest else ''}</p>"
+
+
+def summary_of(flips: Flips) -> str:
+    """Return what the changes between two versions say, as a sentence."""
+    return (
+        f"{flips.newly_wrong} examples are newly wrong and {flips.newly_right} newly right; so uneven a number of "
+        f"changes has the probability {flips.p_value:.3g} if both versions are equally good (McNemar's exact test)."
+    )
