@@ -1,0 +1,183 @@
+"""Tables, reports and examples over a real channel, from the evaluation to the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from sklearn import metrics
+
+from testkit.checkpoints import Chief
+from testkit.front_ends import FRONT_ENDS
+from testkit.html_pages import Page
+from testkit.in_process import RunningService, running_service
+from understudy.cli.main import main
+from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFoundError
+from understudy.evaluator.datasets.dataset import load_npz
+
+STEPS = (10, 20)
+CLASSES, WIDTH, EXAMPLES = 3, 4, 90
+
+
+def classifier(step: int) -> Any:
+    x = keras.Input((WIDTH,), name="x")
+    model = keras.Model(x, keras.layers.Dense(CLASSES, activation="softmax", use_bias=False, name="y")(x))
+    random = np.random.default_rng(step)
+    model.layers[-1].set_weights([random.normal(size=(WIDTH, CLASSES)).astype(np.float32)])
+    model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(EXAMPLES, WIDTH)).astype(np.float32)
+    return x, random.integers(0, CLASSES, EXAMPLES)
+
+
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def service(
+    request: pytest.FixtureRequest,
+    replicas: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+    data: tuple[Any, Any],
+) -> Iterator[RunningService]:
+    run = tmp_path_factory.mktemp("run")
+    np.savez(run / "test.npz", x=data[0], y=data[1])
+    chief = Chief(run)
+    for step in STEPS:
+        chief.publish_other(step, classifier(step))
+    with running_service(
+        {"run_dir": run, "eval_data": {"test": run / "test.npz"}},
+        {"tables": True, "evaluation_batch_size": 32},
+        replicas=replicas,
+        state_dir=run / "evaluator",
+        front_end=request.param,
+    ) as service:
+        service.wait_ready()
+        scored = set()
+        for evaluation in service.client().watch_evaluations():
+            scored.add(evaluation.step)
+            if scored == set(STEPS):
+                break
+        yield service
+
+
+@pytest.fixture
+def client(service: RunningService) -> Client:
+    return service.client()
+
+
+def understudy(service: RunningService, *arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments), "--target", service.grpc])
+
+
+def predictions(step: int, x: Any) -> Any:
+    return classifier(step).predict(x, verbose=0)
+
+
+def test_the_tables_are_those_of_the_predictions(client: Client, data: tuple[Any, Any]) -> None:
+    x, actual = data
+    tables = client.evaluation_tables("test", version=20)
+    (output,) = tables.content["outputs"].values()
+    predicted = predictions(20, x)
+    assert output["confusion"] == metrics.confusion_matrix(actual, predicted.argmax(axis=1)).tolist()
+    assert output["right"] / EXAMPLES == pytest.approx(tables.evaluation.metrics["accuracy"])
+    for index, label in enumerate(output["labels"]):
+        assert label["auc"] == pytest.approx(metrics.roc_auc_score(actual == index, predicted[:, index]), abs=1e-3)
+
+
+def test_the_hardest_examples_have_their_losses_and_inputs(client: Client, data: tuple[Any, Any]) -> None:
+    x, actual = data
+    losses = -np.log(predictions(20, x)[np.arange(EXAMPLES), actual])
+    hardest = client.examples("hardest", version=20, max_examples=7)
+    assert list(hardest.indices) == np.argsort(-losses, kind="stable")[:7].tolist()
+    assert [one["loss"] for one in hardest.described] == pytest.approx(np.sort(losses)[::-1][:7], rel=1e-5)
+    assert np.array_equal(hardest.inputs["x"], x[list(hardest.indices)])
+    assert np.array_equal(hardest.targets["targets"], actual[list(hardest.indices)])
+    assert (hardest.total, hardest.baseline, hardest.notes) == (EXAMPLES, None, ())
+
+
+def test_flips_are_the_examples_that_two_versions_decide_differently(client: Client, data: tuple[Any, Any]) -> None:
+    x, actual = data
+    before, after = (predictions(step, x).argmax(axis=1) == actual for step in STEPS)
+    wrong = client.examples("newly_wrong", version=20, baseline=10)
+    right = client.examples("newly_right", version=20, baseline=10)
+    assert list(wrong.indices) == np.flatnonzero(before & ~after).tolist()
+    assert list(right.indices) == np.flatnonzero(after & ~before).tolist()
+    assert wrong.flips is not None
+    assert (wrong.flips.newly_wrong, wrong.flips.newly_right) == (wrong.total, right.total)
+    assert wrong.flips.both_right == (before & after).sum()
+
+
+async def test_the_asyncio_client_answers_the_same(client: Client, service: RunningService) -> None:
+    async with AsyncClient(service.grpc) as other:
+        assert await other.evaluation_tables(version=10) == client.evaluation_tables(version=10)
+        examples = await other.examples("newly_right", version=20, baseline=10)
+    assert examples.indices == client.examples("newly_right", version=20, baseline=10).indices
+
+
+def test_a_report_is_a_page_of_one_version_or_of_two(service: RunningService, tmp_path: Path) -> None:
+    for name, arguments in (("one", ("--step", "10")), ("two", ("--compare", "10,20"))):
+        file = tmp_path / f"{name}.html"
+        result = understudy(service, "report", *arguments, "--output", file)
+        assert result.exit_code == 0, result.output
+        page = Page(file.read_text())
+        assert page.references == []
+        assert set(page.tables) == {1}
+        assert any(heading.startswith("Changed examples") for heading in page.headings)
+
+
+def test_a_report_is_data_too(service: RunningService, client: Client, tmp_path: Path) -> None:
+    result = understudy(service, "report", "--compare", "10,20", "--output", tmp_path / "report.json")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [one["evaluation"]["step"] for one in report["versions"]] == list(STEPS)
+    assert report["versions"][0]["tables"] == client.evaluation_tables(version=10).content
+    assert report["changes"]["newly_wrong"] == list(client.examples("newly_wrong", version=20, baseline=10).indices)
+
+
+def test_examples_are_listed_and_exported(service: RunningService, data: tuple[Any, Any], tmp_path: Path) -> None:
+    arguments = ("examples", "newly-wrong", "--step", "20", "--baseline", "10")
+    listed = understudy(service, *arguments)
+    assert listed.exit_code == 0, listed.output
+    assert "McNemar" in listed.output
+    for suffix in ("json", "csv", "npz"):
+        assert understudy(service, *arguments, "--output", tmp_path / f"worse.{suffix}").exit_code == 0
+    examples = json.loads((tmp_path / "worse.json").read_text())["examples"]
+    indices = [one["index"] for one in examples]
+    assert examples[0]["inputs"]["x"] == pytest.approx(data[0][indices[0]].tolist())
+    lines = (tmp_path / "worse.csv").read_text().splitlines()
+    assert lines[0] == "example,inputs.x,targets.targets"
+    assert len(lines) == 1 + len(examples)
+    dataset = load_npz("worse", tmp_path / "worse.npz")
+    with np.load(tmp_path / "worse.npz") as written:
+        assert np.array_equal(written["x"], data[0][indices])
+    assert dataset.examples == len(examples)
+
+
+def test_what_is_not_there_is_named(service: RunningService, client: Client, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"step 7 has no score on 'test'\. There are tables of the steps 10, 20"):
+        client.evaluation_tables(version=7)
+    with pytest.raises(NotFoundError, match=r"there is no dataset 'tset'; there are \['test'\]"):
+        client.evaluation_tables("tset", version=10)
+    with pytest.raises(InvalidArgumentError, match="compared with itself"):
+        client.examples("newly_wrong", version=20, baseline=20)
+    with pytest.raises(InvalidArgumentError, match="ask for 1 to 1000"):
+        client.examples("hardest", version=20, max_examples=1001)
+    missing = understudy(service, "report", "--step", "7", "--output", tmp_path / "report.html")
+    assert (missing.exit_code, "step 7 has no score" in missing.output) == (1, True)
+    assert not (tmp_path / "report.html").exists()
+    for arguments in (
+        ("report", "--step", "1", "--compare", "1,2", "--output", "a.html"),
+        ("report", "--output", "a.pdf"),
+        ("report", "--compare", "1,2,3", "--output", "a.html"),
+        ("examples", "hardest", "--baseline", "10"),
+    ):
+        assert understudy(service, *arguments).exit_code == 2
