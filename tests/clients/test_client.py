@@ -322,12 +322,14 @@ def test_every_request_names_the_model(peer: Peer, script: Script) -> None:
         next(client.watch_evaluations())
         client.status()
         client.checkpoints()
+        client.evaluation_tables()
+        client.examples("hardest")
         client.promote(STEP)
         client.unpin()
         client.roll_back()
 
     named = [model_names(request) for request in script.requests]
-    assert len(named) == 14
+    assert len(named) == 16
     assert set().union(*named) == {"doubler"}
 
 
@@ -493,6 +495,20 @@ def test_the_ledger_is_listed_page_by_page(client: Client, script: Script) -> No
     assert script.calls["ListEvaluations"] == 3
     assert script.requests[0].min_step == 1
     assert not script.requests[0].HasField("max_step")
+
+
+def test_the_hardest_examples_of_a_step_are_read(client: Client, script: Script) -> None:
+    found = client.examples("hardest", "test", version=STEP, max_examples=5)
+
+    assert (found.evaluation.step, found.indices, found.described) == (STEP, (7,), ({"loss": 0.5},))
+    assert (found.baseline, found.flips, found.inputs) == (None, None, {})
+    assert (script.requests[0].dataset, script.requests[0].max_examples) == ("test", 5)
+    assert client.evaluation_tables("test", version=STEP).content == {"examples": 20}
+
+
+def test_an_unknown_kind_of_examples_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgumentError, match="kind is 'easy'; expected one of hardest, newly_wrong, newly_right"):
+        client.examples("easy")  # type: ignore[arg-type]
 
 
 def test_an_unknown_outcome_is_refused(client: Client) -> None:

@@ -193,6 +193,22 @@ class Peer(
         more = start + 2 < len(self.script.ledger)
         return evaluation_pb2.ListEvaluationsResponse(evaluations=page, next_page_token=str(start + 2) if more else "")
 
+    def GetEvaluationTables(
+        self, request: evaluation_pb2.GetEvaluationTablesRequest, context: Any
+    ) -> evaluation_pb2.GetEvaluationTablesResponse:
+        """Return tables that hold only their number of examples."""
+        self._enter("GetEvaluationTables", request, context)
+        return evaluation_pb2.GetEvaluationTablesResponse(evaluation=_scored(request), content_json='{"examples": 20}')
+
+    def GetExamples(
+        self, request: evaluation_pb2.GetExamplesRequest, context: Any
+    ) -> evaluation_pb2.GetExamplesResponse:
+        """Return one example."""
+        self._enter("GetExamples", request, context)
+        return evaluation_pb2.GetExamplesResponse(
+            evaluation=_scored(request), total=1, indices=[7], described_json=['{"loss": 0.5}']
+        )
+
     def WatchEvaluations(
         self, request: evaluation_pb2.WatchEvaluationsRequest, context: Any
     ) -> Iterator[evaluation_pb2.WatchEvaluationsResponse]:
@@ -314,6 +330,12 @@ class Peer(
 def _step_of(request: Any) -> int:
     step: int = request.version.step if request.version.HasField("step") else STEP
     return step
+
+
+def _scored(request: Any) -> evaluation_pb2.EvaluationRecord:
+    return evaluation_pb2.EvaluationRecord(
+        sequence=1, step=_step_of(request), outcome=evaluation_pb2.EVALUATION_OUTCOME_SCORED
+    )
 
 
 def _output_name(name: str) -> str:

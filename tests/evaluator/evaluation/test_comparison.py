@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats  # type: ignore[import-untyped] # comes with scikit-learn
+from scipy import stats
 
 from understudy.evaluator.evaluation.comparison import (
     BootstrapOptions,

@@ -65,7 +65,7 @@ def probabilities(seed: int, *shape: int) -> Array:
 def softmax_outputs(seed: int, examples: int, classes: int) -> Array:
     logits = np.random.default_rng(seed).normal(size=(examples, classes)) * 3
     powers = np.exp(logits)
-    return (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
 
 
 def whole_numbers(seed: int, limit: int, *shape: int) -> Array:
