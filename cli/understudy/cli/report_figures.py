@@ -14,8 +14,8 @@ _COLOURS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of a chart: its name, and its points with both coordinates from 0 to 1."""
+class Curve:
+    """A curve of a chart: its name, and its points with both coordinates from 0 to 1."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -64,7 +64,7 @@ def _shaded(row: Sequence[int], count: int) -> str:
 
 
 def line_figure(
-    title: str, lines: Sequence[Line], *, across: str, up: str, diagonal: bool, data: tuple[Sequence[str], Any]
+    title: str, lines: Sequence[Curve], *, across: str, up: str, diagonal: bool, data: tuple[Sequence[str], Any]
 ) -> str:
     """Return a chart of lines on axes from 0 to 1.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli.report_figures import Bars, Line, bar_figure, line_figure, matrix, shown, table
+from understudy.cli.report_figures import Bars, Curve, bar_figure, line_figure, matrix, shown, table
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation, ExampleList, Flips
@@ -203,7 +203,7 @@ def _roc(version: str, tables: Content) -> str:
     lines, rows = [], []
     for one in drawn:
         points = [(0.0, 0.0), *((fpr, tpr) for _, tpr, fpr, _ in _rates(one))]
-        lines.append(Line(name=f"label {one['label']}, area {shown(one['auc'])}", points=points))
+        lines.append(Curve(name=f"label {one['label']}, area {shown(one['auc'])}", points=points))
         rows += [(one["label"], threshold, fpr, tpr) for threshold, tpr, fpr, _ in _rates(one)]
     data = (("label", "threshold", "false positive rate", "true positive rate"), rows)
     areas = [(one["label"], one["positives"], one["negatives"], one["auc"]) for one in tables["labels"]]
@@ -215,7 +215,7 @@ def _precision_recall(version: str, tables: Content) -> str:
     lines, rows = [], []
     for one in _drawn(tables):
         points = [(recall, precision) for _, recall, _, precision in _rates(one)]
-        lines.append(Line(name=f"label {one['label']}, {shown(one['average_precision'])}", points=points))
+        lines.append(Curve(name=f"label {one['label']}, {shown(one['average_precision'])}", points=points))
         rows += [(one["label"], threshold, recall, precision) for threshold, recall, _, precision in _rates(one)]
     data = (("label", "threshold", "recall", "precision"), rows)
     average = [(one["label"], one["average_precision"]) for one in tables["labels"]]
@@ -264,7 +264,7 @@ def _reliability(version: str, tables: Content) -> str:
     rows = [(mean, pos / (neg + pos), neg + pos) for mean, neg, pos in bins if mean is not None]
     figure = line_figure(
         f"Reliability of {what}, {version}",
-        [Line(name=version, points=[(mean, share) for mean, share, _ in rows])],
+        [Curve(name=version, points=[(mean, share) for mean, share, _ in rows])],
         across="mean probability",
         up="share that came true",
         diagonal=True,
