@@ -11,7 +11,8 @@ under the outputs' names (as targets), and what is known of the request under na
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -88,26 +89,25 @@ def encode_request(
         targets: What the targets are.
         redacted_names: The names of the inputs whose values were replaced.
     """
-    import tensorflow as tf
-
     common = {
-        STEP: _tensor(np.asarray(request.step, np.int64)),
-        TIME: _tensor(np.asarray(request.recorded_at, np.float64)),
+        STEP: serialized_tensors(np.asarray([request.step], np.int64))[0],
+        TIME: serialized_tensors(np.asarray([request.recorded_at], np.float64))[0],
         METHOD: _text(request.method),
         CALLER: _text(request.caller),
         **({REDACTED: _text(*redacted_names)} if redacted_names else {}),
     }
-    records = []
-    for index in range(len(next(iter(request.inputs.values())))):
-        features = dict(common)
-        for name, array in request.outputs.items():
-            answer = _example(array, index)
-            features[ANSWER_PREFIX + name] = _tensor(answer)
-            features[name] = _feature(_target(answer, targets))
-        for name, array in request.inputs.items():
-            features[name] = _feature(_example(array, index))
-        records.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-    return records
+    columns: dict[str, Sequence[Sequence[bytes]]] = {}
+    for name, array in request.outputs.items():
+        answers = [[content] for content in serialized_tensors(array)]
+        columns[ANSWER_PREFIX + name] = answers
+        columns[name] = _column(_classes(array) if targets == "classes" and _has_classes(array) else array)
+    columns |= {name: _column(array) for name, array in request.inputs.items()}
+    shared = _example({name: [content] for name, content in common.items()})
+    # As for tensors, below.
+    return [
+        shared + _example({name: column[index] for name, column in columns.items()})
+        for index in range(len(next(iter(request.inputs.values()))))
+    ]
 
 
 def read_logged(paths: Sequence[Path], signature: Signature) -> Iterator[LoggedExample]:
@@ -146,35 +146,68 @@ def read_logged(paths: Sequence[Path], signature: Signature) -> Iterator[LoggedE
         )
 
 
-def _example(array: Array, index: int) -> Array:
-    """Return one example as an array, also where it is a scalar."""
-    return array[index : index + 1].reshape(array.shape[1:])
-
-
-def _target(answer: Array, targets: LoggedTargets) -> Array:
-    if targets == "answers" or answer.ndim == 0 or answer.dtype.kind not in "fV":
-        return answer
-    return np.asarray(np.argmax(answer.astype(np.float32), axis=-1), np.int64)
-
-
-def _feature(value: Array) -> Any:
-    """Return the strings of a string tensor, and any other tensor serialized."""
+def serialized_tensors(array: Array) -> list[bytes]:
+    """Return each example of an array ``[examples, ...]`` as `tf.io.serialize_tensor` writes it."""
     import tensorflow as tf
 
-    if value.dtype.kind != "O":
-        return _tensor(value)
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=value.ravel().tolist()))
+    if array.dtype.kind == "O":
+        rows = (array[index : index + 1].reshape(array.shape[1:]) for index in range(len(array)))
+        return [tf.make_tensor_proto(row).SerializeToString() for row in rows]
+    # The bytes of two messages after one another are those of both merged.
+    head = _form(array.dtype, array.shape[1:])
+    rows = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    return [head + _content(row.tobytes()) for row in rows]
 
 
-def _tensor(value: Array) -> Any:
+@functools.lru_cache(maxsize=256)
+def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return a TensorProto without its content."""
     import tensorflow as tf
 
-    content = tf.make_tensor_proto(value).SerializeToString()
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[content]))
+    message = tf.make_tensor_proto(0)
+    message.Clear()
+    message.dtype = tf.as_dtype(dtype).as_datatype_enum
+    message.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    content: bytes = message.SerializeToString()
+    return content
 
 
-def _text(*values: str) -> Any:
-    return _tensor(np.array([value.encode() for value in values], object))
+def _content(values: bytes) -> bytes:
+    """Return the content of a TensorProto."""
+    from tensorflow.core.framework import tensor_pb2
+
+    content: bytes = tensor_pb2.TensorProto(tensor_content=values).SerializeToString()
+    return content
+
+
+def _column(array: Array) -> Sequence[Sequence[bytes]]:
+    """Return the values of each example's feature: the strings of a string tensor, and any other tensor serialized."""
+    if array.dtype.kind == "O":
+        return [row.ravel().tolist() for row in array.reshape(len(array), -1)]
+    return [[content] for content in serialized_tensors(array)]
+
+
+def _has_classes(array: Array) -> bool:
+    return array.ndim > 1 and array.dtype.kind in "fV"
+
+
+def _classes(array: Array) -> Array:
+    return np.asarray(np.argmax(array.astype(np.float32), axis=-1), np.int64)
+
+
+def _example(features: Mapping[str, Sequence[bytes]]) -> bytes:
+    import tensorflow as tf
+
+    example = tf.train.Example()
+    for name, values in features.items():
+        example.features.feature[name].bytes_list.value.extend(values)
+    content: bytes = example.SerializeToString()
+    return content
+
+
+@functools.lru_cache(maxsize=256)
+def _text(*values: str) -> bytes:
+    return serialized_tensors(np.array([[value.encode() for value in values]], object))[0]
 
 
 def _read_tensor(feature: Any) -> Array:
