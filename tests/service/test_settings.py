@@ -32,12 +32,25 @@ def test_exactly_one_folder_of_checkpoints_is_needed(given: dict[str, Any]) -> N
         ("stream_depth", 0),
         ("drain_seconds", -0.5),
         ("drain_seconds", float("nan")),
+        ("request_log_sample", 0),
+        ("request_log_sample", 1.5),
+        ("request_log_mib", 0),
+        ("request_log_hours", -1),
+        ("drift_sample", float("nan")),
+        ("drift_hours", 0),
+        ("drift_max_features", 0),
     ],
 )
 def test_a_value_out_of_range_is_named_with_what_was_expected(name: str, value: float) -> None:
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(SettingsError, match=f"^{name} is .*; give "):
         ServeSettings(run_dir=RUN, **arguments)
+
+
+def test_redaction_without_a_log_is_refused() -> None:
+    with pytest.raises(SettingsError, match="redact"):
+        ServeSettings(run_dir=RUN, request_log_redact=("user",))
+    ServeSettings(run_dir=RUN, request_log_redact=("user",), drift_reference="test")
 
 
 def test_one_port_cannot_serve_both_protocols() -> None:

@@ -350,9 +350,9 @@ class ServeSettings:
                 raise SettingsError(f"{name} is {getattr(self, name)}; give a share above 0 and up to 1")
         self._check_range("drift_max_features", low=1, high=_MOST_FEATURES)
         for name in ("request_log_mib", "request_log_hours", "drift_hours"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise SettingsError(f"{name} is {getattr(self, name)}; give more than 0")
-        if self.request_log is None and self.request_log_redact:
+        if self.request_log_redact and self.request_log is None and self.drift_reference is None:
             raise SettingsError("request_log_redact is given without request_log; give the folder too")
 
     def _check_tls(self) -> None:

@@ -155,8 +155,8 @@ def serialized_tensors(array: Array) -> list[bytes]:
         return [tf.make_tensor_proto(row).SerializeToString() for row in rows]
     # The bytes of two messages after one another are those of both merged.
     head = _form(array.dtype, array.shape[1:])
-    rows = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
-    return [head + _content(row.tobytes()) for row in rows]
+    numbers = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    return [head + _content(row.tobytes()) for row in numbers]
 
 
 @functools.lru_cache(maxsize=256)
