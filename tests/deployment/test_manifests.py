@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import helm_python
 import kubernetes_validate
 import pytest
 import yaml
 from kubeflow_trainer_api import models
 
+from testkit.fetched import fetched
 from testkit.manifests import (
     CHART,
     OVERLAYS,
@@ -46,6 +51,7 @@ TYPED = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
     "ClusterTrainingRuntime": models.TrainerV1alpha1ClusterTrainingRuntime,
 }
+OF_OTHERS = {"Certificate", "GRPCRoute", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObject"}
 USAGE_ERROR = 2
 
 EVERYTHING: dict[str, Any] = {
@@ -90,6 +96,33 @@ def test_kubernetes_knows_every_field(name: str) -> None:
     for pod in pods_of(name):
         alone = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod.spec}
         kubernetes_validate.validate(alone, KUBERNETES_VERSIONS[-1], strict=True)
+
+
+def faults_of(resources: list[Document]) -> list[str]:
+    """Return what the types of other projects' resources find wrong with some, "" where nothing is."""
+    node = shutil.which("node")
+    folder = fetched("manifests")  # skips the test without Node
+    assert node is not None
+    program = Path(__file__).parent / "models" / "validate.mjs"
+    done = subprocess.run(
+        [node, program], cwd=folder, input=json.dumps(resources), capture_output=True, text=True, timeout=60, check=True
+    )
+    faults = json.loads(done.stdout)
+    assert isinstance(faults, list)
+    return faults
+
+
+def test_other_projects_know_the_fields_of_their_resources() -> None:
+    """A field that they do not know is not found in this way, but a missing one is, and one of a wrong type."""
+    names = [*RENDERED]
+    resources = [document for name in names for document in documents_of(name) if document["kind"] in OF_OTHERS]
+    assert {resource["kind"] for resource in resources} == OF_OTHERS
+    assert faults_of(resources) == [""] * len(resources)
+
+    (route,) = by_kind(overlay("production"), "GRPCRoute")
+    wrong = {**route, "spec": {**route["spec"], "rules": [{"backendRefs": [{"name": "a", "port": "grpc"}]}]}}
+    (fault,) = faults_of([wrong])
+    assert "port must be integer" in fault
 
 
 def assert_within(part: Any, whole: Any, path: str) -> None:
@@ -380,8 +413,6 @@ def test_an_evaluator_with_gpus_keeps_compiled_kernels() -> None:
 
 
 def test_the_chart_has_no_fault_that_helm_finds() -> None:
-    import helm_python
-
     found = helm_python.lint(CHART)
     assert not found["errors"]
     assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
@@ -417,8 +448,17 @@ def by_name(items: list[Document]) -> list[Document]:
     return sorted(items, key=lambda item: str(item["name"]))
 
 
-def test_a_canary_without_a_fleet_is_refused() -> None:
-    import helm_python
-
-    with pytest.raises(helm_python.HelmRenderError, match=r"canary\.enabled needs fleet.enabled"):
-        chart({"canary": {"enabled": True}})
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"canary": {"enabled": True}}, r"canary\.enabled needs fleet\.enabled"),
+        ({"evaluater": {"enabled": False}}, "evaluater"),
+        ({"job": {"workers": 0}}, "workers"),
+        ({"canary": {"weight": 110}}, "weight"),
+        ({"job": {"name": "My Job"}}, "name"),
+        ({"fleet": {"env": {"understudy-slots": "2"}}}, "understudy-slots"),
+    ],
+)
+def test_values_that_the_chart_cannot_use_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=message):
+        chart(values)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from testkit.fetched import fetched
 from testkit.front_ends import FRONT_ENDS
 from testkit.preloading import preloaded
 from testkit.served import Pair, serving_both
@@ -21,7 +22,6 @@ from understudy.clients import Client
 
 ROOT = Path(__file__).parent.parent.parent
 CALLS = Path(__file__).parent / "calls"
-INSTALL_SECONDS = 280
 CALLS_SECONDS = 100
 
 Fetch = Callable[[str], Path]
@@ -68,18 +68,7 @@ def native_answer(served: Pair) -> dict[str, list[str]]:
 @pytest.fixture(scope="session")
 def fetch() -> Fetch:
     """Return a function that installs a client into its own environment, once per session, and returns the path."""
-
-    def fetch(kind: str) -> Path:
-        command = [str(ROOT / "tools" / "fetch_clients.sh"), kind]
-        try:
-            completed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"{kind} was not installed within {INSTALL_SECONDS} s")
-        if completed.returncode:
-            pytest.skip(f"{kind} cannot be had: {completed.stderr.strip().splitlines()[-1:]}")
-        return ROOT / ".tools" / "clients" / kind
-
-    return fetch
+    return fetched
 
 
 def report_of(program: Path | str, *arguments: str | Path) -> Report:
