@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from protocols.calls.descriptors import description
-from protocols.conftest import INSTALL_SECONDS, Fetch, report_of
+from protocols.conftest import Fetch, report_of
 
+from testkit.fetched import INSTALL_SECONDS
 from understudy.oip import inference_pb2, model_config_pb2
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)

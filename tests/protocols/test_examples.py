@@ -10,8 +10,9 @@ import sys
 
 import numpy as np
 import pytest
-from protocols.conftest import INSTALL_SECONDS, ROOT, Fetch
+from protocols.conftest import ROOT, Fetch
 
+from testkit.fetched import INSTALL_SECONDS
 from testkit.served import Pair
 from understudy.clients import Client
 

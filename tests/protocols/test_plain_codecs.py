@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from protocols.conftest import INSTALL_SECONDS, Fetch, Serve, triton_report
+from protocols.conftest import Fetch, Serve, triton_report
 
+from testkit.fetched import INSTALL_SECONDS
 from testkit.front_ends import GRPCIO
 from testkit.values import WIDTH
 from understudy.clients import Client, PredictResult

@@ -16,11 +16,12 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from protocols.conftest import INSTALL_SECONDS, Fetch, Report, report_of
+from protocols.conftest import Fetch, Report, report_of
 from protocols.test_examples import EXAMPLES, output_of
 
 from testkit.certificates import replace
 from testkit.checkpoints import ones
+from testkit.fetched import INSTALL_SECONDS
 from testkit.front_ends import ENVOY, GRPCIO, missing_for_envoy
 from testkit.in_process import until
 from testkit.prometheus_tools import scraping, value_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from protocols.conftest import INSTALL_SECONDS, Report
+from protocols.conftest import Report
 
+from testkit.fetched import INSTALL_SECONDS
 from testkit.values import DTYPES, EVERY_STEP, PLAIN, packed, values
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)

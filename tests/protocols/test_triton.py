@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from protocols.conftest import INSTALL_SECONDS, Fetch, Report, triton_report
+from protocols.conftest import Fetch, Report, triton_report
 
+from testkit.fetched import INSTALL_SECONDS
 from testkit.served import Pair
 from testkit.values import DTYPES, EVERY, EVERY_STEP, PLAIN, packed, values
 from understudy.clients import Client
