@@ -1,6 +1,7 @@
 """Writes what operators load into Prometheus and Grafana: burn-rate rules with their alerts, and three dashboards.
 
-python tools/monitoring.py            write deploy/prometheus/objectives.yml and deploy/grafana/*.json
+python tools/monitoring.py            write deploy/prometheus/objectives.yml, deploy/grafana/*.json, and all rules for
+                                      the Prometheus operator, deploy/kubernetes/components/monitoring/rules.yaml
 python tools/monitoring.py --check    exit with 1 if they differ
 
 The alerts compare how fast an error budget is used up over two windows each, a long one against noise and a short one
@@ -361,7 +362,20 @@ def files() -> dict[Path, str]:
     written = {_DEPLOY / "prometheus" / "objectives.yml": _HEAD + yaml.safe_dump(rules(), sort_keys=False, width=120)}
     for name, graphs in DASHBOARDS.items():
         written[_DEPLOY / "grafana" / f"{name}.json"] = _dashboard(name, graphs)
+    operator = _DEPLOY / "kubernetes" / "components" / "monitoring" / "rules.yaml"
+    written[operator] = _HEAD + yaml.safe_dump(_operator_rules(), sort_keys=False, width=120)
     return written
+
+
+def _operator_rules() -> dict[str, Any]:
+    """Return all rules as the resource that the Prometheus operator reads."""
+    alerts = yaml.safe_load((_DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "understudy"},
+        "spec": {"groups": [*alerts["groups"], *rules()["groups"]]},
+    }
 
 
 def main() -> int:

@@ -309,8 +309,9 @@ def test_the_fleet_is_scaled_by_a_metric_that_the_program_has(name: str) -> None
 def test_the_rules_are_those_that_the_prometheus_of_one_machine_has(name: str) -> None:
     documents = documents_of(name)
     (rule,) = by_kind(documents, "PrometheusRule")
-    alerts = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
-    assert rule["spec"] == alerts
+    files = [ROOT / "deploy" / "prometheus" / name for name in ("alerts.yml", "objectives.yml")]
+    groups = [group for file in files for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]]
+    assert rule["spec"] == {"groups": groups}
     (monitor,) = by_kind(documents, "PodMonitor")
     assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
     servers = [pod for pod in pods_of(name) if "grpc" in {port["name"] for port in pod.container["ports"]}]
