@@ -271,6 +271,12 @@ EVALUATION = (
         unit="short",
         queries={"{{outcome}}": _increase("understudy_checkpoint_loads_total", "outcome")},
     ),
+    Graph(
+        title="Waiting for the examples of datasets",
+        unit="percentunit",
+        queries={"{{instance}}": _rate("understudy_evaluation_input_wait_seconds_total", "instance")},
+        text="Share of the time. With a slow input pipeline, evaluations wait while nothing is computed for them.",
+    ),
     Graph(title="Time to load a checkpoint", unit="s", queries=_quantiles("understudy_checkpoint_load_seconds")),
 )
 

@@ -156,6 +156,7 @@ def start_components(
     scorer = DatasetScorer(
         engine=engine,
         recorder=records.recorder,
+        observer=observer,
         batch_size=settings.evaluation_batch_size,
         with_tables=settings.tables,
     )

@@ -376,6 +376,9 @@ class Observer(Protocol):
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
         """An attempt to load a checkpoint ended."""
 
+    def evaluation_waited(self, seconds: float) -> None:
+        """An evaluation of a dataset ended; so long it had waited for examples, with nothing to compute."""
+
     def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
         """A checkpoint has a result on every dataset, or began to serve, ``seconds`` after it was written.
 
@@ -415,6 +418,9 @@ class SilentObserver:
         """See `Observer`."""
 
     def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
+        """See `Observer`."""
+
+    def evaluation_waited(self, seconds: float) -> None:
         """See `Observer`."""
 
     def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:

@@ -206,6 +206,11 @@ class ServiceObserver:
                 registry=registry,
             ),
         }
+        self._input_wait = Counter(
+            "understudy_evaluation_input_wait_seconds_total",
+            "Seconds in which evaluations waited for the examples of their dataset, with nothing to compute.",
+            registry=registry,
+        )
         evaluations = Counter(
             "understudy_evaluations_total",
             "Entries of the ledger since the start: scores, reasons for none, and decisions of the gate.",
@@ -283,6 +288,10 @@ class ServiceObserver:
         """An attempt to load a checkpoint ended."""
         self._loads[outcome].inc()
         self._load_seconds.observe(seconds)
+
+    def evaluation_waited(self, seconds: float) -> None:
+        """See `Observer`."""
+        self._input_wait.inc(seconds)
 
     def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
         """See `Observer`."""

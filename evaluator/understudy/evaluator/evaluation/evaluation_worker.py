@@ -13,6 +13,7 @@ from typing import Protocol
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
+from understudy.evaluator.evaluation.input_wait import InputWait
 from understudy.evaluator.evaluation.table_collector import TableCollector
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
@@ -34,6 +35,7 @@ from understudy.evaluator.types import (
     EvaluationOutcome,
     EvaluationRecord,
     EvaluationResult,
+    Observer,
     Progress,
 )
 
@@ -52,13 +54,17 @@ class DatasetScorer:
     Args:
         engine: Runs the batches.
         recorder: Records the results.
+        observer: Told how long each evaluation waited for its examples.
         batch_size: Examples per batch.
         with_tables: Whether tables, the hardest examples and the outcomes of examples are recorded, too.
     """
 
-    def __init__(self, *, engine: Engine, recorder: Recorder, batch_size: int, with_tables: bool = False) -> None:
+    def __init__(
+        self, *, engine: Engine, recorder: Recorder, observer: Observer, batch_size: int, with_tables: bool = False
+    ) -> None:
         self._engine = engine
         self._recorder = recorder
+        self._observer = observer
         self._batch_size = batch_size
         self._with_tables = with_tables
 
@@ -140,19 +146,23 @@ class DatasetScorer:
         scorer = servable.slot.scorer((), example_losses=tables is not None)
         scored = 0
         under_way: _UnderWay | None = None
+        input_wait = InputWait()
         with EvaluationStream(servable.borrow(), scorer, self._engine, keep_outputs=tables is not None) as stream:
-            for batch in dataset.batches(servable.slot.signature, self._batch_size):
+            for batch in input_wait.timed(dataset.batches(servable.slot.signature, self._batch_size)):
                 if not is_wanted():
                     raise CancelledError(f"the evaluation of step {servable.step} on {dataset.name!r} was cancelled")
                 scored += _wait(under_way, tables)
                 if progress is not None and scored:
                     progress(scored, dataset.examples)
                 under_way = (stream.add(batch, deadline), batch)
+                input_wait.computing(under_way[0])
             scored += _wait(under_way, tables)
             if tables is not None:
                 tables.note(stream.without_example_losses)
             if progress is not None:
                 progress(scored, dataset.examples)
+            input_wait.warn(dataset)
+            self._observer.evaluation_waited(input_wait.seconds)
             return stream.finish()
 
 
