@@ -66,7 +66,8 @@ def content() -> dict[str, Any]:
     }
     specs = [TensorSpec(name=name, dtype="float32", shape=(None, *array.shape[1:])) for name, array in outputs.items()]
     collector = TableCollector(tasks, specs)
-    collector.add(Batch(inputs={"x": p}, targets=targets), ExampleScores(random.random(EXAMPLES), outputs))
+    slices = {f"country={HOSTILE}": np.arange(EXAMPLES) < 9}
+    collector.add(Batch(inputs={"x": p}, targets=targets), ExampleScores(random.random(EXAMPLES), outputs), slices)
     return collector.document()
 
 
@@ -123,6 +124,11 @@ def test_a_page_has_a_section_for_each_output_and_its_changes(both: Page) -> Non
     assert places == sorted(places)
     assert "11, 12, 13 and 5 more" in both.text
     assert "0.25 [0.2, 0.3]" in both.text
+
+
+def test_a_page_says_how_good_each_output_is_on_each_slice(both: Page) -> None:
+    for name in (HOSTILE, "binary", "labels", "numbers"):
+        assert f"Slices: {name}, step 20" in both.text
 
 
 def test_a_page_without_changes_says_why(content: dict[str, Any]) -> None:

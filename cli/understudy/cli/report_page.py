@@ -101,6 +101,8 @@ def _sections(report: Report) -> Iterator[str]:
     yield f"<h2>Metrics</h2>{_metrics(versions)}"
     if any(one.evaluation.slices for one in versions):
         yield f"<h2>Slices</h2>{_beside(versions, _slices)}"
+    if any(one.content["slices"] for one in versions):
+        yield _beside(versions, _slice_tables)
     for name in dict.fromkeys(name for one in versions for name in one.content["outputs"]):
         yield from _output(name, versions)
     yield from _changes(report.changes)
@@ -148,6 +150,31 @@ def _slices(one: ReportedVersion) -> str:
     names = sorted({name for each in slices for name in each.metrics}, key=lambda name: (name != "loss", name))
     rows = [(each.name, each.examples, *(_with_interval(each, name) for name in names)) for each in slices]
     return table(("slice", "examples", *names), rows, caption=f"Slices of step {one.evaluation.step}")
+
+
+def _slice_tables(one: ReportedVersion) -> str:
+    """Return a table for each output, with what its tables say about each slice."""
+    slices = one.content["slices"]
+    names = dict.fromkeys(name for each in slices for name in each["outputs"])
+    return "".join(_slice_table(name, slices, f"step {one.evaluation.step}") for name in names)
+
+
+def _slice_table(output: str, slices: Sequence[Content], version: str) -> str:
+    having = [each for each in slices if output in each["outputs"]]
+    caption = f"Slices: {output}, {version}"
+    if having[0]["outputs"][output]["task"] == "regression":
+        measures = ("mean", "mean_absolute", "root_mean_square")
+        errors = [(each["name"], *(each["outputs"][output][one] for one in measures)) for each in having]
+        return table(("slice", *(measure.replace("_", " ") for measure in measures)), errors, caption=caption)
+    rows = [(each["name"], *_quality(each["outputs"][output])) for each in having]
+    return table(("slice", "right", "items", "mean area under the ROC", "calibration error"), rows, caption=caption)
+
+
+def _quality(tables: Content) -> tuple[Any, ...]:
+    """Return how many items are right, of how many, the mean area of the labels, and the calibration error."""
+    areas = [label["auc"] for label in tables["labels"] if label["auc"] is not None]
+    of = tables.get("confidence") or (tables["labels"][0] if len(tables["labels"]) == 1 else {})
+    return tables["right"], tables["items"], sum(areas) / len(areas) if areas else None, of.get("ece")
 
 
 def _beside(versions: Sequence[ReportedVersion], draw: Callable[[ReportedVersion], str]) -> str:

@@ -14,10 +14,10 @@ from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
 from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.evaluation import curves
+from understudy.evaluator.evaluation import curves, table_collector
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.residuals import Residuals
-from understudy.evaluator.evaluation.table_collector import TableCollector
+from understudy.evaluator.evaluation.table_collector import MAX_SLICES, TableCollector
 from understudy.evaluator.evaluation.tables import MAX_CLASSES, MAX_MATRIX_CLASSES, decide
 from understudy.evaluator.model.output_tasks import OutputTask, ScoreKind, TaskKind, output_tasks
 from understudy.evaluator.types import Array, Batch
@@ -219,6 +219,24 @@ def test_the_tables_of_a_slice_are_those_of_its_examples_alone() -> None:
     assert of_slice["outputs"]["y"]["confusion"] == alone["confusion"]
     assert of_slice["outputs"]["y"]["confidence"]["ece"] == pytest.approx(alone["confidence"]["ece"])
     assert of_slice["outputs"]["y"]["labels"][0]["auc"] == pytest.approx(alone["labels"][0]["auc"], abs=0.01)
+
+
+def test_the_slices_with_tables_are_those_that_come_first_and_they_are_bounded() -> None:
+    outputs, actual = softmax_outputs(9, 200, 3), whole_numbers(9, 3, 200)
+    members = {f"s{199 - index}": np.arange(200) == index for index in range(100)}
+    documents = [collected("sparse", outputs, actual, sizes=sizes, slices=members) for sizes in ([200], [50] * 4)]
+    for document in documents:
+        assert [one["name"] for one in document["slices"]] == [f"s{199 - index}" for index in range(MAX_SLICES)]
+        assert f"kept for {MAX_SLICES} slices" in document["notes"][0]
+
+
+def test_tables_of_slices_that_are_too_large_have_no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_collector, "MAX_SLICE_CHARACTERS", 1000)
+    outputs, actual = softmax_outputs(9, 20, 3), whole_numbers(9, 3, 20)
+    document = collected("sparse", outputs, actual, slices={"all": np.ones(20, bool)})
+    assert document["slices"][0]["outputs"]["y"]["labels"] == []
+    assert document["outputs"]["y"]["labels"]
+    assert "curves are left out" in document["notes"][0]
 
 
 def test_positions_of_sequences_are_items_and_an_example_is_right_if_all_of_its_positions_are() -> None:

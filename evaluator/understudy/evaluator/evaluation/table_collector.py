@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ FORMAT_VERSION = 1
 
 MAX_SLICES = 64
 """Tables are kept for at most so many slices."""
+
+MAX_SLICE_CHARACTERS = 2 * 2**20
+"""The tables of slices have curves if all take at most so many characters of JSON."""
 
 _SHOWN_VALUES = 8
 _NO_OUTPUTS = "there are no tables, because each batch is scored whole by the model, whose outputs are not kept"
@@ -83,14 +87,19 @@ class TableCollector:
         outcomes = self._outcomes.document()
         if outcomes is None and scored:
             self.note(_NO_OUTCOMES)
+        slices: list[dict[str, Any]] = [
+            {"name": name, "examples": examples, "outputs": self._slice_documents(name)}
+            for name, examples in self._slices.items()
+        ]
+        if len(json.dumps(slices)) > MAX_SLICE_CHARACTERS:
+            self.note(f"the tables of all {len(slices)} slices are too large, so their curves are left out")
+            for tables in (one for each in slices for one in each["outputs"].values() if "labels" in one):
+                tables["labels"] = []
         return {
             "format_version": FORMAT_VERSION,
             "examples": self._examples,
             "outputs": scored,
-            "slices": [
-                {"name": name, "examples": examples, "outputs": self._slice_documents(name)}
-                for name, examples in self._slices.items()
-            ],
+            "slices": slices,
             "hardest": self._hardest.document(),
             "outcomes": outcomes,
             "notes": list(self._notes),
@@ -102,12 +111,14 @@ class TableCollector:
 
     def _counted(self, slices: Mapping[str, Array]) -> dict[str, Array]:
         """Count the examples of the slices, and return those that tables are kept for."""
-        for name in slices:
-            if name not in self._slices and len(self._slices) == MAX_SLICES:
-                self.note(f"tables are kept for the first {MAX_SLICES} slices")
+        present = {name: members for name, members in slices.items() if members.any()}
+        new = {name: int(members.argmax()) for name, members in present.items() if name not in self._slices}
+        for name in sorted(new, key=lambda one: (new[one], one)):  # by first example, whatever the batches are
+            if len(self._slices) == MAX_SLICES:
+                self.note(f"tables are kept for {MAX_SLICES} slices, those whose first examples come first")
                 break
-            self._slices.setdefault(name, 0)
-        kept = {name: members for name, members in slices.items() if name in self._slices}
+            self._slices[name] = 0
+        kept = {name: members for name, members in present.items() if name in self._slices}
         for name, members in kept.items():
             self._slices[name] += int(members.sum())
         return kept

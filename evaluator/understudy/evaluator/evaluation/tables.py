@@ -30,7 +30,7 @@ MAX_MATRIX_CLASSES = 64
 """A stored confusion matrix has at most so many classes; of more, the most frequent confusions are stored."""
 
 _MOST_CONFUSED = 100
-_SLICE_POINTS = 40
+_SLICE_POINTS = 20
 _BINARY_CLASSES = 2
 
 
