@@ -5,6 +5,8 @@ The random draws depend on a seed alone, so that a failed case can be repeated.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import tensorflow as tf
 
 from testkit import sample_models
 from understudy.compat import put_mask
+from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.model.scoring_program import alone
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch, MetricSpec
@@ -70,6 +73,39 @@ def score_interleaved(
             if turn < len(batches):
                 states[index] = scorer.update(states[index], as_batch(slot, *batches[turn]))
     return [scorer.result(state) for state in states]
+
+
+GROUP = "group"
+"""The feature that `score_parts` slices by."""
+
+
+def score_parts(
+    slot: Slot,
+    batches: Sequence[Rows],
+    groups: Sequence[Any],
+    options: BreakdownOptions,
+    metrics: Sequence[MetricSpec] = (),
+) -> BrokenDown:
+    """Score the slices and the resamples of a stream whose examples belong to groups, ``[examples]`` for each batch."""
+    scorer = slot.scorer(metrics, increments=True)
+    breakdown = Breakdown(options, slot.output_tasks)
+    state = scorer.start()
+    for rows, group in zip(batches, groups, strict=True):
+        batch = dataclasses.replace(as_batch(slot, *rows), features={GROUP: group})
+        state = scorer.update(state, batch, keep_outputs=True)
+        breakdown.add(batch, state.increments, state.outputs)
+    assert state.program is not None
+    return breakdown.finish(state.program.increments, state.summed, without_increments=state.program.without_increments)
+
+
+def chosen(batches: Sequence[Rows], counts: Sequence[Any]) -> list[Rows]:
+    """Return the batches with each example as often as given, ``[examples]`` for each batch, and no empty ones."""
+    taken = []
+    for rows, times in zip(batches, counts, strict=True):
+        if times.any():
+            repeat = functools.partial(np.repeat, repeats=times, axis=0)
+            taken.append(keras.tree.map_structure(lambda leaf, of=repeat: None if leaf is None else of(leaf), rows))
+    return taken
 
 
 def deviation(result: Mapping[str, float], expected: Mapping[str, float]) -> float:

@@ -92,8 +92,8 @@ class TextSlot:
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         return {"y": np.full_like(inputs["x"], self.number)}
 
-    def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False) -> Any:
-        raise NotImplementedError(metrics, example_losses)
+    def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False, increments: bool = False) -> Any:
+        raise NotImplementedError(metrics, example_losses, increments)
 
 
 def read(model_file: Path) -> tuple[str, int]:

@@ -139,6 +139,26 @@ def leave_gradients_as_they_are(optimizer: Any) -> None:
     optimizer._all_reduce_sum_gradients = list  # noqa: SLF001
 
 
+def convert_bitcasts() -> None:
+    """Let `tf.vectorized_map` compute the operation Bitcast for many elements at once.
+
+    Reason: TensorFlow has no rule for this operation, with which Keras finds the class of the highest score, and would
+    compute the elements one after another.
+    """
+    import tensorflow as tf
+
+    pfor = _module("tensorflow.python.ops.parallel_for.pfor")
+    purpose = "to compute the metrics of single examples"
+    known = _private(pfor, "_pfor_converter_registry", purpose)
+    if "Bitcast" in known:
+        return
+
+    def convert(operation: Any) -> Any:
+        return _private(pfor, "wrap", purpose)(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
+
+    _private(pfor, "RegisterPFor", purpose)("Bitcast")(convert)
+
+
 def worker_count(strategy: Any) -> int:
     """Return the number of workers of a `tf.distribute.ParameterServerStrategy`.
 

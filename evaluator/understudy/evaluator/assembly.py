@@ -18,11 +18,13 @@ from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
 from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
-from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.evaluation.slices import parse_slices
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.slot import Slot
@@ -114,7 +116,9 @@ def start_components(
     scored = [dataset for dataset in datasets if dataset.name != further]
     names = [dataset.name for dataset in scored]
     monitor = parse_monitor(settings.monitor, settings.monitor_mode, names)
-    gate = build_gate(settings, monitor, names, slices=())
+    breakdown = breakdown_options(settings)
+    sliced = [frozenset(feature.name for feature in setting.features) for setting in breakdown.slices]
+    gate = build_gate(settings, monitor, names, slices=sliced)
     strategy = build_strategy(device_settings(settings))
     _lock(settings, stack)
     records = _open_records(settings, monitor, scored, observer, stack)
@@ -159,6 +163,7 @@ def start_components(
         observer=observer,
         batch_size=settings.evaluation_batch_size,
         with_tables=settings.tables,
+        breakdown=breakdown,
     )
     on_demand = OnDemandEvaluations(
         store=store, manager=manager, engine=engine, scorer=scorer, recorder=records.recorder, streams=streams
@@ -410,6 +415,24 @@ class _WatcherWaker:
     def __call__(self) -> None:
         if self.watcher is not None:
             self.watcher.wake()
+
+
+def breakdown_options(settings: EvaluatorSettings) -> BreakdownOptions:
+    """Return what recorded evaluations compute besides the metrics.
+
+    Raises:
+        ConfigurationError: A slice setting cannot be used, or a number is out of its range.
+    """
+    try:
+        return BreakdownOptions(
+            slices=parse_slices(settings.slice),
+            slice_min_examples=settings.slice_min_examples,
+            resamples=settings.resamples,
+            confidence=settings.confidence,
+            lenient=True,
+        )
+    except InvalidInputError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> EngineSettings:

@@ -48,6 +48,7 @@ from understudy.evaluator.types import (
 
 if TYPE_CHECKING:
     from understudy.evaluator.assembly import Components
+    from understudy.evaluator.evaluation.breakdown import BreakdownOptions
     from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
     from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
@@ -224,20 +225,27 @@ class Evaluator:
         self._components.engine.dispatch()
 
     def open_stream(
-        self, *, version: Version = "serving", metrics: Sequence[MetricSpec] = (), deadline: float | None = None
+        self,
+        *,
+        version: Version = "serving",
+        metrics: Sequence[MetricSpec] = (),
+        breakdown: BreakdownOptions | None = None,
+        deadline: float | None = None,
     ) -> Future[EvaluationStream]:
         """Open a stream of batches to score on one version, which is loaded on demand if necessary.
 
-        The caller must close the stream. The future's exception may be InvalidInputError (no such metric),
-        NotEvaluableError, OverloadedError (the deadline passed while the request waited for a slot) or LoadError.
+        With ``breakdown``, slices and intervals are computed, too. The caller must close the stream. The future's
+        exception may be InvalidInputError (no such metric), NotEvaluableError, OverloadedError (the deadline passed
+        while the request waited for a slot) or LoadError.
 
         Raises:
+            InvalidInputError: A slice is by quantiles, which a stream does not have before its end.
             NotReadyError: Nothing is serving yet, and the version is ``serving``.
             VersionNotFoundError: There is no such checkpoint.
             DrainingError: The evaluator is being closed.
         """
         on_demand = self._started_components().on_demand
-        return on_demand.open_stream(self._resolve(version), metrics, deadline=deadline)
+        return on_demand.open_stream(self._resolve(version), metrics, breakdown=breakdown, deadline=deadline)
 
     def score_dataset(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.checkpoints.folder_source import FolderSource
@@ -14,9 +14,10 @@ from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.remote import RemoteFolderSource
 from understudy.checkpoints.signing import AcceptedKeys, accepted_keys
 from understudy.checkpoints.source import CheckpointSource, RunSource
-from understudy.evaluator.assembly import device_settings
+from understudy.evaluator.assembly import breakdown_options, device_settings
 from understudy.evaluator.datasets.dataset import EvaluationDataset, datasets_of
 from understudy.evaluator.datasets.dataset_files import open_dataset
+from understudy.evaluator.evaluation.slices import columns_of
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy
@@ -50,14 +51,16 @@ def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, 
         CheckpointError: The state folder holds other files, or the checkpoints cannot be read.
     """
     _check_state_dir(settings.state_dir)
+    breakdown_options(settings)
     build_strategy(device_settings(settings))
     experiment = None if location.experiment is None else load_experiment(location.experiment)
+    settings = replace(settings, slice=(*settings.slice, *getattr(experiment, "slices", ())))
     accepted = accepted_keys(settings.require_signature, run=settings.run_name, folder=location.folder)
     evaluator = Evaluator(
         settings,
         source=_source(location, settings, accepted),
         accepted=accepted,
-        datasets=_datasets(location, experiment),
+        datasets=_datasets(location, experiment, columns_of(breakdown_options(settings).slices)),
         build_model=None if experiment is None else experiment.build_model,
         observer=observer,
     )
@@ -119,6 +122,8 @@ def _say_if_missing(folder: Path) -> None:
         _log.warning("there is no folder %s; waiting for it to appear", folder)
 
 
-def _datasets(location: CheckpointLocation, experiment: Experiment | None) -> Sequence[EvaluationDataset]:
-    files = [open_dataset(name, file) for name, file in location.eval_data.items()]
-    return files if experiment is None else [*datasets_of(experiment), *files]
+def _datasets(
+    location: CheckpointLocation, experiment: Experiment | None, features: Collection[str]
+) -> Sequence[EvaluationDataset]:
+    files = [open_dataset(name, file, features=features) for name, file in location.eval_data.items()]
+    return files if experiment is None else [*datasets_of(experiment, features=features), *files]

@@ -170,6 +170,29 @@ class EvaluatorSettings:
             "which examples were decided rightly. For `understudy report` and `understudy examples`."
         },
     )
+    slice: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Score these parts of each dataset, too: label, predicted or a feature; age:18,30,65 in buckets, "
+            "age:q4 in quantiles; country*label crossed. Repeat the option, or separate by semicolons.",
+            "metavar": "FEATURE",
+            "separator": ";",
+        },
+    )
+    slice_min_examples: int = field(
+        default=1, metadata={"help": "Slices with fewer examples have no metrics.", "metavar": "N"}
+    )
+    resamples: int = field(
+        default=0,
+        metadata={
+            "help": "How many times to resample the examples of a dataset for the intervals of its metrics and "
+            "slices; 0 for no intervals.",
+            "metavar": "N",
+        },
+    )
+    confidence: float = field(
+        default=0.95, metadata={"help": "The confidence level of the intervals.", "metavar": "SHARE"}
+    )
     max_device_failures: int = field(
         default=5,
         metadata={

@@ -77,11 +77,13 @@ class Batch:
         targets: Every target by the name of its output, or ``{"targets": ...}`` for a single output.
         sample_weights: Weights ``[examples]`` by the name of the output, or ``{"sample_weights": ...}`` for all
             outputs; may be empty.
+        features: Features that the model does not take, ``[examples]`` by name, for slices; may be empty.
     """
 
     inputs: Arrays
     targets: Arrays
     sample_weights: Arrays = field(default_factory=dict)
+    features: Arrays = field(default_factory=dict)
 
     @property
     def examples(self) -> int:

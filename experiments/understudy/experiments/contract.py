@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Experiment(Protocol):
     """A model and its data, for the trainer and the evaluator.
 
-    Any class with these members works; there is no base class.
+    Any class with these members works; there is no base class. It may also have ``slices``, a sequence of texts: the
+    parts of the datasets to score, in addition to those of ``--slice``.
 
     Attributes:
         name: A short name; the default name of the served model.

@@ -3,14 +3,15 @@
 The evaluator's ``--eval-data`` and the commands that send examples share these rules. The keys of an ``.npz`` file are
 the names of the model's inputs and, for scoring, of its outputs. A single input may also be ``x``, a single target
 ``y`` or ``targets``. Any may be `numpy.savez`'s ``arr_0``, ``arr_1`` and so on, the inputs first, in the model's order.
-``sample_weight`` holds a weight for each example. A ``.npy`` file holds one array, ``arr_0``.
+``sample_weight`` holds a weight for each example. Other arrays are features that the model does not take, with one
+value for each example; they have to be named to be read. A ``.npy`` file holds one array, ``arr_0``.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -47,11 +48,12 @@ TensorT = TypeVar("TensorT", bound=Tensor)
 
 @dataclass(frozen=True, kw_only=True)
 class FoundExamples:
-    """Arrays ``[examples, ...]`` by the names of inputs and outputs; weights ``[examples]``."""
+    """Arrays ``[examples, ...]`` by the names of inputs, outputs and features; weights ``[examples]``."""
 
     inputs: Mapping[str, Array]
     targets: Mapping[str, Array]
     sample_weight: Array | None
+    features: Mapping[str, Array]
 
 
 def read_arrays(file: Path) -> dict[str, Array]:
@@ -107,15 +109,21 @@ def find_inputs(origin: str, arrays: Mapping[str, Array], inputs: Sequence[Tenso
 
 
 def find_examples(
-    origin: str, arrays: Mapping[str, Array], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    origin: str,
+    arrays: Mapping[str, Array],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    *,
+    features: Collection[str] = (),
 ) -> FoundExamples:
-    """Return the model's inputs, the targets of all outputs, and the weights if there are any.
+    """Return the model's inputs, the targets of all outputs, and the weights and features if there are any.
 
     Args:
         origin: What holds the arrays, for errors.
         arrays: Arrays ``[examples, ...]`` by key.
         inputs: The inputs of the model, in its order.
         outputs: The outputs of the model, in its order.
+        features: The names of features that the model does not take.
 
     Raises:
         ExampleError: An array is missing, unknown to the model or of another kind of dtype, or they differ in length.
@@ -125,13 +133,16 @@ def find_examples(
     weight = left.pop(WEIGHT_KEY, None)
     accepted = input_keys(inputs), target_keys(inputs, outputs)
     found, targets = _take(had, left, inputs, accepted[0]), _take(had, left, outputs, accepted[1])
+    named = {key: left.pop(key) for key in sorted(left.keys() & set(features))}
     if left:
         raise ExampleError(
             f"{origin} has arrays that are unknown to the model: {sorted(left)}; it takes "
-            f"{'; '.join(map(_either, [*accepted[0], *accepted[1]]))}; and optionally {WEIGHT_KEY!r}"
+            f"{'; '.join(map(_either, [*accepted[0], *accepted[1]]))}; optionally {WEIGHT_KEY!r}, and what slices name"
         )
     common_length(origin, arrays)
-    return FoundExamples(inputs=cast_inputs(origin, found, inputs), targets=targets, sample_weight=weight)
+    return FoundExamples(
+        inputs=cast_inputs(origin, found, inputs), targets=targets, sample_weight=weight, features=named
+    )
 
 
 def common_length(origin: str, arrays: Mapping[str, Array]) -> int:

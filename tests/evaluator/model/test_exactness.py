@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from testkit import exactness, more_sample_models, sample_models
 from testkit.preloading import preloaded
+from understudy.evaluator.evaluation.breakdown import SEED, BreakdownOptions
+from understudy.evaluator.evaluation.draws import draw
+from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
 
 ROOT = Path(__file__).parents[3]
@@ -112,6 +115,37 @@ def test_metrics_are_exact_where_the_model_does_not_round(
     ]
     expected = [sample_models.evaluate_on_one_device(model, batches) for batches in batches_of]
     assert [dict(result) for result in exactness.score_interleaved(slot, batches_of)] == expected
+
+
+@settings(drawn, max_examples=5, phases=[Phase.explicit, Phase.generate])
+@given(
+    name=st.sampled_from(sorted(more_sample_models.PASSED_THROUGH)),
+    replicas=st.sampled_from([1, 4]),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    weighted=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_slices_and_resamples_score_as_their_examples_alone(
+    compiled: Compiled, name: str, replicas: int, sizes: list[int], *, weighted: bool, seed: int
+) -> None:
+    model, slot = compiled(name, replicas)
+    batches = exactness.draw(more_sample_models.KINDS[name], seed, sizes, weighted=weighted)
+    rng = np.random.default_rng(seed)
+    groups = [rng.integers(0, 3, size) for size in sizes]
+    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=20)
+    found = exactness.score_parts(slot, batches, groups, options)
+    assert sum(part.examples for part in found.slices) == sum(sizes)
+    part = found.slices[0]
+    members = [(group == int(part.name.partition("=")[2])).astype(int) for group in groups]
+    expected = sample_models.evaluate_on_one_device(model, exactness.chosen(batches, members))
+    assert expected.keys() - part.metrics.keys() <= ({"spread", "loss"} if weighted else {"spread"}), found.notes
+    scored = {metric: expected[metric] for metric in part.metrics}
+    assert exactness.deviation(part.metrics, scored) <= exactness.ROUNDING, (part.metrics, scored)
+    draws = np.split(draw(SEED, 20, 0, sum(sizes))[0], np.cumsum(sizes)[:-1])
+    expected = sample_models.evaluate_on_one_device(model, exactness.chosen(batches, draws))
+    resampled = {metric: float(found.resampled[metric][0]) for metric in part.metrics}
+    scored = {metric: expected[metric] for metric in part.metrics}
+    assert exactness.deviation(resampled, scored) <= exactness.ROUNDING, (resampled, scored)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in more_sample_models.KINDS.items() if not kind.whole])

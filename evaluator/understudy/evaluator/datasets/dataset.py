@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,43 +57,49 @@ class ArrayDataset:
     Args:
         name: Its name.
         arrays: Arrays of equal length under the keys of `understudy.experiments.example_arrays`.
+        features: The names of features that slices need and the model may not take.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, or the arrays are missing, empty or of different
             lengths.
     """
 
-    def __init__(self, name: str, arrays: Arrays) -> None:
+    def __init__(self, name: str, arrays: Arrays, *, features: Collection[str] = ()) -> None:
         self.name = checked_name(name)
+        self._features = frozenset(features)
         self._arrays = {key: as_bytes(array) for key, array in arrays.items()}
         self.examples = _common_length(name, self._arrays)
         self.digest = digest_of(self._arrays)
 
     def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
-        whole = arrange(self.name, self._arrays, signature)
+        whole = arrange(self.name, self._arrays, signature, features=self._features)
         for start in range(0, self.examples, batch_size):
             examples = slice(start, start + batch_size)
             yield Batch(
                 inputs={key: array[examples] for key, array in whole.inputs.items()},
                 targets={key: array[examples] for key, array in whole.targets.items()},
                 sample_weights={key: array[examples] for key, array in whole.sample_weights.items()},
+                features={key: array[examples] for key, array in whole.features.items()},
             )
 
 
-def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
-    """Split arrays into inputs, targets and weights by the signature.
+def arrange(dataset: str, arrays: Arrays, signature: Signature, *, features: Collection[str] = ()) -> Batch:
+    """Split arrays into inputs, targets, weights and features by the signature.
 
     Args:
         dataset: The name of the dataset in error messages.
         arrays: Arrays ``[examples, ...]`` under the keys that `ArrayDataset` accepts.
         signature: The signature of the model.
+        features: The names of features that the model may not take.
 
     Raises:
         InvalidInputError: An array is missing, has another kind of dtype, or is unknown to the model.
     """
     try:
-        found = example_arrays.find_examples(f"dataset {dataset!r}", arrays, signature.inputs, signature.outputs)
+        found = example_arrays.find_examples(
+            f"dataset {dataset!r}", arrays, signature.inputs, signature.outputs, features=features
+        )
     except ExampleError as error:
         raise InvalidInputError(str(error)) from error
     (target, *others) = found.targets.values()
@@ -101,10 +107,11 @@ def arrange(dataset: str, arrays: Arrays, signature: Signature) -> Batch:
         inputs=found.inputs,
         targets=found.targets if others else {TARGETS: target},
         sample_weights={} if found.sample_weight is None else {SAMPLE_WEIGHTS: found.sample_weight},
+        features=found.features,
     )
 
 
-def load_npz(name: str, file: Path) -> ArrayDataset:
+def load_npz(name: str, file: Path, *, features: Collection[str] = ()) -> ArrayDataset:
     """Read a dataset from an ``.npz`` file as `numpy.savez` writes it; see `ArrayDataset` for its keys.
 
     Raises:
@@ -121,7 +128,7 @@ def load_npz(name: str, file: Path) -> ArrayDataset:
             f"dataset {name!r}: {file} holds only the array {next(iter(arrays))!r}; write inputs and targets with "
             "numpy.savez(file, x=..., y=...)"
         )
-    return ArrayDataset(name, arrays)
+    return ArrayDataset(name, arrays, features=features)
 
 
 def cast_inputs(dataset: str, inputs: Mapping[str, Array], signature: Signature) -> dict[str, Array]:
@@ -188,15 +195,17 @@ class ExperimentDataset:
     Args:
         name: Its name.
         examples: The dataset; the order of its examples must not change.
+        features: The names of features that slices need and the model may not take; ``x`` may have them by name.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
             none.
     """
 
-    def __init__(self, name: str, examples: Any) -> None:
+    def __init__(self, name: str, examples: Any, *, features: Collection[str] = ()) -> None:
         self.name = checked_name(name)
         self._examples = examples
+        self._features = frozenset(features)
         self._check_elements()
         cardinality = int(examples.cardinality())
         self.examples: int | None = cardinality if cardinality >= 0 else None
@@ -205,13 +214,22 @@ class ExperimentDataset:
     def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
         for x, y, *weights in self._examples.batch(batch_size).as_numpy_iterator():
-            inputs = self._named(x, signature.inputs, "inputs")
+            inputs, features = self._split(x, signature)
             targets = self._named(y, signature.outputs, "targets")
             yield Batch(
                 inputs=cast_inputs(self.name, inputs, signature),
                 targets=targets if len(signature.outputs) > 1 else {TARGETS: next(iter(targets.values()))},
                 sample_weights=self._weights(weights[0], signature) if weights else {},
+                features=features,
             )
+
+    def _split(self, x: Any, signature: Signature) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the inputs and the features that only slices need, by name."""
+        leaves = dict(_leaves(x))
+        names = {spec.name for spec in signature.inputs}
+        more = (leaves.keys() - names) & self._features if names <= leaves.keys() else set()
+        inputs = {name: leaf for name, leaf in leaves.items() if name not in more} if more else x
+        return self._named(inputs, signature.inputs, "inputs"), {name: leaves[name] for name in sorted(more)}
 
     def _check_elements(self) -> None:
         spec = self._examples.element_spec
@@ -247,14 +265,16 @@ class ExperimentDataset:
         return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
-def datasets_of(experiment: Experiment) -> list[ExperimentDataset]:
+def datasets_of(experiment: Experiment, *, features: Collection[str] = ()) -> list[ExperimentDataset]:
     """Return the evaluation datasets of an experiment in its order.
 
     Raises:
         ConfigurationError: One of them cannot be used.
         Exception: Whatever the experiment raises.
     """
-    return [ExperimentDataset(name, examples) for name, examples in experiment.evaluation_data().items()]
+    return [
+        ExperimentDataset(name, examples, features=features) for name, examples in experiment.evaluation_data().items()
+    ]
 
 
 def _leaves(structure: Any) -> list[tuple[str, Any]]:

@@ -7,6 +7,7 @@ A TFRecord file holds one `tf.train.Example` for each example. A feature has the
   has the shape in the model's signature, and so has a target with as many values as the output. A target of one value
   is a scalar, such as a class index; any other is a vector.
 - ``bytes_list``, for a string tensor of the model: the strings, shaped in the same way.
+- ``bytes_list``, for a feature that a slice needs and the model does not take: one string.
 - ``bytes_list``, for any other tensor: one tensor of any dtype and shape, serialised with `tf.io.serialize_tensor`.
 
 Features whose names begin with ``request/`` are what `--request-log` knows of a request; they are not read.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def is_saved_dataset(path: Path) -> bool:
     return any((path / mark).is_file() for mark in _MARKS)
 
 
-def load_saved(name: str, folder: Path) -> SavedDataset:
+def load_saved(name: str, folder: Path, *, features: Collection[str] = ()) -> SavedDataset:
     """Open a folder of single examples ``(x, y)`` or ``(x, y, sample_weight)``; see `ExperimentDataset`.
 
     Raises:
@@ -60,7 +61,7 @@ def load_saved(name: str, folder: Path) -> SavedDataset:
             f"dataset {name!r}: {folder} cannot be read as tf.data.Dataset.save writes it ({first_line(error)}); save "
             "it again"
         ) from error
-    return SavedDataset(name, examples, folder)
+    return SavedDataset(name, examples, folder, features=features)
 
 
 class SavedDataset(ExperimentDataset):
@@ -70,14 +71,15 @@ class SavedDataset(ExperimentDataset):
         name: Its name.
         examples: The loaded dataset.
         folder: The folder.
+        features: See `ExperimentDataset`.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
             none.
     """
 
-    def __init__(self, name: str, examples: object, folder: Path) -> None:
-        super().__init__(name, examples)
+    def __init__(self, name: str, examples: object, folder: Path, *, features: Collection[str] = ()) -> None:
+        super().__init__(name, examples, features=features)
         self._folder = folder
         self.digest = _digest_of(folder)
 
@@ -114,13 +116,15 @@ class RecordDataset:
     Args:
         name: Its name.
         files: The files in order, compressed if they end in ``.gz``.
+        features: The names of features that slices need and the model may not take.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, a file is damaged, or there is no example.
     """
 
-    def __init__(self, name: str, files: Sequence[Path]) -> None:
+    def __init__(self, name: str, files: Sequence[Path], *, features: Collection[str] = ()) -> None:
         self.name = checked_name(name)
+        self._features = frozenset(features)
         self._files = tuple(files)
         digest, examples = hashlib.sha256(), 0
         for record in self._records():
@@ -136,7 +140,8 @@ class RecordDataset:
         records = self._records()
         while chunk := list(itertools.islice(records, batch_size)):
             examples = [self._decode(record, signature) for record in chunk]
-            yield arrange(self.name, {key: self._column(key, examples) for key in examples[0]}, signature)
+            columns = {key: self._column(key, examples) for key in examples[0]}
+            yield arrange(self.name, columns, signature, features=self._features)
 
     def _records(self) -> Iterator[bytes]:
         return read_records(f"dataset {self.name!r}", self._files)
@@ -239,23 +244,28 @@ def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...
     return () if count == 1 else (count,)
 
 
-def open_dataset(name: str, path: Path) -> EvaluationDataset:
+def open_dataset(name: str, path: Path, *, features: Collection[str] = ()) -> EvaluationDataset:
     """Return a dataset from an ``.npz`` file, TFRecord files, or a folder that `tf.data.Dataset.save` wrote.
 
     TFRecord files and saved folders are read once from beginning to end to verify and hash them, and again for each
     evaluation; they are never held in memory.
+
+    Args:
+        name: The name of the dataset.
+        path: The file or folder.
+        features: The names of features that slices need and the model may not take; others are refused.
 
     Raises:
         ConfigurationError: The path does not exist, has another format, or is damaged.
     """
     check_exists(name, path)
     if path.suffix == ".npz":
-        return load_npz(name, path)
+        return load_npz(name, path, features=features)
     if is_saved_dataset(path):
-        return load_saved(name, path)
+        return load_saved(name, path, features=features)
     records = find_records(path)
     if records:
-        return RecordDataset(name, records)
+        return RecordDataset(name, records, features=features)
     raise ConfigurationError(
         f"dataset {name!r}: {path} has no supported format: give an .npz file, a .tfrecord file (or .tfrecord.gz, or a "
         "folder of them), or a folder written by tf.data.Dataset.save"

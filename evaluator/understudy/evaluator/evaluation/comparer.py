@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.batching.engine import Engine
@@ -17,12 +17,15 @@ from understudy.evaluator.evaluation.comparison import (
     BootstrapOptions,
     ComparedVersion,
     Comparison,
+    DatasetBatches,
     LossResampling,
     ReplayableBatches,
     ResampledLoss,
     difference,
 )
+from understudy.evaluator.evaluation.differences import metric_differences, slice_differences
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
+from understudy.evaluator.evaluation.slices import SliceError
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     DeadlineExceededError,
@@ -127,6 +130,7 @@ class ComparisonRun:
         self._on_open = on_open
         self._metrics = metrics
         self._bootstrap = bootstrap
+        self._breakdown = bootstrap.breakdown
         self._deadline = deadline
         self._cancellation = cancellation
 
@@ -141,11 +145,21 @@ class ComparisonRun:
 
     def _run(self, steps: Sequence[int], batches: ReplayableBatches) -> Comparison:
         handles = self._borrow_loaded(steps) or {0: self._acquire(steps[0])}
+        self._find_quantiles(batches, next(iter(handles.values())).slot.signature)
         later = [index for index in range(len(steps)) if index not in handles]
         scored = self._score(handles, lambda signature: batches.first(signature, keep=bool(later)))
         for index in later:
             scored |= self._score({index: self._acquire(steps[index])}, batches.again)
         return self._compare([scored[index] for index in range(len(steps))], in_turns=[steps[i] for i in later])
+
+    def _find_quantiles(self, batches: ReplayableBatches, signature: Signature) -> None:
+        """Replace quantiles by edges, which all versions share."""
+        if not self._breakdown.has_quantiles:
+            return
+        if not isinstance(batches, DatasetBatches):
+            raise SliceError("quantiles are found only in datasets of the server; give edges, such as 'age:18,30,65'")
+        outputs = [spec.name for spec in signature.outputs]
+        self._breakdown = self._breakdown.with_quantiles_of(lambda: batches.again(signature), outputs)
 
     def _borrow_loaded(self, steps: Sequence[int]) -> dict[int, Handle]:
         handles = {}
@@ -184,7 +198,8 @@ class ComparisonRun:
         }
 
     def _open(self, handle: Handle) -> EvaluationStream:
-        stream = EvaluationStream(handle, handle.slot.scorer(self._metrics, example_losses=True), self._engine)
+        scorer = handle.slot.scorer(self._metrics, example_losses=True, increments=True)
+        stream = EvaluationStream(handle, scorer, self._engine, breakdown=self._breakdown)
         self._on_open(stream)
         return stream
 
@@ -207,8 +222,22 @@ class ComparisonRun:
             notes.append(f"there is no interval, because examples have no losses of their own: {reason}")
         if in_turns:
             notes.append(f"the steps {sorted(set(in_turns))} were not loaded and took turns on the same batches")
+        others = [version.result for version in scored[1:]]
+        confidence = self._bootstrap.confidence
+        metrics = metric_differences(first.result, others, confidence=confidence)
+        slices = slice_differences(first.result, others, confidence=confidence)
         return Comparison(
-            versions=tuple(self._compared(version, first) for version in scored),
+            versions=(
+                self._compared(first, first),
+                *(
+                    replace(
+                        self._compared(version, first),
+                        metric_differences=of_metrics,
+                        slice_differences=tuple(of_slices),
+                    )
+                    for version, of_metrics, of_slices in zip(scored[1:], metrics, slices, strict=True)
+                ),
+            ),
             bootstrap=self._bootstrap,
             notes=tuple(notes),
         )

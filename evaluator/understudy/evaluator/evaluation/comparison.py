@@ -1,29 +1,27 @@
 """The batches and the result of a comparison of versions, and the paired bootstrap of their mean losses.
 
-The bootstrap takes a stream of any length in constant memory. Resampling n examples with replacement draws each example
-a number of times that is Poisson(1) distributed, except for the constraint that the numbers add up to n. Without the
-constraint the numbers are independent, so that each example can be weighted as it arrives (Hanley and MacGibbon,
-"Creating non-parametric bootstrap samples using Poisson frequencies", 2006; Chamandy et al., "Estimating uncertainty
-for massive data streams", 2012). All versions get the same weights, which makes the bootstrap paired.
+All versions are resampled alike, which makes the bootstrap paired; see `understudy.evaluator.evaluation.draws`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.breakdown import MAX_RESAMPLES, SEED, BreakdownOptions
+from understudy.evaluator.evaluation.differences import MetricDifference, SliceDifference
+from understudy.evaluator.evaluation.draws import draw
+from understudy.evaluator.evaluation.slices import SliceSetting
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, Batch, EvaluationResult
 
-MAX_RESAMPLES = 10_000
-
 _CHUNK_ELEMENTS = 1_000_000
-"""The number of weights drawn at once."""
+"""The number of draws made at once."""
 
 
 class ReplayableBatches(Protocol):
@@ -71,7 +69,9 @@ class BootstrapOptions:
     Attributes:
         resamples: The number of resamples, 1 to `MAX_RESAMPLES`.
         confidence: The share of the resampled differences inside the interval, between 0 and 1.
-        seed: The seed of the weights; the same examples in the same order with the same seed give the same interval.
+        seed: The seed of the draws; the same examples in the same order with the same seed give the same interval.
+        slices: The slices to compare.
+        slice_min_examples: Slices with fewer examples have no metrics.
 
     Raises:
         InvalidInputError: A value is out of its range.
@@ -79,15 +79,25 @@ class BootstrapOptions:
 
     resamples: int = 1000
     confidence: float = 0.95
-    seed: int = 0
+    seed: int = SEED
+    slices: tuple[SliceSetting, ...] = ()
+    slice_min_examples: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.resamples <= MAX_RESAMPLES:
             raise InvalidInputError(f"{self.resamples} resamples were asked for; give 1 to {MAX_RESAMPLES}")
-        if not 0 < self.confidence < 1:
-            raise InvalidInputError(f"the confidence is {self.confidence}; give a number between 0 and 1, such as 0.95")
-        if self.seed < 0:
-            raise InvalidInputError(f"the seed is {self.seed}; give a number from 0 up")
+        self.breakdown  # noqa: B018 - checks the other values
+
+    @property
+    def breakdown(self) -> BreakdownOptions:
+        """What each version is scored on."""
+        return BreakdownOptions(
+            slices=self.slices,
+            slice_min_examples=self.slice_min_examples,
+            resamples=self.resamples,
+            confidence=self.confidence,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +138,7 @@ class LossResampling:
     """
 
     def __init__(self, options: BootstrapOptions, *, versions: int) -> None:
-        self._random = np.random.default_rng(options.seed)
+        self._seed = options.seed
         self._resamples = options.resamples
         self._examples = 0
         self._totals = np.zeros(versions)
@@ -138,14 +148,14 @@ class LossResampling:
     def add(self, losses: Sequence[Array]) -> None:
         """Add the losses of a batch's examples, ``[examples]`` for each version in order."""
         together = np.stack(losses)
-        self._examples += together.shape[1]
         self._totals += together.sum(axis=1)
         step = max(1, _CHUNK_ELEMENTS // self._resamples)
         for start in range(0, together.shape[1], step):
             chunk = together[:, start : start + step]
-            weights = self._random.poisson(1.0, (chunk.shape[1], self._resamples)).astype(np.float64)
-            self._sums += chunk @ weights
-            self._counts += weights.sum(axis=0)
+            draws = draw(self._seed, self._resamples, self._examples + start, chunk.shape[1]).astype(np.float64)
+            self._sums += chunk @ draws.T
+            self._counts += draws.sum(axis=1)
+        self._examples += together.shape[1]
 
     def results(self) -> list[ResampledLoss]:
         """Return the sums of each version, in order."""
@@ -177,11 +187,15 @@ class ComparedVersion:
         differences: Each metric minus the first version's.
         loss_difference: The difference of the mean example loss, with its interval; None for the first version, and if
             there are no per-example losses.
+        metric_differences: The differences of the metrics with their intervals; empty for the first version.
+        slice_differences: The same for each slice.
     """
 
     score: EvaluationResult
     differences: Mapping[str, float]
     loss_difference: LossDifference | None
+    metric_differences: Mapping[str, MetricDifference] = field(default_factory=dict)
+    slice_differences: tuple[SliceDifference, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,17 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
+from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
+from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, StreamIdleError
-from understudy.evaluator.model.scorer import Scorer
+from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
 
@@ -30,11 +33,15 @@ class ExampleScores(NamedTuple):
     """What was computed for the examples of a batch.
 
     ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name,
-    ``[examples, ...]`` each; empty unless the stream keeps them, or if there are none apart from the score.
+    each ``[examples, ...]``; empty unless the stream keeps them, or if there are none apart from the score.
+    ``increments`` are what the examples add to the state of the metrics, float64 ``[examples, state]``, if the scorer
+    computes them. ``members`` says which slices the examples belong to, if the stream has any.
     """
 
     losses: Array | None
     outputs: Arrays
+    increments: Array | None = None
+    members: Sequence[Members] = ()
 
 
 class EvaluationStream:
@@ -47,13 +54,24 @@ class EvaluationStream:
         scorer: A scorer of the handle's slot.
         engine: Runs the batches.
         keep_outputs: Whether the futures of batches give the model's outputs, too.
+        breakdown: What to compute besides the metrics of all examples; the scorer must compute increments for it.
     """
 
-    def __init__(self, handle: Handle, scorer: Scorer, engine: Engine, *, keep_outputs: bool = False) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        scorer: Scorer,
+        engine: Engine,
+        *,
+        keep_outputs: bool = False,
+        breakdown: BreakdownOptions | None = None,
+    ) -> None:
         self._handle = handle
         self._scorer = scorer
         self._engine = engine
-        self._keep_outputs = keep_outputs
+        self._options = breakdown or BreakdownOptions()
+        self._breakdown = None if self._options.is_empty else Breakdown(self._options, handle.slot.output_tasks)
+        self._keep_outputs = keep_outputs or self._options.needs_predictions
         self._lock = threading.Lock()
         self._state = scorer.start()
         self._under_way: list[_BatchUnderWay] = []
@@ -151,14 +169,21 @@ class EvaluationStream:
             if self._failure is not None:
                 raise self._failure
             state = self._state
+        metrics = self._scorer.result(state)
+        parts = self._broken_down(state)
         return EvaluationResult(
-            metrics=self._scorer.result(state),
+            metrics=metrics,
             examples=state.examples,
             batches=state.batches,
             step=self._handle.step,
             waiting_seconds=self._waiting_seconds,
             computing_seconds=self._computing_seconds,
-            notes=self._handle.slot.notes,
+            notes=(*self._handle.slot.notes, *parts.notes),
+            intervals=parts.intervals,
+            slices=parts.slices,
+            resamples=self._options.resamples if parts.intervals else 0,
+            confidence=self._options.confidence if parts.intervals else 0.0,
+            resampled=parts.resampled,
         )
 
     def close(self, reason: EvaluatorError | None = None) -> None:
@@ -193,7 +218,21 @@ class EvaluationStream:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
-        return ExampleScores(state.example_losses, state.outputs)
+        return ExampleScores(state.example_losses, state.outputs, state.increments, self._add_to_parts(batch, state))
+
+    def _add_to_parts(self, batch: Batch, state: ScoreState) -> Sequence[Members]:
+        """Add a batch to the slices and resamples, and return the slices of its examples."""
+        if self._breakdown is None:
+            return ()
+        self._between_pieces()
+        return self._breakdown.add(batch, state.increments, state.outputs)
+
+    def _broken_down(self, state: ScoreState) -> BrokenDown:
+        if self._breakdown is None or state.program is None:
+            return BrokenDown()
+        return self._breakdown.finish(
+            state.program.increments, state.summed, without_increments=state.program.without_increments
+        )
 
     def _between_pieces(self) -> None:
         """Yield to predictions, and stop if the stream was closed."""

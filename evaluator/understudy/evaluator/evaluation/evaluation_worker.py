@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Protocol
 
+import numpy as np
+
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
 from understudy.evaluator.evaluation.input_wait import InputWait
+from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluation.table_collector import TableCollector
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
@@ -30,6 +35,7 @@ from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
 from understudy.evaluator.types import (
+    Array,
     Batch,
     CheckpointInfo,
     EvaluationOutcome,
@@ -57,16 +63,25 @@ class DatasetScorer:
         observer: Told how long each evaluation waited for its examples.
         batch_size: Examples per batch.
         with_tables: Whether tables, the hardest examples and the outcomes of examples are recorded, too.
+        breakdown: What to compute besides the metrics.
     """
 
     def __init__(
-        self, *, engine: Engine, recorder: Recorder, observer: Observer, batch_size: int, with_tables: bool = False
+        self,
+        *,
+        engine: Engine,
+        recorder: Recorder,
+        observer: Observer,
+        batch_size: int,
+        with_tables: bool = False,
+        breakdown: BreakdownOptions | None = None,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
         self._observer = observer
         self._batch_size = batch_size
         self._with_tables = with_tables
+        self._breakdown = breakdown or BreakdownOptions()
 
     def score(
         self,
@@ -126,11 +141,15 @@ class DatasetScorer:
             notes=result.notes,
             dataset_digest=dataset.digest,
             metric_digest=metric_digest,
+            intervals=result.intervals,
+            slices=result.slices,
+            resamples=result.resamples,
+            confidence=result.confidence,
         )
 
     def scoring_digest(self, servable: Servable) -> str:
-        """Identify how a servable is scored: with which metrics."""
-        return servable.slot.metric_digest
+        """Identify how a servable is scored: with which metrics, slices and resamples."""
+        return self._breakdown.digest(servable.slot.metric_digest)
 
     def _run(
         self,
@@ -143,12 +162,17 @@ class DatasetScorer:
         tables: TableCollector | None,
     ) -> EvaluationResult:
         """Keep one batch in progress while the next is read."""
-        scorer = servable.slot.scorer((), example_losses=tables is not None)
+        slot = servable.slot
+        batches = functools.partial(dataset.batches, slot.signature, self._batch_size)
+        options = self._breakdown.with_quantiles_of(batches, [spec.name for spec in slot.signature.outputs])
+        with_rows = tables is not None
+        scorer = slot.scorer((), example_losses=with_rows, increments=not options.is_empty)
         scored = 0
         under_way: _UnderWay | None = None
         input_wait = InputWait()
-        with EvaluationStream(servable.borrow(), scorer, self._engine, keep_outputs=tables is not None) as stream:
-            for batch in input_wait.timed(dataset.batches(servable.slot.signature, self._batch_size)):
+        handle = servable.borrow()
+        with EvaluationStream(handle, scorer, self._engine, keep_outputs=with_rows, breakdown=options) as stream:
+            for batch in input_wait.timed(batches()):
                 if not is_wanted():
                     raise CancelledError(f"the evaluation of step {servable.step} on {dataset.name!r} was cancelled")
                 scored += _wait(under_way, tables)
@@ -176,8 +200,17 @@ def _wait(under_way: _UnderWay | None, tables: TableCollector | None) -> int:
     future, batch = under_way
     scores = future.result(_BATCH_TIMEOUT_SECONDS)
     if tables is not None:
-        tables.add(batch, scores)
+        tables.add(batch, scores, _masks(scores.members, batch.examples))
     return batch.examples
+
+
+def _masks(members: Iterable[Members], examples: int) -> dict[str, Array]:
+    """Return which examples of a batch belong to each slice, bool ``[examples]`` by its name."""
+    masks = {}
+    for name, rows in (pair for setting in members for pair in setting.rows()):
+        masks[name] = np.zeros(examples, np.bool_)
+        masks[name][rows] = True
+    return masks
 
 
 class Scoring(Protocol):

@@ -8,10 +8,12 @@ from typing import Generic, TypeVar
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparer import Comparer
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer
+from understudy.evaluator.evaluation.slices import SliceError
 from understudy.evaluator.evaluator_errors import DrainingError
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
@@ -135,12 +137,16 @@ class OnDemandEvaluations:
         self._comparer = Comparer(store=store, manager=manager, engine=engine, on_open=streams.add)
 
     def open_stream(
-        self, step: int, metrics: Sequence[MetricSpec], *, deadline: float | None
+        self, step: int, metrics: Sequence[MetricSpec], *, breakdown: BreakdownOptions | None, deadline: float | None
     ) -> Future[EvaluationStream]:
         """See `understudy.evaluator.evaluator.Evaluator.open_stream`."""
+        options = breakdown or BreakdownOptions()
+        if options.has_quantiles:
+            raise SliceError("a stream of batches has no quantiles; give edges, such as 'age:18,30,65'")
 
         def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
-            stream = EvaluationStream(handle, handle.slot.scorer(metrics), self._engine)
+            scorer = handle.slot.scorer(metrics, increments=not options.is_empty)
+            stream = EvaluationStream(handle, scorer, self._engine, breakdown=options)
             self._streams.add(stream)
             return stream
 

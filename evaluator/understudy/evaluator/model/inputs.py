@@ -92,7 +92,26 @@ def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[Te
     for name, array in batch.sample_weights.items():
         if array.dtype.kind not in "fiub" and dtype_name(array) != "bfloat16":
             raise InvalidInputError(f"sample weight {name!r} has dtype {dtype_name(array)}; numbers were expected")
+        _check_finite(name, array)
+    for name, array in batch.features.items():
+        if array.ndim == 0:
+            raise InvalidInputError(f"feature {name!r} is a scalar; [{examples}] was expected")
+        _check_examples(f"feature {name!r}", array.shape, examples)
     return examples
+
+
+def by_output(batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
+    """Return the targets of a batch by the names of the outputs, which are given in the model's order."""
+    return {outputs[0] if name == ALL_TARGETS else name: array for name, array in batch.targets.items()}
+
+
+def _check_finite(name: str, weights: Array) -> None:
+    if weights.dtype.kind != "f" or np.isfinite(weights).all():
+        return
+    place = tuple(int(index) for index in np.argwhere(~np.isfinite(weights))[0])
+    raise InvalidInputError(
+        f"sample weight {name!r} is {weights[place]} for example {place[0]} of the batch; a finite number was expected"
+    )
 
 
 def dtype_name(array: Array) -> str:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import put_mask
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
+from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
 from understudy.evaluator.model.traced_call import StructuredCall
 from understudy.evaluator.types import Array
 
@@ -95,6 +96,8 @@ class ScoringProgram:
     Attributes:
         example_losses: Computes the losses of a batch's examples, if requested and available.
         without_example_losses: Why there are no per-example losses although they were requested.
+        increments: Computes what each example adds to the state, if requested and available.
+        without_increments: Why there are no increments although they were requested.
         target_ranges: The valid classes of targets, in the order of the targets' leaves; None for any value.
     """
 
@@ -110,6 +113,8 @@ class ScoringProgram:
     ) -> None:
         self.example_losses: Callable[[ScoringData], Array] | None = None
         self.without_example_losses = ""
+        self.increments: StateIncrements | None = None
+        self.without_increments = ""
         self._model = model
         self._interface = interface
         self._device = devices[0]
@@ -124,11 +129,28 @@ class ScoringProgram:
         state = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
         self._update = StructuredCall(self._trace_update, (state, *data.as_arguments()), devices)
         self.target_ranges = self._find_target_ranges((state, data.inputs), data.targets)
-        self._result = self._compute_result
+        self._result = self.results
         if self._has_own_result:  # it depends on the current compilation of the model
-            self._result = self._function(self._compute_result).get_concrete_function(state)
+            self._result = self._function(self.results).get_concrete_function(state)
         self._outside = OutsideState(self._update.function, model)
         self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
+
+    def add_increments(self, data: ScoringData) -> None:
+        """Trace the increments of examples, or note why there are none. As exclusive as building the program."""
+        if self._options.custom_step or self._options.keeps_logs:
+            self.without_increments = "the model computes its metrics in a way of its own"
+        elif self._outside.initial:
+            self.without_increments = "a metric keeps its state in variables of its own"
+        else:
+            try:
+                self.increments = StateIncrements(self, self.initial.metrics, data.as_arguments(), self._device)
+            except NoIncrementsError as error:
+                self.without_increments = str(error)
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """The variables of the loss and the metrics."""
+        return self._variables
 
     def update(self, state: ProgramState, data: ScoringData) -> ProgramState:
         """Return the state after a batch."""
@@ -175,14 +197,17 @@ class ScoringProgram:
 
     def _trace_update(self, state: Sequence[Any], *data: Any) -> tuple[list[Any], dict[str, Any]]:
         self._on_trace()
-        with tf.device(self._device), self._scope(state) as scope:
+        with tf.device(self._device), self.scope(state) as scope:
             logs = self._step(*data)
             logs = _as_tensors(logs)
         return [scope.get_current_value(variable) for variable in self._variables], logs
 
-    def _compute_result(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Compute the metrics, eagerly as Keras does unless traced: an optimized graph may round differently."""
-        with tf.device(self._device), self._scope(state):
+    def results(self, state: Sequence[Any]) -> dict[str, Any]:
+        """Compute the loss and the metrics at a state.
+
+        Runs eagerly, as Keras does, unless it is traced: an optimized graph may round differently.
+        """
+        with tf.device(self._device), self.scope(state):
             model = self._model if self._has_own_result else SimpleNamespace(metrics=self._metrics)
             results = dict(type(self._model).get_metrics_result(model))
             if not self._options.custom_step:
@@ -191,7 +216,8 @@ class ScoringProgram:
                 results[LOSS] = self._loss.result()
             return _as_tensors(results)
 
-    def _scope(self, state: Sequence[Any]) -> Any:
+    def scope(self, state: Sequence[Any]) -> Any:
+        """Return a context in which the variables of the loss and the metrics have these values."""
         pairs = zip(self._variables, state, strict=True)
         return keras.StatelessScope([*pairs, *self._regularized()], collect_losses=True)
 
@@ -206,13 +232,17 @@ class ScoringProgram:
             data = keras.utils.pack_x_y_sample_weight(inputs, targets, weights)
             logs = self._model.test_step(data)
         else:
-            predictions = self._predictions(inputs, outputs, masks)
-            if self._options.with_loss:
-                self._add_loss(inputs, targets, predictions, weights)
-            logs = self._model.compute_metrics(inputs, targets, predictions, sample_weight=weights)
+            logs = self.score(inputs, targets, weights, self.predictions(inputs, outputs, masks))
         return dict(logs) if self._options.keeps_logs else {}
 
-    def _predictions(self, inputs: Any, outputs: Mapping[str, Any], masks: Mapping[str, Any]) -> Any:
+    def score(self, inputs: Any, targets: Any, weights: Any, predictions: Any) -> Any:
+        """Update the loss and the metrics with a batch, in the current scope."""
+        if self._options.with_loss:
+            self._add_loss(inputs, targets, predictions, weights)
+        return self._model.compute_metrics(inputs, targets, predictions, sample_weight=weights)
+
+    def predictions(self, inputs: Any, outputs: Mapping[str, Any], masks: Mapping[str, Any]) -> Any:
+        """Return the outputs of the model in its structure, with their masks."""
         if self._options.calls_model:
             return self._model(inputs, training=False)
         for name, mask in masks.items():

@@ -25,7 +25,12 @@ from understudy.evaluator.evaluator_errors import (
     NotFrozenError,
     first_line,
 )
-from understudy.evaluator.model.compilation import Compilation, NoExampleLossesError, PerExampleLosses, check_metrics
+from understudy.evaluator.model.compilation import (
+    Compilation,
+    NoExampleLossesError,
+    PerExampleLosses,
+    check_metrics,
+)
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
 from understudy.evaluator.model.frozen import freeze, memory_bytes
@@ -292,20 +297,25 @@ class Slot:
         outputs = self._predict(inputs)
         return lambda: _on_host(outputs)
 
-    def scorer(self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False) -> Scorer:
+    def scorer(
+        self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
+    ) -> Scorer:
         """Return a scorer for these metrics, or for the compiled ones if empty.
 
-        With ``example_losses``, it also computes the loss of each example of the last batch.
+        With ``example_losses``, it also computes the loss of each example of the last batch; with ``increments``, what
+        each of them adds to the state of the loss and the metrics.
 
         Raises:
             InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
         check_metrics(metrics)
-        key = repr((list(metrics), example_losses))
+        key = repr((list(metrics), example_losses, increments))
         with self._building:
             if key not in self._scorers:
-                self._scorers[key] = self._make_scorer(tuple(metrics), example_losses=example_losses)
+                self._scorers[key] = self._make_scorer(
+                    tuple(metrics), example_losses=example_losses, increments=increments
+                )
             if len(self._scorers) > _MAX_SCORERS:
                 self._scorers.popitem(last=False)
             return self._scorers[key]
@@ -338,7 +348,7 @@ class Slot:
         examples = self._max_batch_size * self.replicas
         return ForwardPass(self._model, self._interface, self._strategy, max_batch_size=examples, on_trace=self._traced)
 
-    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, example_losses: bool) -> Scorer:
+    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, example_losses: bool, increments: bool) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
         options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
@@ -353,6 +363,8 @@ class Slot:
                     data=data,
                     on_trace=self._traced,
                 )
+                if increments:
+                    program.add_increments(data)
                 return self._with_example_losses(program, data, calls_model=whole) if example_losses else program
 
         return Scorer(

@@ -79,10 +79,11 @@ class ModelSlot(Protocol):
     def output_tasks(self) -> Mapping[str, Any]:
         """What each output is for, by its name."""
 
-    def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False) -> Any:
+    def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False, increments: bool = False) -> Any:
         """Return a scorer for these metrics, or for the compiled ones if empty.
 
-        With ``example_losses``, it also computes the loss of each example, ``[examples]``.
+        With ``example_losses``, it also computes the loss of each example, ``[examples]``; with ``increments``, what
+        each of them adds to the state of the loss and the metrics.
         """
 
 

@@ -187,6 +187,7 @@ async def score_stream(
     opening = model.evaluator.open_stream(
         version=messages.version(options.version),
         metrics=messages.metric_specs(options.metrics),
+        breakdown=messages.breakdown_options(options),
         deadline=call.deadline,
     )
     stream = await _opened(opening)

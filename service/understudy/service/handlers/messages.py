@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, ComparedVersion, Comparison
+from understudy.evaluator.evaluation.differences import MetricDifference
 from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
+from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.metric_catalog import check_count
 from understudy.evaluator.types import (
@@ -99,10 +102,12 @@ def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
         inputs=decode_all(message.inputs),
         targets=decode_all(message.targets),
         sample_weights=decode_all(message.sample_weights),
+        features=decode_all(message.features),
     )
     _check_lengths("input", found.inputs)
     _check_lengths("target", found.targets)
     _check_lengths("sample weight", found.sample_weights)
+    _check_lengths("feature", found.features)
     return found
 
 
@@ -168,6 +173,21 @@ def _interval(interval: Interval) -> evaluation_pb2.Interval:
     return evaluation_pb2.Interval(low=interval.low, high=interval.high)
 
 
+def breakdown_options(options: evaluation_pb2.EvaluateOptions) -> BreakdownOptions:
+    """Return which slices and intervals to compute, with defaults for absent fields.
+
+    Raises:
+        InvalidInputError: A slice cannot be used, or a value is out of range.
+    """
+    default = BreakdownOptions()
+    return BreakdownOptions(
+        slices=parse_slices(options.slices),
+        slice_min_examples=options.slice_min_examples if options.HasField("slice_min_examples") else 1,
+        resamples=options.resamples,
+        confidence=options.confidence if options.HasField("confidence") else default.confidence,
+    )
+
+
 def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOptions:
     """Return the options of the bootstrap, with defaults for absent fields.
 
@@ -179,6 +199,8 @@ def bootstrap_options(options: evaluation_pb2.CompareOptions) -> BootstrapOption
         resamples=options.resamples if options.HasField("resamples") else default.resamples,
         confidence=options.confidence if options.HasField("confidence") else default.confidence,
         seed=options.seed if options.HasField("seed") else default.seed,
+        slices=parse_slices(options.slices),
+        slice_min_examples=options.slice_min_examples if options.HasField("slice_min_examples") else 1,
     )
 
 
@@ -197,8 +219,24 @@ def _compared_version(version: ComparedVersion) -> evaluation_pb2.ComparedVersio
     apart = version.loss_difference
     paired = None if apart is None else evaluation_pb2.LossDifference(mean=apart.mean, low=apart.low, high=apart.high)
     return evaluation_pb2.ComparedVersion(
-        score=score(version.score), differences=version.differences, loss_difference=paired
+        score=score(version.score),
+        differences=version.differences,
+        loss_difference=paired,
+        metric_differences=_differences(version.metric_differences),
+        slice_differences=[
+            evaluation_pb2.SliceDifference(
+                name=each.name, examples=each.examples, differences=_differences(each.differences)
+            )
+            for each in version.slice_differences
+        ],
     )
+
+
+def _differences(differences: Mapping[str, MetricDifference]) -> dict[str, evaluation_pb2.MetricDifference]:
+    return {
+        name: evaluation_pb2.MetricDifference(value=each.value, low=each.low, high=each.high, p_value=each.p_value)
+        for name, each in differences.items()
+    }
 
 
 def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:

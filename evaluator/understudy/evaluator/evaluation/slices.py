@@ -1,0 +1,378 @@
+"""Which slices the examples of a batch belong to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.types import Array, Arrays
+
+LABEL = "label"
+"""The class of an example, or its value, by its target; ``label/NAME`` for one of several outputs."""
+
+PREDICTED = "predicted"
+"""The class that the model predicts for an example; ``predicted/NAME`` for one of several outputs."""
+
+MAX_SLICES = 1000
+"""The most values of one setting, and the most slices of an evaluation."""
+
+MAX_SETTINGS = 100
+
+_COUNTED_VALUES = 100_000
+"""Distinct values are counted up to this number."""
+
+_QUANTILES = re.compile(r"q([1-9]\d*)")
+_MAX_QUANTILES = 100
+_SAMPLE = 1_000_000
+"""The most values that quantiles are computed from."""
+
+
+class SliceError(InvalidInputError):
+    """A slice setting cannot be used. The text gives the setting, what is wrong with it, and what there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceFeature:
+    """One feature of a slice setting.
+
+    Attributes:
+        name: The feature, ``label`` or ``predicted``.
+        edges: The edges of its buckets, ascending; empty to slice by single values.
+        quantiles: The number of buckets with equally many examples; 0 for none.
+    """
+
+    name: str
+    edges: tuple[float, ...] = ()
+    quantiles: int = 0
+
+    @property
+    def is_prediction(self) -> bool:
+        """Whether it depends on the model."""
+        return _is(self.name, PREDICTED)
+
+    @property
+    def is_column(self) -> bool:
+        """Whether it is a feature of the examples, not a target or a prediction."""
+        return not (self.is_prediction or _is(self.name, LABEL))
+
+    def named(self, values: Array) -> tuple[list[str], Array]:
+        """Return the names of the slices that these values fall into, and the index of each value's.
+
+        Args:
+            values: One value for each example, ``[examples]``.
+        """
+        if self.edges:
+            return self._bucketed(values)
+        found, indices = np.unique(values, return_inverse=True)
+        return [f"{self.name}={_shown(value)}" for value in found.tolist()], indices.reshape(-1)
+
+    def _bucketed(self, values: Array) -> tuple[list[str], Array]:
+        numbers = values.astype(np.float64)
+        places = np.where(np.isnan(numbers), len(self.edges) + 1, np.searchsorted(self.edges, numbers, side="right"))
+        found, indices = np.unique(places, return_inverse=True)
+        return [self._bucket(place) for place in found.tolist()], indices.reshape(-1)
+
+    def _bucket(self, place: int) -> str:
+        texts = [_shown(edge) for edge in self.edges]
+        if place > len(texts):
+            return f"{self.name}=NaN"
+        if place == 0:
+            return f"{self.name}<{texts[0]}"
+        return (
+            f"{self.name}>={texts[-1]}" if place == len(texts) else f"{self.name}=[{texts[place - 1]},{texts[place]})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceSetting:
+    """One slice setting: a feature, or two that are crossed."""
+
+    text: str
+    features: tuple[SliceFeature, ...]
+
+    def named(self, values: Mapping[str, Array]) -> tuple[list[str], Array]:
+        """Return the names of the slices that examples belong to, and the index of each example's.
+
+        Args:
+            values: The values of all features by name, ``[examples]`` each.
+        """
+        named = [feature.named(values[feature.name]) for feature in self.features]
+        if len(named) == 1:
+            return named[0]
+        (left, left_indices), (right, right_indices) = named
+        pairs, indices = np.unique(left_indices * len(right) + right_indices, return_inverse=True)
+        return [f"{left[pair // len(right)]},{right[pair % len(right)]}" for pair in pairs.tolist()], indices.reshape(
+            -1
+        )
+
+
+def parse_slices(texts: Iterable[str]) -> tuple[SliceSetting, ...]:
+    """Return slice settings from their texts.
+
+    A setting is a feature or two with ``*`` between them. A feature is ``NAME``, ``NAME:18,30,65`` with the edges of
+    buckets, or ``NAME:q4`` with the number of quantiles.
+
+    Raises:
+        SliceError: A text has another form, or edges do not ascend.
+    """
+    unique = list(dict.fromkeys(text.strip() for text in texts))
+    if len(unique) > MAX_SETTINGS:
+        raise SliceError(f"got {len(unique)} slice settings; give at most {MAX_SETTINGS}")
+    return tuple(_parse(text) for text in unique)
+
+
+def _parse(text: str) -> SliceSetting:
+    parts = [part.strip() for part in text.split("*")]
+    if len(parts) > 2 or not all(parts):  # noqa: PLR2004 - two features
+        raise SliceError(
+            f"slice {text!r} is not a feature or two; give one such as 'label', 'age:18,30,65' or 'country*label'"
+        )
+    features = tuple(_parse_feature(text, part) for part in parts)
+    if len({feature.name for feature in features}) < len(features):
+        raise SliceError(f"slice {text!r} crosses {features[0].name!r} with itself; give two features")
+    return SliceSetting(text=text, features=features)
+
+
+def _parse_feature(text: str, part: str) -> SliceFeature:
+    name, colon, buckets = (piece.strip() for piece in part.rpartition(":"))
+    if not colon:
+        return SliceFeature(name=part)
+    quantiles = _QUANTILES.fullmatch(buckets)
+    if quantiles is not None:
+        count = int(quantiles[1])
+        if not 1 < count <= _MAX_QUANTILES:
+            raise SliceError(f"slice {text!r} has {count} quantiles; give 2 to {_MAX_QUANTILES}")
+        return SliceFeature(name=name, quantiles=count)
+    try:
+        edges = tuple(float(edge) for edge in buckets.split(","))
+    except ValueError:
+        raise SliceError(
+            f"slice {text!r}: the buckets {buckets!r} are neither edges such as 18,30,65 nor quantiles such as q4"
+        ) from None
+    if not all(map(math.isfinite, edges)) or any(high <= low for low, high in itertools.pairwise(edges)):
+        raise SliceError(f"slice {text!r}: the edges {buckets} do not ascend; give finite numbers in ascending order")
+    return SliceFeature(name=name, edges=edges)
+
+
+def columns_of(settings: Iterable[SliceSetting]) -> frozenset[str]:
+    """Return the names of the features of examples that settings name."""
+    return frozenset(feature.name for setting in settings for feature in setting.features if feature.is_column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """The examples of one batch that belong to the slices of one setting.
+
+    Attributes:
+        setting: The text of the setting.
+        names: The slices that have examples in this batch.
+        indices: The index of each example's slice, ``[examples]``.
+    """
+
+    setting: str
+    names: Sequence[str]
+    indices: Array
+
+    def rows(self) -> Iterator[tuple[str, Array]]:
+        """Yield each slice with the indices of its examples, ascending."""
+        order = np.argsort(self.indices, kind="stable")
+        ends = np.cumsum(np.bincount(self.indices, minlength=len(self.names)))
+        yield from zip(self.names, np.split(order, ends[:-1]), strict=True)
+
+
+@dataclass(kw_only=True)
+class Slicer:
+    """Finds the slices of examples. For one thread.
+
+    Attributes:
+        settings: The slice settings; the quantiles of each are resolved.
+        lenient: Whether settings that do not fit are left out with a note, instead of refused.
+        notes: Why settings were left out.
+    """
+
+    settings: tuple[SliceSetting, ...]
+    lenient: bool = False
+    notes: list[str] = field(default_factory=list)
+    _left_out: set[str] = field(default_factory=set)
+    _seen: dict[str, set[str]] = field(default_factory=dict)
+
+    def members(self, targets: Arrays, predictions: Arrays, columns: Arrays) -> Iterator[Members]:
+        """Yield the slices of a batch, except for those of settings that have too many values.
+
+        Args:
+            targets: The targets by the names of outputs, ``[examples, ...]``.
+            predictions: The predicted classes by the names of outputs, ``[examples]``.
+            columns: The inputs and features by name, ``[examples, ...]``.
+
+        Raises:
+            SliceError: A feature does not exist, or has no single value for each example.
+        """
+        for setting in self.settings:
+            if setting.text in self._left_out:
+                continue
+            try:
+                values = {feature.name: _values(feature, targets, predictions, columns) for feature in setting.features}
+            except SliceError as error:
+                if not self.lenient:
+                    raise
+                self._left_out.add(setting.text)
+                self.notes.append(f"slice {setting.text!r} is left out: {error}")
+                continue
+            names, indices = setting.named(values)
+            seen = self._seen.setdefault(setting.text, set())
+            if len(seen) < _COUNTED_VALUES:
+                seen.update(names)
+            if len(seen) <= MAX_SLICES:
+                yield Members(setting=setting.text, names=names, indices=indices)
+
+    def refused(self) -> dict[str, str]:
+        """Return the settings that have too many values so far, with a sentence about each."""
+        return {text: _too_many(text, len(names)) for text, names in self._seen.items() if len(names) > MAX_SLICES}
+
+
+def _too_many(text: str, count: int) -> str:
+    number = f"{count}" if count < _COUNTED_VALUES else f"at least {_COUNTED_VALUES}"
+    return (
+        f"slice {text!r} is left out: it has {number} values, and at most {MAX_SLICES} are scored; give it buckets, "
+        "such as 'age:18,30,65' or 'age:q4', or another feature"
+    )
+
+
+def resolved(settings: Sequence[SliceSetting], samples: Mapping[str, QuantileSample]) -> tuple[SliceSetting, ...]:
+    """Return settings whose quantiles are replaced by edges."""
+    return tuple(
+        SliceSetting(
+            text=setting.text,
+            features=tuple(
+                SliceFeature(name=feature.name, edges=samples[feature.name].edges(feature.quantiles))
+                if feature.quantiles
+                else feature
+                for feature in setting.features
+            ),
+        )
+        for setting in settings
+    )
+
+
+class QuantileSample:
+    """A sample of the values of one feature of a dataset, in constant memory: all of them, or every 2nd, 4th, ..."""
+
+    def __init__(self) -> None:
+        self._kept: list[Array] = []
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, values: Array) -> None:
+        """Add the values of a batch."""
+        first = -self._seen % self._stride
+        self._kept.append(values[first :: self._stride].astype(np.float64))
+        self._seen += len(values)
+        if sum(map(len, self._kept)) > _SAMPLE:
+            together = np.concatenate(self._kept)
+            self._kept, self._stride = [together[::2]], 2 * self._stride
+
+    def edges(self, quantiles: int) -> tuple[float, ...]:
+        """Return the edges between quantiles, without repetitions; 0 alone if there is no finite value."""
+        values = np.concatenate([np.zeros(0), *self._kept])
+        finite = values[np.isfinite(values)]
+        if not len(finite):
+            return (0.0,)
+        edges = np.quantile(finite, np.arange(1, quantiles) / quantiles, method="higher")
+        return tuple(float(edge) for edge in np.unique(edges))
+
+
+def _values(feature: SliceFeature, targets: Arrays, predictions: Arrays, columns: Arrays) -> Array:
+    """Return the values of a feature, ``[examples]``."""
+    if feature.is_column:
+        found = columns.get(feature.name)
+    else:
+        source = predictions if feature.is_prediction else targets
+        _, _, output = feature.name.partition("/")
+        found = source.get(output) if output else next(iter(source.values())) if len(source) == 1 else None
+    if found is None:
+        raise SliceError(
+            f"there is no feature {feature.name!r} to slice by; there are "
+            f"{', '.join(available(targets, predictions, columns))}"
+        )
+    if _is(feature.name, LABEL):
+        found = _classes(feature.name, found)
+    if found.ndim != 1:
+        raise SliceError(
+            f"feature {feature.name!r} has shape {['examples', *found.shape[1:]]}; a slice needs one value for each "
+            "example"
+        )
+    if (feature.edges or feature.quantiles) and found.dtype.kind not in "biuf":
+        raise SliceError(f"feature {feature.name!r} holds {found.dtype.name}, not numbers, so it has no buckets")
+    return found
+
+
+def number_values(feature: SliceFeature, targets: Arrays, columns: Arrays) -> Array:
+    """Return the values of a feature whose quantiles are requested; see `Slicer.members`.
+
+    Raises:
+        SliceError: The feature does not exist, has no single number for each example, or is the prediction.
+    """
+    if feature.is_prediction:
+        raise SliceError(f"the quantiles of {feature.name!r} differ from version to version; give edges")
+    return _values(feature, targets, {}, columns)
+
+
+def available(targets: Collection[str], predictions: Collection[str], columns: Collection[str]) -> list[str]:
+    """Return the names that a slice can have."""
+    several = len(targets) > 1
+    kinds = [(LABEL, targets), (PREDICTED, predictions)]
+    return [
+        *(
+            name
+            for kind, outputs in kinds
+            for name in ([f"{kind}/{output}" for output in outputs] if several else [kind])
+        ),
+        *columns,
+    ]
+
+
+def _classes(name: str, targets: Array) -> Array:
+    """Return the class of each example, or its value: of one value, or of one 1 among zeros."""
+    targets = _single(targets)
+    if targets.ndim != 2 or targets.dtype.kind not in "biuf":  # noqa: PLR2004 - [examples, classes]
+        return targets
+    if not np.array_equal(targets.astype(bool).sum(axis=1), np.ones(len(targets))):
+        raise SliceError(f"the targets of {name!r} give an example several classes or none; a slice needs one")
+    found: Array = targets.argmax(axis=1)
+    return found
+
+
+def predicted_classes(outputs: Array, *, threshold: float) -> Array | None:
+    """Return the predicted class of each example, ``[examples]``; None if there is not one.
+
+    Args:
+        outputs: One output of the model, ``[examples, ...]``: scores of the classes, or of class 1 alone.
+        threshold: Scores above it are class 1, if there is one score.
+    """
+    outputs = _single(outputs)
+    if outputs.ndim == 1:
+        return (outputs > threshold).astype(np.int64)
+    found: Array = outputs.argmax(axis=1)
+    return found if outputs.ndim == 2 else None  # noqa: PLR2004 - [examples, classes]
+
+
+def _single(values: Array) -> Array:
+    """Drop a last axis of length 1."""
+    return values[..., 0] if values.ndim > 1 and values.shape[-1] == 1 else values
+
+
+def _is(name: str, kind: str) -> bool:
+    return name == kind or name.startswith(f"{kind}/")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.evaluator.evaluation import slices
+from understudy.evaluator.evaluation.slices import QuantileSample, SliceError, Slicer, parse_slices
+
+TARGETS = {"outputs": np.array([[3], [1], [3], [3]])}
+PREDICTED = {"outputs": np.array([3, 3, 1, 3])}
+COLUMNS: dict[str, Any] = {
+    "age": np.array([17.0, 18.0, 64.9, np.nan]),
+    "country": np.array([b"FR", b"DE", b"FR", "Åland".encode()], dtype=object),
+    "is_new": np.array([[True], [False], [True], [True]])[:, 0],
+    "pixels": np.zeros((4, 2, 2)),
+}
+
+
+def found(*texts: str, slicer: Slicer | None = None) -> dict[str, list[int]]:
+    slicer = slicer or Slicer(settings=parse_slices(texts))
+    return {
+        name: rows.tolist() for members in slicer.members(TARGETS, PREDICTED, COLUMNS) for name, rows in members.rows()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("label", {"label=1": [1], "label=3": [0, 2, 3]}),
+        ("predicted", {"predicted=1": [2], "predicted=3": [0, 1, 3]}),
+        ("country", {"country=DE": [1], "country=FR": [0, 2], "country=Åland": [3]}),
+        ("is_new", {"is_new=False": [1], "is_new=True": [0, 2, 3]}),
+        ("age:18, 30,65", {"age<18": [0], "age=[18,30)": [1], "age=[30,65)": [2], "age=NaN": [3]}),
+        ("age:18", {"age<18": [0], "age>=18": [1, 2], "age=NaN": [3]}),
+        ("age", {"age=17": [0], "age=18": [1], "age=64.9": [2], "age=nan": [3]}),
+        (
+            "country * label",
+            {"country=DE,label=1": [1], "country=FR,label=3": [0, 2], "country=Åland,label=3": [3]},
+        ),
+    ],
+)
+def test_examples_are_found_in_their_slices(text: str, expected: dict[str, list[int]]) -> None:
+    assert found(text) == expected
+
+
+def test_one_hot_targets_are_classes() -> None:
+    targets = {"outputs": np.eye(4, dtype=np.float32)[[3, 0]]}
+    (members,) = Slicer(settings=parse_slices(["label"])).members(targets, {}, {})
+    assert [name for name, _ in members.rows()] == ["label=0", "label=3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("age:30,18", r"'age:30,18': the edges 30,18 do not ascend"),
+        ("age:1,1", "do not ascend"),
+        ("age:old", r"the buckets 'old' are neither edges such as 18,30,65 nor quantiles such as q4"),
+        ("age:q1", "has 1 quantiles; give 2 to 100"),
+        ("a*b*c", r"'a\*b\*c' is not a feature or two"),
+        ("", "is not a feature or two"),
+        ("age*age:3", "crosses 'age' with itself"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_with_its_text(text: str, complaint: str) -> None:
+    with pytest.raises(SliceError, match=complaint):
+        parse_slices([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("cuntry", "no feature 'cuntry' to slice by; there are label, predicted, age, country, is_new, pixels"),
+        ("pixels", r"'pixels' has shape \['examples', 2, 2\]; a slice needs one value for each example"),
+        ("country:1,2", "'country' holds object, not numbers, so it has no buckets"),
+        ("label/other", "no feature 'label/other'"),
+    ],
+)
+def test_a_feature_that_does_not_fit_is_refused_with_what_there_is(text: str, complaint: str) -> None:
+    with pytest.raises(SliceError, match=complaint):
+        found(text)
+    lenient = Slicer(settings=parse_slices([text, "label"]), lenient=True)
+    for _ in range(2):
+        assert found(slicer=lenient) == {"label=1": [1], "label=3": [0, 2, 3]}
+    (note,) = lenient.notes
+    assert note.startswith(f"slice {text!r} is left out: ")
+
+
+def test_several_classes_of_an_example_are_no_slice() -> None:
+    targets = {"outputs": np.array([[1, 1], [0, 1]])}
+    with pytest.raises(SliceError, match="several classes or none"):
+        list(Slicer(settings=parse_slices(["label"])).members(targets, {}, {}))
+
+
+def test_too_many_values_are_refused_with_their_number() -> None:
+    slicer = Slicer(settings=parse_slices(["user", "label"]))
+    for start in range(0, 3000, 600):
+        columns = {"user": np.arange(start, start + 600)}
+        kept = [members.setting for members in slicer.members({"y": np.zeros(600, int)}, {}, columns)]
+    assert kept == ["label"]
+    assert "has 3000 values, and at most 1000 are scored" in slicer.refused()["user"]
+
+
+def test_quantiles_have_equally_many_examples_in_constant_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_SAMPLE", 1000)
+    sample = QuantileSample()
+    values = np.random.default_rng(1).normal(size=20_000)
+    for part in np.split(values, 40):
+        sample.add(part)
+    edges = sample.edges(4)
+    assert sum(map(len, sample._kept)) <= 1000
+    np.testing.assert_allclose(edges, np.quantile(values, [0.25, 0.5, 0.75]), atol=0.1)
+    assert QuantileSample().edges(4) == (0.0,)

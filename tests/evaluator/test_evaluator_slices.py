@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testkit.real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, step_model, wait_for_records
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.evaluator.datasets.dataset import ArrayDataset
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
+from understudy.evaluator.evaluation.comparison import BootstrapOptions
+from understudy.evaluator.evaluation.slices import parse_slices
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.types import Batch
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+SETTINGS = ("country", "age:18,30", "age:q2", "cuntry")
+AGES = np.array([10.0, 20.0, 20.0, 40.0, 50.0] * 8)
+COUNTRIES = np.array([b"FR", b"DE"] * 20, object)
+GOALS = np.where(COUNTRIES == b"FR", GOAL, GOAL + 1)
+
+
+def data(name: str = "test") -> ArrayDataset:
+    inputs = {"x": np.zeros((40, FEATURES), np.float32), "y": np.repeat(GOALS[:, None], FEATURES, 1).astype("f4")}
+    return ArrayDataset(name, {**inputs, "age": AGES, "country": COUNTRIES}, features=["age", "country"])
+
+
+def test_slices_and_intervals_are_recorded_and_paired(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3, 4)
+    settings: dict[str, Any] = {"slice": SETTINGS, "resamples": 50, "slice_min_examples": 9, "evaluation_batch_size": 7}
+    with run.running(datasets=[data()], **settings) as evaluator:
+        third, fourth = wait_for_records(evaluator, 2)
+        slices = {part.name: part for part in third.slices}
+        assert {name: part.examples for name, part in slices.items()} == {
+            "country=DE": 20,
+            "country=FR": 20,
+            "age<18": 8,
+            "age=[18,30)": 16,
+            "age>=30": 16,
+            "age<20": 8,
+            "age>=20": 32,
+        }
+        assert slices["country=DE"].metrics == {"loss": 4.0, "mae": 2.0}
+        assert slices["country=FR"].metrics == {"loss": 1.0, "mae": 1.0}
+        assert slices["age<18"].metrics == {}
+        assert slices["age<18"].notes == ("fewer than 9 examples",)
+        assert third.metrics == {"loss": 2.5, "mae": 1.5}
+        assert 1.0 < third.intervals["mae"].low < 1.5 < third.intervals["mae"].high < 2.0
+        assert (third.resamples, third.confidence) == (50, 0.95)
+        (note,) = third.notes
+        assert "there is no feature 'cuntry' to slice by; there are label, predicted, x, age, country" in note
+        compared = evaluator.compare(
+            [4, 3], "test", bootstrap=BootstrapOptions(resamples=50, slices=parse_slices(SETTINGS[:3]))
+        ).result(WAIT_SECONDS)
+    apart = compared.versions[1].metric_differences["mae"]
+    resampled = compared.versions[1].score.resampled["mae"] - compared.versions[0].score.resampled["mae"]
+    bounds = np.quantile(resampled, [0.025, 0.975])
+    np.testing.assert_allclose([apart.value, apart.low, apart.high], [1.0, *bounds], atol=1e-6)
+    by_name = {part.name: part.differences for part in compared.versions[1].slice_differences}
+    assert by_name["country=FR"]["mae"].value == by_name["country=DE"]["mae"].value == 1.0
+    assert fourth.slices[0].metrics == {"loss": 1.0, "mae": 1.0}
+
+
+def test_a_stream_has_slices_and_intervals_by_options(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3)
+    whole = next(iter(data().batches(signature_of(step_model(3)), 40)))
+    with run.running() as evaluator:
+        options = BreakdownOptions(slices=parse_slices(["country"]), resamples=10, confidence=0.5)
+        with evaluator.open_stream(breakdown=options).result(WAIT_SECONDS) as stream:
+            stream.add(whole).result(WAIT_SECONDS)
+            result = stream.finish()
+        assert [part.name for part in result.slices] == ["country=DE", "country=FR"]
+        assert set(result.intervals) == {"loss", "mae"}
+        options = BreakdownOptions(slices=parse_slices(["town"]))
+        with evaluator.open_stream(breakdown=options).result(WAIT_SECONDS) as stream:
+            adding = stream.add(whole)
+            with pytest.raises(InvalidInputError, match="no feature 'town' to slice by; there are label, predicted, x"):
+                adding.result(WAIT_SECONDS)
+        with pytest.raises(InvalidInputError, match="a stream of batches has no quantiles; give edges"):
+            evaluator.open_stream(breakdown=BreakdownOptions(slices=parse_slices(["age:q4"])))
+        with evaluator.open_stream().result(WAIT_SECONDS) as stream:
+            weights = np.where(np.arange(40) == 17, np.nan, 1.0)
+            bad = Batch(inputs=whole.inputs, targets=whole.targets, sample_weights={"sample_weights": weights})
+            with pytest.raises(InvalidInputError, match="sample weight 'sample_weights' is nan for example 17"):
+                stream.add(bad)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"slice": ("age:30,18",)}, "the edges 30,18 do not ascend"),
+        ({"resamples": -1}, "-1 resamples were requested; give 0 to 10000"),
+        ({"confidence": 1.0}, "the confidence is 1.0"),
+        ({"slice_min_examples": 0}, "slice_min_examples is 0; give at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_at_the_start(
+    tmp_path: Path, settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint), RealRun(tmp_path).running(**settings):
+        pass
