@@ -13,6 +13,7 @@ from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, VersionsType, VersionType, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import plain
+from understudy.cli.report_drift import read_drift
 
 if TYPE_CHECKING:
     from understudy.cli.report_page import Changes, Report
@@ -44,12 +45,19 @@ def _output_file(_: click.Context, __: click.Parameter, value: Path) -> Path:
     metavar="FILE",
     help="Where to write: a page, which ends in .html, or its data, which end in .json.",
 )
+@click.option(
+    "--drift",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Show drift, too: what `understudy drift --json` prints, or drift.json of the server's state folder.",
+)
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
     step: Version | None,
     compare: tuple[Version, ...] | None,
     dataset: str | None,
+    drift: Path | None,
     output: Path,
     settings: ConnectionSettings,
 ) -> None:
@@ -60,8 +68,9 @@ def command(
     """
     if step is not None and compare is not None:
         raise click.UsageError("Got both --step and --compare; give one of them.")
+    found = None if drift is None else read_drift(drift)
     with connected(settings) as client:
-        report = _collected(client, compare or (step,), dataset)
+        report = dataclasses.replace(_collected(client, compare or (step,), dataset), drift=found)
     with reported(OSError):
         output.write_text(_rendered(report, output.suffix), encoding="utf-8")
     click.echo(f"wrote {output}: {' and '.join(f'step {one.evaluation.step}' for one in report.versions)}")
@@ -123,4 +132,5 @@ def _as_json(report: Report) -> dict[str, Any]:
             "newly_right": [] if changed.newly_right is None else list(changed.newly_right.indices),
             "reason": changed.reason,
         },
+        **({} if report.drift is None else {"drift": report.drift}),
     }

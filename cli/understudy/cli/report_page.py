@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.report_drift import drift_section
 from understudy.cli.report_figures import Bars, Curve, bar_figure, line_figure, matrix, shown, table
 
 if TYPE_CHECKING:
@@ -74,11 +75,12 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a page shows: one version, or two or more beside each other on one dataset."""
+    """What a page shows: one version, or two or more beside each other on one dataset; and drift, if it is known."""
 
     model_name: str
     versions: Sequence[ReportedVersion]
     changes: Changes
+    drift: Content | None = None
 
 
 def page(report: Report) -> str:
@@ -107,6 +109,8 @@ def _sections(report: Report) -> Iterator[str]:
         yield from _output(name, versions)
     yield from _changes(report.changes)
     yield f"<h2>Hardest examples</h2>{_beside(versions, _hardest)}"
+    if report.drift is not None:
+        yield from drift_section(report.drift)
     notes = dict.fromkeys(note for one in versions for note in (*one.evaluation.notes, *one.content["notes"]))
     if notes:
         yield f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
