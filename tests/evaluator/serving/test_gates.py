@@ -52,6 +52,7 @@ def outcome(text: str, on: Measured) -> EvaluationOutcome:
             "test/loss[age=[18,30)] not  worse at 99.5 % by 1",
             ("loss", "age=[18,30)", "not worse", 1.0, "serving", "min", 0.995),
         ),
+        ("test/loss[age>=65] <= 2", ("loss", "age>=65", "at most", 2.0, None, "min", None)),
         (
             "test/loss[country=New Zealand,label=3] <= 1",
             ("loss", "country=New Zealand,label=3", "at most", 1.0, None, "min", None),

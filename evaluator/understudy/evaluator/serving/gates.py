@@ -45,6 +45,8 @@ EXAMPLES = (
 _CONDITION = re.compile(
     r"(?P<dataset>[^/\s]+)/(?P<metric>[^\[\s]+)(?:\[(?P<slice>.+)\])?\s*(?P<rule>>=|<=|\bnot\s+worse\b|\bbetter\b)(?P<rest>.*)"
 )
+_FEATURE = re.compile(r"(?:^|,)([^,=<>]+)(?:>=|=|<)")
+"""A feature in the name of a slice, such as ``country=FR,age=[18,30)``."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _BOUND = re.compile(rf"\s*({_NUMBER})(?![\w.])")
 _CLAUSES: Mapping[str, re.Pattern[str]] = {
@@ -386,7 +388,7 @@ def _mode(text: str, rule: Rule, metric: str, direction: str | None, given: Moni
 
 
 def _check_slice(text: str, name: str, slices: Collection[frozenset[str]]) -> None:
-    features = frozenset(re.findall(r"(?:^|,)([^,=]+)=", name))
+    features = frozenset(_FEATURE.findall(name))
     if features in slices:
         return
     there = sorted("*".join(sorted(each)) for each in slices)
