@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import DeviceListener, Observer
+from understudy.evaluator.types import DeviceListener, EvaluationOutcome, EvaluationRecord, Observer
 
 LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"
@@ -119,9 +120,12 @@ def start_components(
     breakdown = breakdown_options(settings)
     sliced = [frozenset(feature.name for feature in setting.features) for setting in breakdown.slices]
     gate = build_gate(settings, monitor, names, slices=sliced)
+    if gate is not None:
+        breakdown = dataclasses.replace(breakdown, resamples=gate.resamples(breakdown.resamples))
     strategy = build_strategy(device_settings(settings))
     _lock(settings, stack)
-    records = _open_records(settings, monitor, scored, observer, stack)
+    wake = _WatcherWaker()
+    records = _open_records(settings, monitor, scored, observer, stack, wake=wake)
 
     quarantine = _new_quarantine(settings)
     store = CheckpointStore(source, settings.state_dir / LEASES_DIR, accepted=accepted)
@@ -178,7 +182,6 @@ def start_components(
         remaining_seconds=remaining_seconds,
     )
 
-    wake = _WatcherWaker()
     controller = ServingController(
         policy=settings.version_policy,
         store=store,
@@ -370,8 +373,16 @@ def _open_records(
     datasets: Sequence[EvaluationDataset],
     observer: Observer,
     stack: ExitStack,
+    *,
+    wake: Callable[[], None],
 ) -> Records:
     """Open the ledger and the files derived from it, and rank the scores that it holds."""
+
+    def ranked(record: EvaluationRecord) -> None:
+        ranking.observe([record])
+        if record.outcome is EvaluationOutcome.SCORED:
+            wake()
+
     content = next((dataset.digest for dataset in datasets if monitor and dataset.name == monitor.dataset), "")
     ranking = Ranking(monitor, content)
     ledger = Ledger(settings.state_dir / LEDGER_FILE)
@@ -385,7 +396,7 @@ def _open_records(
         tables=tables,
         datasets=datasets,
         observer=observer,
-        listener=lambda record: ranking.observe([record]),
+        listener=ranked,
     )
     stack.callback(recorder.close)
     recorder.recover()

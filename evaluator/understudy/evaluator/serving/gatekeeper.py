@@ -395,7 +395,10 @@ def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
                 math.nan,
                 f"there is no slice {condition.slice_name!r} in {record.dataset!r}; there are {sorted(slices)}",
             )
-        metrics, where = part.metrics, f" of slice {part.name!r} with {part.examples} examples"
+        if not part.metrics:
+            reason = ", ".join(part.notes) or "it has no metrics"
+            return math.nan, f"slice {part.name!r} of {record.dataset!r} has {part.examples} examples: {reason}"
+        metrics, where = part.metrics, f" of slice {part.name!r}"
     if condition.metric not in metrics:
         return math.nan, f"there is no metric {condition.metric}{where}; there are {sorted(metrics)}"
     value, loss = metrics[condition.metric], record.metrics.get(LOSS, 0.0)
@@ -417,7 +420,7 @@ def _incomparable(
 
 
 def _without_resamples(record: EvaluationRecord, condition: Condition) -> str:
-    reason = next((note for note in record.notes if condition.metric in note), "")
+    reason = next((note for note in record.notes if "interval" in note), "")
     return f"step {record.step} has no resamples of {condition.key}; {reason or _rescore(record.step)}"
 
 

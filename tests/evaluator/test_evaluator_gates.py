@@ -1,0 +1,81 @@
+"""Gates at a confidence over real evaluations, and checkpoints that are scored again in another way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit.real_run import FEATURES, WAIT_SECONDS, RealRun, outcomes, until_served, wait_for_records
+from understudy.evaluator.datasets.dataset import ArrayDataset
+from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.types import EvaluationOutcome
+
+SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
+UNDECIDED = EvaluationOutcome.UNDECIDED
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
+
+def examples(name: str = "test", *, count: int = 60) -> ArrayDataset:
+    """Return examples half of which step 3 is exact for, and a few more of which step 5 is exact for."""
+    goals = np.where(np.arange(count) % 20 < 10, 3.0, np.where(np.arange(count) % 20 < 11, 4.0, 5.0))
+    targets = np.repeat(goals[:, None], FEATURES, 1).astype(np.float32)
+    return ArrayDataset(name, {"x": np.zeros((count, FEATURES), np.float32), "y": targets})
+
+
+def test_a_gate_decides_by_the_paired_resamples_of_two_records_and_on_a_larger_dataset(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    gate = ("test/mae not worse by 0.25 at 95%", "test/mae <= 9 at 95%", "test/loss <= 100")
+    datasets = [examples(), examples("big", count=6000)]
+    run.publish(3)
+    with run.running(datasets=datasets, gate=gate, when_undecided="big", resamples=200) as evaluator:
+        run.publish(5)
+        records = wait_for_records(evaluator, 7)
+        until_served(evaluator, 5)
+        pairs = [evaluator.ledger.resampled(record.sequence)["mae"] for record in (records[0], records[2])]
+
+    assert outcomes(records) == [
+        *((3, "test", SCORED), (3, "test", ACCEPTED), (5, "test", SCORED), (5, "test", UNDECIDED)),
+        *((3, "big", SCORED), (5, "big", SCORED), (5, "big", ACCEPTED)),
+    ]
+    undecided, bound, point = records[3].conditions
+    assert [each.outcome for each in (undecided, bound, point)] == [UNDECIDED, ACCEPTED, ACCEPTED]
+    assert undecided.interval is not None
+    low, high = np.quantile((pairs[1] - pairs[0]).astype(np.float64), [0.025, 0.975])  # the other one is decided
+    assert (undecided.interval.low, undecided.interval.high) == pytest.approx((low, high), abs=1e-6)
+    assert (undecided.baseline_step, undecided.baseline_value) == (3, records[0].metrics["mae"])
+    assert (records[2].resamples, records[1].conditions[0].baseline_step) == (200, None)
+
+
+def test_scored_again_with_resamples_an_undecided_checkpoint_is_decided(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3)
+    with run.running(datasets=[examples()]) as evaluator:
+        (before,) = wait_for_records(evaluator, 1)
+        assert before.resamples == 0
+    run.publish(4)
+    with run.evaluator(datasets=[examples()], gate=("test/mae not worse by 5 at 95%",)) as evaluator:
+        decisions = wait_for_records(evaluator, 4)
+        assert outcomes(decisions[1:]) == [(3, "test", ACCEPTED), (4, "test", SCORED), (4, "test", UNDECIDED)]
+        until_served(evaluator, 3)
+        again = evaluator.score_dataset("test", version=3, rescore=True).result(WAIT_SECONDS)
+        until_served(evaluator, 4)
+        assert outcomes(wait_for_records(evaluator, 6)[4:]) == [(3, "test", SCORED), (4, "test", ACCEPTED)]
+        assert (again.metrics, again.resamples) == (before.metrics, 1000)
+        assert evaluator.score_dataset("test", version=3, rescore=True).result(WAIT_SECONDS) == again
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gate": ("test/mae >= 1 at 99%",), "resamples": 100}, "resamples is 100; .* need at least 200"),
+        ({"gate": ("test/mae[label=3] <= 1",)}, "no slices are configured; add --slice 'label'"),
+        ({"gate": ("test/mae[label=3] <= 1",), "slice": ("age:18", "a*b")}, r"there are slices by a\*b, age"),
+        ({"gate": ("test/mae <= 1",), "version_policy": 3}, "gate goes with version_policy latest or best"),
+    ],
+)
+def test_gates_that_make_no_sense_stop_the_start(tmp_path: Path, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RealRun(tmp_path).evaluator(datasets=[examples()], **settings).start()
