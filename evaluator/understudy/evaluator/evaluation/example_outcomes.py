@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtr
 
 from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.types import Array
@@ -130,5 +129,7 @@ def flips(right: Array, baseline: Array) -> Flips:
 
 def mcnemar(newly_wrong: int, newly_right: int) -> float:
     """Return the two-sided p-value of McNemar's exact test, which is 1 without a change."""
+    from scipy.special import bdtr  # takes a while, and a service may never need it
+
     changes = newly_wrong + newly_right
     return min(1.0, 2.0 * float(bdtr(min(newly_wrong, newly_right), changes, 0.5))) if changes else 1.0
