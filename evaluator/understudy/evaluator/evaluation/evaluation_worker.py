@@ -148,8 +148,9 @@ class DatasetScorer:
         )
 
     def scoring_digest(self, servable: Servable) -> str:
-        """Identify how a servable is scored: with which metrics, slices and resamples."""
-        return self._breakdown.digest(servable.slot.metric_digest)
+        """Identify how a servable is scored: with which metrics, slices and resamples, and whether with tables."""
+        digest = self._breakdown.digest(servable.slot.metric_digest)
+        return f"{digest}+tables" if self._with_tables else digest
 
     def _run(
         self,

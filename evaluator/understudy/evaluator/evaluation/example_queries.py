@@ -159,8 +159,9 @@ class ExampleQueries:
                 return record, content
         if any(record.dataset == dataset for record in scored):
             raise VersionNotFoundError(
-                f"step {step} was scored on {dataset!r} without tables; serve with --tables to record them with every "
-                f"evaluation. {self._available(dataset)}"
+                f"step {step} was scored on {dataset!r} without tables; with `understudy serve --tables` they are "
+                "recorded with every evaluation, and `understudy rescore` scores earlier steps again. "
+                f"{self._available(dataset)}"
             )
         raise VersionNotFoundError(f"step {step} has no score on {dataset!r}. {self._available(dataset)}")
 
