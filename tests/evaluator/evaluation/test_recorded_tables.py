@@ -118,7 +118,7 @@ def test_tables_do_not_depend_on_replicas_and_batches(engine: Engine, logical: t
 
 
 @keras.saving.register_keras_serializable("recorded_tables")
-class OwnStep(keras.Model):
+class OwnStep(keras.Model):  # type: ignore[misc] # untyped
     """A model that scores whole batches by itself."""
 
     def test_step(self, data: Any) -> Any:
