@@ -35,6 +35,15 @@ def test_results_are_read_in_step_order_with_every_number(tmp_path: Path) -> Non
     assert math.isnan(second.scores["test"]["loss"])
     assert second.scores["test"]["accuracy"] == 0.5
     assert (third.step, third.settled, third.digests) == (100, False, frozenset({"d"}))
+    assert third.contents == {"test": ""}
+
+
+def test_of_several_scores_on_one_dataset_the_newest_counts(tmp_path: Path) -> None:
+    first, second = (record("test", loss=loss) for loss in (0.5, 0.25))
+    publish(tmp_path, 3, {**first, "dataset_digest": "a"}, {**second, "dataset_digest": "b"})
+
+    (result,) = EvaluationResults(tmp_path).read()
+    assert (result.scores, result.contents) == ({"test": {"loss": 0.25}}, {"test": "b"})
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:

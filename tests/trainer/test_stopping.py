@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,15 @@ def test_more_may_be_better() -> None:
     assert rule.reason_to_stop(results(0.1, 0.2, 0.3, metric="accuracy"), up_to_step=30) is None
     reason = rule.reason_to_stop(results(0.1, 0.5, 0.3, 0.4, metric="accuracy"), up_to_step=40)
     assert reason == "test/accuracy has not improved in 2 evaluations; the best is 0.5 at step 20"
+
+
+def test_scores_on_other_examples_than_the_newest_do_not_count() -> None:
+    old, *new = results(0.1, 3.0, 2.0, 2.5, 2.6)
+    changed = [replace(result, contents={"test": "b"}) for result in new]
+
+    assert LOSS.reason_to_stop([replace(old, contents={"test": "a"}), *changed[:3]], up_to_step=1000) is None
+    reason = LOSS.reason_to_stop([replace(old, contents={"test": "a"}), *changed], up_to_step=1000)
+    assert reason == "test/loss has not improved in 2 evaluations; the best is 2 at step 30"
 
 
 def test_results_of_later_steps_do_not_count() -> None:

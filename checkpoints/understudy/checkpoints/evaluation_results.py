@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ class StepResult:
         settled: Whether the result is final: every dataset has a score or a recorded reason for having none.
         datasets: The datasets with a record.
         scores: The loss and metrics by dataset; values may be NaN or infinite.
+        contents: The digests of the datasets' content that these scores are on, by dataset; empty texts in files of
+            older evaluators.
         digests: The digests of the models that the records of this step refer to.
     """
 
@@ -36,6 +38,7 @@ class StepResult:
     datasets: frozenset[str]
     scores: Mapping[str, Mapping[str, float]]
     digests: frozenset[str]
+    contents: Mapping[str, str] = field(default_factory=dict)
 
 
 class EvaluationResults:
@@ -91,6 +94,11 @@ def _decode(content: bytes, file: Path) -> StepResult:
                 if record["outcome"] == "scored"
             },
             digests=frozenset(str(record["checkpoint_digest"]) for record in records),
+            contents={
+                str(record["dataset"]): str(record.get("dataset_digest", ""))
+                for record in records
+                if record["outcome"] == "scored"
+            },
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnsupportedFormatError(f"{file} is not a result ({type(error).__name__}: {error})") from error

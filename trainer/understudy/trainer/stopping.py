@@ -39,7 +39,8 @@ class StopRule:
     def reason_to_stop(self, results: Iterable[StepResult], *, up_to_step: int) -> str | None:
         """Return the reason to stop, as a sentence, or None to continue.
 
-        Neither a non-finite nor an equal value is an improvement.
+        Neither a non-finite nor an equal value is an improvement. Only scores on the same examples as the newest score
+        are compared.
 
         Args:
             results: By ascending step.
@@ -50,9 +51,10 @@ class StopRule:
         """
         best: tuple[int, float] | None = None
         since = 0
-        for result in results:
-            value = self._value(result) if result.step <= up_to_step else None
-            if value is None:
+        scored = [(result, self._value(result)) for result in results if result.step <= up_to_step]
+        contents = [result.contents.get(self.dataset) for result, value in scored if value is not None]
+        for result, value in scored:
+            if value is None or result.contents.get(self.dataset) != contents[-1]:
                 continue
             since += 1
             if math.isfinite(value) and (best is None or self._is_better(value, best[1])):

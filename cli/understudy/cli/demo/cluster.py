@@ -19,6 +19,7 @@ WORKERS = 2
 REPLICAS = 2
 STEPS = 1000
 CHECKPOINT_EVERY = 100
+_GATE = "test/accuracy not worse by 0.01 at 95%"
 _RUN = "run"
 _DATASETS = {"validation", "test"}
 _TRAINING_SECONDS = 120.0
@@ -58,6 +59,7 @@ def _cluster() -> Cluster:
 
 def _start_evaluator(folder: Path, cluster: Cluster) -> DemoProcess:
     extra = ["--grpc-port", "0", "--http-port", "0", "--logical-cpus", str(REPLICAS)]
+    extra += ["--gate", _GATE, "--when-undecided", "serve"]
     return _start_task(folder, "evaluator", 0, cluster=cluster, extra=extra)
 
 

@@ -8,6 +8,8 @@ from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.clients import Client, Evaluation
 from understudy.clients.client_errors import UnderstudyError
 
+_DECISIONS = frozenset({"accepted", "refused", "undecided"})
+
 
 class EvaluationWatch:
     """Collects every evaluation that a service records.
@@ -54,8 +56,16 @@ class EvaluationWatch:
 
     def _take(self, evaluation: Evaluation) -> None:
         with self._changed:
+            is_shown = evaluation.outcome not in _DECISIONS or self._is_first_undecided(evaluation)
             self._seen.append(evaluation)
             self._changed.notify_all()
+        if not is_shown:
+            return
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in sorted(evaluation.metrics.items()))
         what = f"step {evaluation.step} on {evaluation.dataset}: {numbers or evaluation.reason}"
+        if evaluation.outcome == "undecided":
+            what = f"step {evaluation.step} is undecided, and served: {evaluation.reason}"
         self._printer.say("evaluator", what)
+
+    def _is_first_undecided(self, evaluation: Evaluation) -> bool:
+        return evaluation.outcome == "undecided" and all(seen.outcome != "undecided" for seen in self._seen)
