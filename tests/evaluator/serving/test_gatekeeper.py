@@ -73,9 +73,10 @@ def test_the_interval_of_the_difference_decides_and_is_recorded(make_harness: Ma
     assert (second.interval.low, second.interval.high) == pytest.approx((0.031, 0.069), abs=1e-6)
     assert (third.text, third.value, third.baseline_step, third.baseline_value) == (GATE[0], 1.25, 2, 1.05)
     assert fourth.outcome is UNDECIDED
-    assert decisions[3].reason.startswith("test/loss is 1.12, ")
-    assert "of the serving step 2, from -" in decisions[3].reason
-    assert decisions[3].reason.endswith(" at 95%; -0.1 is required")
+    assert decisions[3].reason == (
+        "test/loss is 1.12, 0.07 worse than the 1.05 of the serving step 2; the improvement is between -0.241 and "
+        "0.101 at 95%; at least -0.1 is required"
+    )
 
 
 def test_an_undecided_checkpoint_is_served_if_the_settings_say_so(make_harness: Make) -> None:
@@ -106,7 +107,7 @@ def test_of_several_versions_the_best_is_compared_with_where_the_gate_says_so(ma
     (*_, refused) = harness.ledger.page()
     assert (refused.step, refused.outcome) == (3, REFUSED)
     assert [(each.outcome, each.baseline_step) for each in refused.conditions] == [(ACCEPTED, 2), (REFUSED, 1)]
-    assert "of the best step 1; -0.25 is required" in refused.reason
+    assert "of the best step 1; at least -0.25 is required" in refused.reason
 
 
 def test_an_undecided_checkpoint_is_decided_on_another_dataset_that_no_other_is_scored_on(make_harness: Make) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -132,7 +132,9 @@ class Condition:
 
     def required(self) -> str:
         """Return what is required of the value or of its improvement."""
-        return repr(self.threshold) if self.baseline is not None else f"{self.rule} {self.number!r}"
+        if self.baseline is None:
+            return f"{self.rule} {self.number!r}"
+        return f"{'' if self.setting else 'at least '}{self.threshold!r}"
 
 
 def parse_gate(
@@ -280,9 +282,10 @@ def _with_interval(condition: Condition, on: Measured, *, among: int) -> GateCon
     worst, best = (_reaches(merit, condition.threshold, scale) for merit in merits)
     outcome = ACCEPTED if worst else UNDECIDED if best else REFUSED
     corrected = "" if among == 1 else f", corrected for {among} conditions"
-    shown = (low, high) if condition.baseline is None else merits
-    percent = f"{condition.confidence * _PERCENT:.6g}%"
-    reason = f"{_said(condition, on)}, from {shown[0]:.6g} to {shown[1]:.6g} at {percent}{corrected}"
+    shown = f", between {low:.6g} and {high:.6g}"
+    if condition.baseline is not None:
+        shown = f"; the improvement is between {merits[0]:.6g} and {merits[1]:.6g}"
+    reason = f"{_said(condition, on)}{shown} at {condition.confidence * _PERCENT:.6g}%{corrected}"
     if outcome is not ACCEPTED:
         reason += f"; {condition.required()} is required"
     return GateCondition(
@@ -313,14 +316,15 @@ def _name(condition: Condition) -> str:
 
 
 def _said(condition: Condition, on: Measured) -> str:
-    """Return the value, and its improvement over the baseline's, in words."""
-    said = f"{_name(condition)} is {on.value!r}"
+    """Return the value, and its improvement over the baseline's, in words; for a shorthand with all digits."""
+    digits: Callable[[float], str] = repr if condition.setting else "{:.6g}".format
+    said = f"{_name(condition)} is {digits(on.value)}"
     if condition.baseline is None or on.baseline_value is None:
         return said
     merit, _ = _merit(condition, on)
-    return (
-        f"{said}, {merit!r} better than the {on.baseline_value!r} of the {condition.baseline} step {on.baseline_step}"
-    )
+    is_worse = merit < 0 and not condition.setting
+    apart = f"{digits(-merit)} worse" if is_worse else f"{digits(merit)} better"
+    return f"{said}, {apart} than the {digits(on.baseline_value)} of the {condition.baseline} step {on.baseline_step}"
 
 
 def _rule(written: str) -> Rule:
