@@ -14,18 +14,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from integration.conftest import Run
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService, running_service, until
+from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.cli.main import main
 from understudy.evaluator.datasets.dataset_files import find_records, open_dataset
-from understudy.evaluator.datasets.request_records import LoggedExample, read_logged
+from understudy.evaluator.datasets.request_records import LoggedExample, LoggedRequest, encode_request, read_logged
 from understudy.evaluator.evaluator_errors import DatasetNotFoundError
 from understudy.oip import inference_pb2, inference_pb2_grpc
+from understudy.service.callers.tokens import hash_text
 
 STEPS = (10, 30)
+TOKEN = "key"  # noqa: S105 - of a test
 METHODS = {
     "/understudy.v1.PredictionService/Predict": 3,
     "/understudy.v1.PredictionService/PredictStream": 2,
@@ -34,6 +38,12 @@ METHODS = {
     "/tensorflow.serving.PredictionService/Predict": 1,
 }
 """The methods and the examples that `call_every_method` sends to each."""
+
+
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", dtype="float32", shape=(None, WIDTH)),),
+    outputs=(TensorSpec(name="y", dtype="float32", shape=(None, OUTPUTS)),),
+)
 
 
 def call_every_method(service: RunningService) -> None:
@@ -78,19 +88,9 @@ def logged(
         yield service, run / "log"
 
 
-def signature_of(service: RunningService) -> Any:
-    from understudy.checkpoints.signature import Signature, TensorSpec
-
-    del service
-    return Signature(
-        inputs=(TensorSpec(name="x", dtype="float32", shape=(None, WIDTH)),),
-        outputs=(TensorSpec(name="y", dtype="float32", shape=(None, OUTPUTS)),),
-    )
-
-
 def test_every_method_is_logged_once(logged: tuple[RunningService, Path]) -> None:
-    service, folder = logged
-    examples: list[LoggedExample] = list(read_logged(find_records(folder), signature_of(service)))
+    _, folder = logged
+    examples: list[LoggedExample] = list(read_logged(find_records(folder), SIGNATURE))
     assert Counter(example.method for example in examples) == METHODS
     assert {example.step for example in examples} == {STEPS[-1]}
     for example in examples:
@@ -99,8 +99,8 @@ def test_every_method_is_logged_once(logged: tuple[RunningService, Path]) -> Non
 
 
 def test_the_log_is_a_dataset_whose_targets_are_the_answers(logged: tuple[RunningService, Path]) -> None:
-    service, folder = logged
-    (batch,) = open_dataset("live", folder).batches(signature_of(service), 100)
+    _, folder = logged
+    (batch,) = open_dataset("live", folder).batches(SIGNATURE, 100)
     assert batch.inputs["x"].shape == (sum(METHODS.values()), WIDTH)
     assert np.allclose(batch.targets["targets"], batch.inputs["x"].sum(axis=1, keepdims=True) * STEPS[-1] / WIDTH)
 
@@ -142,6 +142,54 @@ def test_a_version_that_is_not_loaded_is_named(logged: tuple[RunningService, Pat
     result = CliRunner().invoke(main, ["replay", str(folder), "--target", service.grpc, "--version", "11"])
     assert result.exit_code == 1
     assert "11" in result.output
+
+
+def test_a_service_redacts_names_callers_and_keeps_within_its_bounds(
+    run_service: Run, chief: Chief, tmp_path: Path
+) -> None:
+    chief.publish(10)
+    callers = tmp_path / "callers.toml"
+    callers.write_text(
+        f'[[callers]]\nname = "shop"\ngroups = ["predict", "observe"]\ntokens = ["{hash_text(TOKEN)}"]\n'
+    )
+    folder = tmp_path / "log"
+    log = {"request_log": folder, "request_log_sample": 1.0, "request_log_redact": ("x",), "request_log_mib": 0.125}
+    service = run_service({"callers": callers, **log})
+    service.wait_ready()
+    client = service.client(token=TOKEN)
+    secret = np.full((40, WIDTH), 7.654321, np.float32)
+    for _ in range(60):  # 40 examples of 8 outputs, logged twice: some 20 KiB
+        client.predict(secret)
+    assert client.status().serving_step == 10
+    service.start_stopping()
+    service.join()
+
+    files = find_records(folder)
+    assert sum(file.stat().st_size for file in files) <= 128 * 1024
+    assert files
+    assert not any(secret[0, 0].tobytes() in file.read_bytes() for file in files)
+    examples = list(read_logged(files, SIGNATURE))
+    assert {(example.caller, example.redacted) for example in examples} == {("shop", ("x",))}
+    assert not any(example.inputs["x"].any() for example in examples)
+    assert len(examples) % 40 == 0
+
+
+def test_logged_answers_to_redacted_values_are_not_compared(
+    logged: tuple[RunningService, Path], tmp_path: Path
+) -> None:
+    service, _ = logged
+    x = np.zeros((1, WIDTH), np.float32)
+    request = LoggedRequest(
+        inputs={"x": x}, outputs={"y": np.ones((1, OUTPUTS), np.float32)}, step=30, recorded_at=0, method="", caller=""
+    )
+    with tf.io.TFRecordWriter(str(tmp_path / "requests-1.tfrecord")) as writer:
+        for record in encode_request(request, redacted_names=("x",)):
+            writer.write(record)
+    arguments = ["replay", str(tmp_path), "--target", service.grpc, "--version", "10"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert "the values of 'x' were redacted" in result.output
+    assert CliRunner().invoke(main, [*arguments, "--against", "30"]).exit_code == 0
 
 
 def test_live_requests_that_drifted_from_the_reference_are_shown(logged: tuple[RunningService, Path]) -> None:

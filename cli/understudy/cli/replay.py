@@ -258,7 +258,7 @@ def _paced(batches: Iterator[list[LoggedExample]], rate: float) -> Iterator[list
     next_at = time.monotonic()
     for batch in batches:
         time.sleep(max(0.0, next_at - time.monotonic()))
-        next_at = max(next_at, time.monotonic() - 1 / rate) + 1 / rate
+        next_at = time.monotonic() + 1 / rate
         yield batch
 
 

@@ -207,3 +207,14 @@ def test_a_large_dataset_is_never_in_memory_as_a_whole(tmp_path: Path, form: str
     finally:
         tracemalloc.stop()
     assert peak < rows * width * 4 / 4
+
+
+def test_a_feature_that_the_model_does_not_take_is_read_for_slices(tmp_path: Path) -> None:
+    rows = (
+        {"image": serialised(x), "digit": serialised(y), "country": strings(b"FR")} for x, y in zip(X, Y, strict=True)
+    )
+    file = write_records(tmp_path / "d.tfrecord", rows)
+    (batch,) = open_dataset("test", file, features=("country",)).batches(ONE, 100)
+    assert batch.features["country"].tolist() == [b"FR"] * ROWS
+    with pytest.raises(InvalidInputError, match="a record cannot be read"):
+        list(open_dataset("test", file).batches(ONE, 100))

@@ -113,6 +113,17 @@ def test_classes_are_the_places_of_the_largest_values(tmp_path: Path) -> None:
     ].tolist()
 
 
+def test_what_is_known_of_a_request_can_be_a_feature_of_slices(tmp_path: Path) -> None:
+    x = np.zeros((2, 1), np.float32)
+    file = write(tmp_path / "log.tfrecord", logged({"x": x}, {"y": x}), logged({"x": x}, {"y": x}, step=4, caller=""))
+    signature = Signature(inputs=(spec("x", x),), outputs=(spec("y", x),))
+    wanted = ("request/caller", "request/step", "request/time")
+    (batch,) = RecordDataset("log", [file], features=wanted).batches(signature, 10)
+    assert batch.features["request/caller"].tolist() == ["é".encode()] * 2 + [b""] * 2
+    assert batch.features["request/step"].tolist() == [3, 3, 4, 4]
+    assert batch.features["request/time"].tolist() == [12_250_000] * 4
+
+
 def test_what_is_no_request_log_is_refused_with_a_sentence(tmp_path: Path) -> None:
     x = np.zeros((1, 2), np.float32)
     other = tmp_path / "other.tfrecord"

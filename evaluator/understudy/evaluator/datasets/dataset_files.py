@@ -10,7 +10,7 @@ A TFRecord file holds one `tf.train.Example` for each example. A feature has the
 - ``bytes_list``, for a feature that a slice needs and the model does not take: one string.
 - ``bytes_list``, for any other tensor: one tensor of any dtype and shape, serialised with `tf.io.serialize_tensor`.
 
-Features whose names begin with ``request/`` are what `--request-log` knows of a request; they are not read.
+Features whose names begin with ``request/`` are what `--request-log` knows of a request; only slices read them.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ class RecordDataset:
         try:
             features = tf.train.Example.FromString(record).features.feature
             return {
-                key: value_of(feature, key, signature)
+                key: value_of(feature, key, signature, strings=self._features)
                 for key, feature in features.items()
-                if not key.startswith(REQUEST_PREFIX)
+                if key in self._features or not key.startswith(REQUEST_PREFIX)
             }
         except (DecodeError, ValueError, TypeError) as error:
             raise InvalidInputError(
@@ -198,8 +198,14 @@ def read_records(origin: str, files: Sequence[Path]) -> Iterator[bytes]:
             ) from error
 
 
-def value_of(feature: Any, key: str, signature: Signature) -> Array:
+def value_of(feature: Any, key: str, signature: Signature, *, strings: Collection[str] = ()) -> Array:
     """Return one example's value of a feature.
+
+    Args:
+        feature: The feature.
+        key: Its name.
+        signature: The signature of the model.
+        strings: The names of features whose bytes are strings if the model does not take them.
 
     Raises:
         ValueError: It does not fit the tensor of the model.
@@ -210,7 +216,7 @@ def value_of(feature: Any, key: str, signature: Signature) -> Array:
     if kind is None:
         raise ValueError(f"feature {key!r} is empty")
     values = getattr(feature, kind).value
-    if kind == "bytes_list" and not _takes_strings(key, signature):
+    if kind == "bytes_list" and not _holds_strings(key, signature, strings):
         if len(values) != 1:
             raise ValueError(f"feature {key!r} has {len(values)} byte strings, expected one serialised tensor")
         tensor: Array = tf.make_ndarray(tf.make_tensor_proto(0).FromString(values[0]))
@@ -219,9 +225,9 @@ def value_of(feature: Any, key: str, signature: Signature) -> Array:
     return np.array(values, dtype).reshape(_example_shape(len(values), key, signature))
 
 
-def _takes_strings(key: str, signature: Signature) -> bool:
+def _holds_strings(key: str, signature: Signature, strings: Collection[str]) -> bool:
     spec = _input_of(key, signature) or _output_of(key, signature)
-    return spec is not None and spec.dtype == "string"
+    return key in strings if spec is None else spec.dtype == "string"
 
 
 def _input_of(key: str, signature: Signature) -> TensorSpec | None:

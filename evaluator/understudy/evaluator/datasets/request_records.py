@@ -3,8 +3,8 @@
 A request of n examples becomes n records. A record holds the example's inputs under their names, what was answered
 under the outputs' names (as targets), and what is known of the request under names that begin with ``request/``:
 
-- ``request/step``, ``request/time`` (seconds since the epoch), ``request/method``, ``request/caller`` (empty if it is
-  not known);
+- ``request/step``, ``request/time`` (microseconds since the epoch), ``request/method``, ``request/caller`` (empty if it
+  is not known);
 - ``request/redacted``, the names of the inputs whose values were replaced, if there are any;
 - ``request/answer/NAME``, each output exactly as it was answered.
 """
@@ -27,6 +27,8 @@ STEP, TIME, METHOD, CALLER, REDACTED = (
     REQUEST_PREFIX + name for name in ("step", "time", "method", "caller", "redacted")
 )
 ANSWER_PREFIX = f"{REQUEST_PREFIX}answer/"
+
+_MICROSECONDS = 1e6
 
 LoggedTargets = Literal["answers", "classes"]
 """What the targets are: the answers themselves, or the index of the largest value along their last axis."""
@@ -89,23 +91,26 @@ def encode_request(
         targets: What the targets are.
         redacted_names: The names of the inputs whose values were replaced.
     """
-    common = {
-        STEP: serialized_tensors(np.asarray([request.step], np.int64))[0],
-        TIME: serialized_tensors(np.asarray([request.recorded_at], np.float64))[0],
-        METHOD: _text(request.method),
-        CALLER: _text(request.caller),
-        **({REDACTED: _text(*redacted_names)} if redacted_names else {}),
-    }
+    import tensorflow as tf
+
+    shared = tf.train.Example()
+    known = shared.features.feature
+    known[STEP].int64_list.value.append(request.step)
+    known[TIME].int64_list.value.append(round(request.recorded_at * _MICROSECONDS))
+    known[METHOD].bytes_list.value.append(request.method.encode())
+    known[CALLER].bytes_list.value.append(request.caller.encode())
+    if redacted_names:
+        known[REDACTED].bytes_list.value.extend(name.encode() for name in redacted_names)
+    head = shared.SerializeToString()
     columns: dict[str, Sequence[Sequence[bytes]]] = {}
     for name, array in request.outputs.items():
         answers = [[content] for content in serialized_tensors(array)]
         columns[ANSWER_PREFIX + name] = answers
         columns[name] = _column(_classes(array) if targets == "classes" and _has_classes(array) else array)
     columns |= {name: _column(array) for name, array in request.inputs.items()}
-    shared = _example({name: [content] for name, content in common.items()})
     # As for tensors, below.
     return [
-        shared + _example({name: column[index] for name, column in columns.items()})
+        head + _example({name: column[index] for name, column in columns.items()})
         for index in range(len(next(iter(request.inputs.values()))))
     ]
 
@@ -138,11 +143,11 @@ def read_logged(paths: Sequence[Path], signature: Signature) -> Iterator[LoggedE
                 for name, feature in features.items()
                 if name.startswith(ANSWER_PREFIX)
             },
-            step=int(_read_tensor(features[STEP])),
-            recorded_at=float(_read_tensor(features[TIME])),
-            method=read_text(features[METHOD])[0],
-            caller=read_text(features[CALLER])[0],
-            redacted=read_text(features[REDACTED]) if REDACTED in features else (),
+            step=features[STEP].int64_list.value[0],
+            recorded_at=features[TIME].int64_list.value[0] / _MICROSECONDS,
+            method=features[METHOD].bytes_list.value[0].decode(),
+            caller=features[CALLER].bytes_list.value[0].decode(),
+            redacted=redacted_inputs(features),
         )
 
 
@@ -205,11 +210,6 @@ def _example(features: Mapping[str, Sequence[bytes]]) -> bytes:
     return content
 
 
-@functools.lru_cache(maxsize=256)
-def _text(*values: str) -> bytes:
-    return serialized_tensors(np.array([[value.encode() for value in values]], object))[0]
-
-
 def _read_tensor(feature: Any) -> Array:
     import tensorflow as tf
 
@@ -217,6 +217,6 @@ def _read_tensor(feature: Any) -> Array:
     return array
 
 
-def read_text(feature: Any) -> tuple[str, ...]:
-    """Return the strings of a feature such as `REDACTED`."""
-    return tuple(value.decode() for value in _read_tensor(feature).ravel().tolist())
+def redacted_inputs(features: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the inputs of a record whose values were replaced."""
+    return tuple(name.decode() for name in features[REDACTED].bytes_list.value) if REDACTED in features else ()

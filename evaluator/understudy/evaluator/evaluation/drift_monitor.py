@@ -170,10 +170,11 @@ class DriftMonitor:
         now = self._clock()
         if step is None or step == self._step or now < self._refers_at:
             return self._step is not None
+        self._refers_at = now + COMPUTE_SECONDS  # unless it succeeds
         try:
             self._refer_to(step)
+            self._refers_at = now
         except (EvaluatorError, TimeoutError) as error:  # too busy, or the version has changed again
-            self._refers_at = now + COMPUTE_SECONDS
             if str(error) != self._told:
                 self._told = str(error)
                 _log.warning("the reference of drift is not computed yet: %s", error)

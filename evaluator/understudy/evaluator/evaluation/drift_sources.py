@@ -16,7 +16,7 @@ import numpy as np
 
 from understudy.evaluator.datasets.dataset import SAMPLE_WEIGHTS, TARGETS, as_bytes
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, find_records, is_saved_dataset, read_records
-from understudy.evaluator.datasets.request_records import ANSWER_PREFIX, REDACTED, read_text
+from understudy.evaluator.datasets.request_records import ANSWER_PREFIX, redacted_inputs
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
 from understudy.evaluator.types import Array, Arrays
 from understudy.experiments import Experiment
@@ -174,7 +174,7 @@ def _decoded(path: Path, record: bytes) -> dict[str, Arrays]:
         for name, feature in features.items()
         if name.startswith(ANSWER_PREFIX)
     }
-    skipped = {*_WEIGHT_KEYS, *scores, *(read_text(features[REDACTED]) if REDACTED in features else ())}
+    skipped = {*_WEIGHT_KEYS, *scores, *redacted_inputs(features)}
     inputs, targets = _inputs_and_targets(
         {
             name: _value(feature)
