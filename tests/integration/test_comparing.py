@@ -35,6 +35,7 @@ from understudy.clients import (
     Metric,
     NotFoundError,
 )
+from understudy.evaluator.evaluation import draws
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 
 
@@ -90,7 +91,7 @@ def example_losses(step: int, batches: list[Any]) -> Any:
 def assert_compares(result: CompareResult, steps: list[int], batches: list[Any], *, seed: int = 0) -> None:
     """Hold a comparison against evaluations of each step alone and a bootstrap in NumPy."""
     baseline = example_losses(steps[0], batches)
-    weights = np.random.default_rng(seed).poisson(1.0, (len(baseline), result.resamples))
+    weights = draws.draw(seed, result.resamples, 0, len(baseline)).T.astype(np.float64)
     tail = (1 - result.confidence) / 2
     assert [version.score.step for version in result.versions] == steps
     for step, version in zip(steps, result.versions, strict=True):
@@ -121,12 +122,39 @@ def test_versions_that_are_not_loaded_take_turns_on_the_same_batches(
     until_given_back(service)
 
 
+def test_slices_of_features_are_scored_and_compared(client: Client) -> None:
+    loaded = loaded_steps(client)[:2]
+    group = np.arange(300) % 2
+    batches = [(x, y, None, {"group": group}) for x, y in draw(5, (300,))]
+    options: dict[str, Any] = {"slices": ["group"], "resamples": 50}
+    alone = client.evaluate(batches, version=loaded[1], **options)
+    result = client.compare(batches, versions=loaded, **options)
+    for part, apart in zip(alone.slices, result.versions[1].slice_differences, strict=True):
+        x, y, *_ = batches[0]
+        rows = group == int(part.name.removeprefix("group="))
+        first, second = (example_losses(step, [(x[rows], y[rows])]).mean() for step in loaded)
+        assert (part.examples, apart.examples, apart.name) == (150, 150, part.name)
+        assert part.metrics["loss"] == pytest.approx(second, rel=1e-5)
+        assert part.intervals["loss"].low < second < part.intervals["loss"].high
+        found = apart.differences["loss"]
+        assert found.value == pytest.approx(second - first, rel=1e-4)
+        assert found.low < found.value < found.high
+        assert 0 <= found.p_value <= 1
+    with pytest.raises(
+        InvalidArgumentError, match="no feature 'grp' to slice by; there are label, predicted, x, group"
+    ):
+        client.evaluate(batches, slices=["grp"])
+    with pytest.raises(InvalidArgumentError, match="the edges 3,1 do not ascend"):
+        client.compare(batches, versions=loaded, slices=["group:3,1"])
+
+
 def test_versions_that_are_loaded_are_scored_side_by_side(client: Client) -> None:
     loaded = loaded_steps(client)[:2]
     batches = draw(2, (300, 7))
     result = client.compare(batches, versions=loaded, resamples=200, confidence=0.9)
     assert_compares(result, loaded, batches)
     assert result.notes == ()
+    assert result.versions[1].metric_differences["loss"].value == result.versions[1].differences["loss"]
     assert (result.resamples, result.confidence, result.seed) == (200, 0.9, 0)
 
 

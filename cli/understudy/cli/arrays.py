@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ class Examples:
     inputs: Mapping[str, Array]
     targets: Mapping[str, Array]
     sample_weight: Array | None = None
+    features: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -44,12 +45,12 @@ class Examples:
             yield _sliced(self.inputs, examples)
 
     def batches_of(self, batch_size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield ``(inputs, targets)`` or ``(inputs, targets, weights)`` in the same batches."""
+        """Yield ``(inputs, targets, weights, features)`` in the same batches; the weights may be None."""
         (lone_target, *others) = self.targets.values()
         for examples in self._slices(batch_size):
             targets = _sliced(self.targets, examples) if others else lone_target[examples]
-            weights = () if self.sample_weight is None else (self.sample_weight[examples],)
-            yield (_sliced(self.inputs, examples), targets, *weights)
+            weights = None if self.sample_weight is None else self.sample_weight[examples]
+            yield _sliced(self.inputs, examples), targets, weights, _sliced(self.features, examples)
 
     def _slices(self, batch_size: int) -> Iterator[slice]:
         return (slice(start, start + batch_size) for start in range(0, self.count, batch_size))
@@ -68,18 +69,23 @@ def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
     return Examples(inputs=_reported(find, file), targets={})
 
 
-def examples_to_score(file: Path, metadata: ModelMetadata) -> Examples:
+def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str] = ()) -> Examples:
     """Return the model's inputs, the targets of all its outputs, and the weights if any, from an ``.npz`` file.
+
+    Features that slices name may be there in addition.
 
     Raises:
         CommandError: The file cannot be read, or its arrays do not fit the model.
     """
 
     def find() -> FoundExamples:
-        return find_examples(str(file), read_arrays(file), metadata.inputs, metadata.outputs)
+        named = [part.partition(":")[0].strip() for text in slices for part in text.split("*")]
+        return find_examples(str(file), read_arrays(file), metadata.inputs, metadata.outputs, features=named)
 
     found = _reported(find, file)
-    return Examples(inputs=found.inputs, targets=found.targets, sample_weight=found.sample_weight)
+    return Examples(
+        inputs=found.inputs, targets=found.targets, sample_weight=found.sample_weight, features=found.features
+    )
 
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:

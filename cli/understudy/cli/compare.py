@@ -10,11 +10,18 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, VersionsType, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import print_json, print_table
-from understudy.cli.scoring_options import batch_size_option, counted_batches, metric_option, progress_bar
+from understudy.cli.output import ordered, print_json, print_table
+from understudy.cli.scoring_options import (
+    batch_size_option,
+    counted_batches,
+    metric_option,
+    progress_bar,
+    slice_min_examples_option,
+    slice_option,
+)
 
 if TYPE_CHECKING:
-    from understudy.clients import Client, CompareResult, Metric, Version
+    from understudy.clients import Client, CompareResult, Metric, MetricDifference, Version
 
 
 @click.command("compare")
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 )
 @click.option("--dataset", metavar="NAME", help="Compare on this dataset of the server, instead of FILE.")
 @metric_option
+@slice_option
+@slice_min_examples_option
 @batch_size_option
 @click.option(
     "--resamples",
@@ -59,6 +68,7 @@ def command(
     batch_size: int,
     as_json: bool,
     settings: ConnectionSettings,
+    slices: tuple[str, ...],
     **bootstrap: Any,
 ) -> None:
     """Score versions on the same examples, from FILE or a dataset of the server, and say which is better.
@@ -70,9 +80,10 @@ def command(
         raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")
     with connected(settings) as client:
         if file is None:
-            result = client.compare(versions=versions, dataset=dataset, metrics=metrics, **bootstrap)
+            result = client.compare(versions=versions, dataset=dataset, metrics=metrics, slices=slices, **bootstrap)
         else:
-            result = _compare_file(client, file, versions, batch_size=batch_size, metrics=metrics, **bootstrap)
+            options = {"metrics": metrics, "slices": slices, **bootstrap}
+            result = _compare_file(client, file, versions, batch_size=batch_size, **options)
     if as_json:
         print_json(dataclasses.asdict(result))
     else:
@@ -84,7 +95,7 @@ def _compare_file(
 ) -> CompareResult:
     from understudy.cli.arrays import examples_to_score
 
-    examples = examples_to_score(file, client.metadata())
+    examples = examples_to_score(file, client.metadata(), options["slices"])
     with progress_bar(f"comparing on {file.name}") as advance:
         batches = counted_batches(examples, batch_size, advance)
         return client.compare(batches, versions=versions, **options)
@@ -92,14 +103,38 @@ def _compare_file(
 
 def _show(result: CompareResult) -> None:
     first = result.versions[0].score
-    names = sorted(first.metrics, key=lambda name: (name != "loss", name))
     examples = [
-        (str(version.score.step), name, f"{version.score.metrics[name]:.9g}", f"{version.differences[name]:+.6g}")
+        (
+            str(version.score.step),
+            name,
+            f"{version.score.metrics[name]:.9g}",
+            f"{version.differences[name]:+.6g}",
+            *_bounds(version.metric_differences.get(name)),
+        )
         for version in result.versions
-        for name in names
+        for name in ordered(first.metrics)
     ]
     title = f"{first.examples} examples, compared with step {first.step}"
-    print_table(("step", "metric", "value", "difference"), examples, title=title)
+    bounds = f"{result.confidence:.0%} interval"
+    if any(version.metric_differences for version in result.versions):
+        print_table(("step", "metric", "value", "difference", bounds, "p"), examples, title=title)
+    else:
+        print_table(("step", "metric", "value", "difference"), [row[:4] for row in examples], title=title)
+    slices = [
+        (
+            str(version.score.step),
+            part.name,
+            str(part.examples),
+            name,
+            f"{part.differences[name].value:+.6g}",
+            *_bounds(part.differences[name]),
+        )
+        for version in result.versions
+        for part in version.slice_differences
+        for name in ordered(part.differences)
+    ]
+    if slices:
+        print_table(("step", "slice", "examples", "metric", "difference", bounds, "p"), slices)
     for version in result.versions[1:]:
         paired = version.loss_difference
         if paired is not None:
@@ -109,6 +144,11 @@ def _show(result: CompareResult) -> None:
             )
     for note in dict.fromkeys((*result.notes, *(note for version in result.versions for note in version.score.notes))):
         click.echo(f"note: {note}")
+
+
+def _bounds(apart: MetricDifference | None) -> tuple[str, str]:
+    """Return the interval and the p-value of a difference."""
+    return ("", "") if apart is None else (f"[{apart.low:+.4g}, {apart.high:+.4g}]", f"{apart.p_value:.2g}")
 
 
 _CONCLUSIONS = {"better": "better than", "worse": "worse than", "undecided": "indistinguishable from"}

@@ -69,17 +69,14 @@ def command(
 
 
 def _print_table(evaluations: Sequence[Evaluation]) -> None:
-    rows = [
-        (
-            str(each.sequence),
-            str(each.step),
-            each.dataset,
-            each.outcome,
-            f"{each.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}",
-            formatted_metrics(each.metrics) if each.outcome == "scored" else each.reason,
-        )
-        for each in evaluations
-    ]
+    rows: list[tuple[str, ...]] = []
+    for each in evaluations:
+        shown = formatted_metrics(each.metrics, each.intervals) if each.outcome == "scored" else each.reason
+        recorded = f"{each.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
+        rows.append((str(each.sequence), str(each.step), each.dataset, each.outcome, recorded, shown))
+        for part in each.slices:
+            shown = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
+            rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     for note in _changes(evaluations):
         click.echo(note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -28,10 +28,40 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(plain(value), allow_nan=False))
 
 
-def formatted_metrics(metrics: Mapping[str, float]) -> str:
-    """Return metrics as text, the loss first."""
-    names = sorted(metrics, key=lambda name: (name != "loss", name))
-    return "  ".join(f"{name} {metrics[name]:.6g}" for name in names)
+def formatted_metrics(metrics: Mapping[str, float], intervals: Mapping[str, Any] | None = None) -> str:
+    """Return metrics as text, the loss first, with the intervals of those that have one."""
+    known = intervals or {}
+    return "  ".join(f"{name} {with_interval(metrics[name], known.get(name))}" for name in ordered(metrics))
+
+
+def ordered(metrics: Iterable[str]) -> list[str]:
+    """Return the names of metrics, the loss first."""
+    return sorted(metrics, key=lambda name: (name != "loss", name))
+
+
+def with_interval(value: float, interval: Any, *, sign: str = "") -> str:
+    """Return a number and the interval around it, an object with ``low`` and ``high``, or None."""
+    text = f"{value:{sign}.6g}"
+    return text if interval is None else f"{text} [{interval.low:{sign}.4g}, {interval.high:{sign}.4g}]"
+
+
+def print_slices(slices: Sequence[Any]) -> None:
+    """Show a table of `understudy.clients.SliceScore`s, if there are any."""
+    if not slices:
+        return
+    names = ordered({name for part in slices for name in part.metrics})
+    rows = [
+        (
+            part.name,
+            str(part.examples),
+            *(
+                with_interval(part.metrics[name], part.intervals.get(name)) if name in part.metrics else "-"
+                for name in names
+            ),
+        )
+        for part in slices
+    ]
+    print_table(("slice", "examples", *names), rows)
 
 
 def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

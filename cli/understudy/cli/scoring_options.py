@@ -42,6 +42,24 @@ metric_option = click.option(
     help='A Keras metric with its configuration, such as AUC={"curve":"PR"}; repeatable. The compiled ones by default.',
 )
 
+slice_option = click.option(
+    "--slice",
+    "slices",
+    multiple=True,
+    metavar="FEATURE",
+    help="Score this part of the examples, too: label, predicted or a feature in FILE; age:18,30,65 in buckets; "
+    "country*label crossed. Repeatable.",
+)
+
+slice_min_examples_option = click.option(
+    "--slice-min-examples",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Slices with fewer examples have no metrics.",
+)
+
 batch_size_option = click.option(
     "--batch-size",
     type=click.IntRange(1),

@@ -49,7 +49,11 @@ def _show(evaluation: Evaluation, *, as_json: bool) -> None:
     if as_json:
         print_json({**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()})
         return
-    what = formatted_metrics(evaluation.metrics) if evaluation.outcome == "scored" else evaluation.reason
+    what = (
+        formatted_metrics(evaluation.metrics, evaluation.intervals)
+        if evaluation.outcome == "scored"
+        else evaluation.reason
+    )
     parts = [
         f"{evaluation.recorded_at.astimezone():%H:%M:%S}",
         f"#{evaluation.sequence}",
@@ -59,3 +63,6 @@ def _show(evaluation: Evaluation, *, as_json: bool) -> None:
         what,
     ]
     click.echo("  ".join(part for part in parts if part))
+    for part in evaluation.slices:
+        scores = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
+        click.echo(f"    {part.name}  {part.examples} examples  {scores}")

@@ -108,22 +108,32 @@ class AsyncClient(AsyncModelCalls):
         *,
         version: Version | None = None,
         metrics: Sequence[str | Metric] = (),
+        slices: Sequence[str] = (),
+        slice_min_examples: int = 1,
+        resamples: int = 0,
+        confidence: float = 0.95,
         **call_options: Unpack[CallOptions],
     ) -> EvaluateResult:
         """Score a version on batches; see `Client.evaluate`. A synchronous iterable is iterated on a thread."""
-        call = self._evaluations.Evaluate(None, **self._defaults.stream(call_options))
-        return responses.score(
-            (await self._sent(call, self._evaluate_messages(batches, version, metrics, call_options))).score
+        options = self._requests.evaluate_options(
+            version,
+            metrics,
+            slices=slices,
+            slice_min_examples=slice_min_examples,
+            resamples=resamples,
+            confidence=confidence,
         )
+        call = self._evaluations.Evaluate(None, **self._defaults.stream(call_options))
+        messages = self._evaluate_messages(options, batches, call_options)
+        return responses.score((await self._sent(call, messages)).score)
 
     async def _evaluate_messages(
         self,
+        options: evaluation_pb2.EvaluateRequest,
         batches: Iterable[Any] | AsyncIterable[Any],
-        version: Version | None,
-        metrics: Sequence[str | Metric],
         call_options: CallOptions,
     ) -> AsyncGenerator[evaluation_pb2.EvaluateRequest]:
-        yield self._requests.evaluate_options(version, metrics)
+        yield options
         async with aclosing(drawn(batches)) as source:
             async for batch in source:
                 names = await self._names(call_options, unless=requests.goes_by_name(batch))
@@ -139,11 +149,20 @@ class AsyncClient(AsyncModelCalls):
         resamples: int = 1000,
         confidence: float = 0.95,
         seed: int = 0,
+        slices: Sequence[str] = (),
+        slice_min_examples: int = 1,
         **call_options: Unpack[CallOptions],
     ) -> CompareResult:
         """Score versions on the same batches and compare each with the first; see `Client.compare`."""
         options = self._requests.compare_options(
-            versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
+            versions,
+            metrics,
+            dataset=dataset,
+            resamples=resamples,
+            confidence=confidence,
+            seed=seed,
+            slices=slices,
+            slice_min_examples=slice_min_examples,
         )
         call = self._evaluations.Compare(None, **self._defaults.stream(call_options))
         return responses.comparison(await self._sent(call, self._compare_messages(options, batches, call_options)))

@@ -119,6 +119,10 @@ class Client(ModelCalls):
         *,
         version: Version | None = None,
         metrics: Sequence[str | Metric] = (),
+        slices: Sequence[str] = (),
+        slice_min_examples: int = 1,
+        resamples: int = 0,
+        confidence: float = 0.95,
         **call_options: Unpack[CallOptions],
     ) -> EvaluateResult:
         """Score a version on batches, streamed to the server as fast as it accepts them.
@@ -130,19 +134,29 @@ class Client(ModelCalls):
             version: A step or a label; a version that is not loaded is loaded for this call. The serving version by
                 default.
             metrics: Keras metrics; the compiled ones by default.
+            slices: Parts of the examples to score, too, such as ``label``, ``age:18,30,65`` or ``country*label``. For
+                features that the model does not take, batches are ``(x, y, sample_weight, features)``, where the third
+                may be None and the last are arrays ``[examples]`` by name.
+            slice_min_examples: Slices with fewer examples have no metrics.
+            resamples: How many times the examples are resampled for the intervals; 0 for no intervals.
+            confidence: The confidence level of the intervals, between 0 and 1.
             call_options: See `understudy.clients.CallOptions`.
         """
-        messages = self._evaluate_messages(batches, version, metrics, call_options)
+        options = self._requests.evaluate_options(
+            version,
+            metrics,
+            slices=slices,
+            slice_min_examples=slice_min_examples,
+            resamples=resamples,
+            confidence=confidence,
+        )
+        messages = self._evaluate_messages(options, batches, call_options)
         return responses.score(self._sent(self._evaluations.Evaluate, messages, call_options).score)
 
     def _evaluate_messages(
-        self,
-        batches: Iterable[Any],
-        version: Version | None,
-        metrics: Sequence[str | Metric],
-        call_options: CallOptions,
+        self, options: evaluation_pb2.EvaluateRequest, batches: Iterable[Any], call_options: CallOptions
     ) -> Iterator[evaluation_pb2.EvaluateRequest]:
-        yield self._requests.evaluate_options(version, metrics)
+        yield options
         for batch in batches:
             yield requests.evaluate_batch(batch, self._names(call_options, unless=requests.goes_by_name(batch)))
 
@@ -156,6 +170,8 @@ class Client(ModelCalls):
         resamples: int = 1000,
         confidence: float = 0.95,
         seed: int = 0,
+        slices: Sequence[str] = (),
+        slice_min_examples: int = 1,
         **call_options: Unpack[CallOptions],
     ) -> CompareResult:
         """Score versions on the same batches and compare each with the first.
@@ -168,10 +184,19 @@ class Client(ModelCalls):
             resamples: How many times the examples are resampled for the intervals.
             confidence: The confidence level of the intervals, between 0 and 1.
             seed: The same examples in the same order with the same seed give the same intervals.
+            slices: Parts of the examples to compare, too; see `evaluate`.
+            slice_min_examples: Slices with fewer examples have no metrics.
             call_options: See `understudy.clients.CallOptions`.
         """
         options = self._requests.compare_options(
-            versions, metrics, dataset=dataset, resamples=resamples, confidence=confidence, seed=seed
+            versions,
+            metrics,
+            dataset=dataset,
+            resamples=resamples,
+            confidence=confidence,
+            seed=seed,
+            slices=slices,
+            slice_min_examples=slice_min_examples,
         )
         messages = self._compare_messages(options, batches, call_options)
         return responses.comparison(self._sent(self._evaluations.Compare, messages, call_options))

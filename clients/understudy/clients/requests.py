@@ -14,6 +14,7 @@ from understudy.wire import WireError, encode_all
 
 _TARGETS: Final = "targets"
 _SAMPLE_WEIGHTS: Final = "sample_weights"
+_BATCH_PARTS: Final = 4
 _LABELS: Final = {
     "serving": tensor_pb2.VERSION_LABEL_SERVING,
     "latest": tensor_pb2.VERSION_LABEL_LATEST,
@@ -81,11 +82,24 @@ class Requests:
         )
 
     def evaluate_options(
-        self, version: Version | None, metrics: Sequence[str | Metric]
+        self,
+        version: Version | None,
+        metrics: Sequence[str | Metric],
+        *,
+        slices: Sequence[str] = (),
+        slice_min_examples: int = 1,
+        resamples: int = 0,
+        confidence: float = 0.95,
     ) -> evaluation_pb2.EvaluateRequest:
         """Return the message that opens an Evaluate stream."""
         options = evaluation_pb2.EvaluateOptions(
-            model_name=self.model_name, version=selector(version), metrics=_metric_specs(metrics)
+            model_name=self.model_name,
+            version=selector(version),
+            metrics=_metric_specs(metrics),
+            slices=slices,
+            slice_min_examples=slice_min_examples,
+            resamples=resamples,
+            confidence=confidence,
         )
         return evaluation_pb2.EvaluateRequest(options=options)
 
@@ -98,6 +112,8 @@ class Requests:
         resamples: int,
         confidence: float,
         seed: int,
+        slices: Sequence[str] = (),
+        slice_min_examples: int = 1,
     ) -> evaluation_pb2.CompareRequest:
         """Return the message that opens a Compare stream."""
         options = evaluation_pb2.CompareOptions(
@@ -108,6 +124,8 @@ class Requests:
             resamples=resamples,
             confidence=confidence,
             seed=seed,
+            slices=slices,
+            slice_min_examples=slice_min_examples,
         )
         return evaluation_pb2.CompareRequest(options=options)
 
@@ -205,7 +223,7 @@ def goes_by_name(batch: Any) -> bool:
 
 
 def evaluate_batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateRequest:
-    """Return the message that carries one batch ``(x, y)`` or ``(x, y, sample_weight)``.
+    """Return the message that carries one batch; see `batch_parts`.
 
     Raises:
         InvalidArgumentError: The batch is something else, or an array cannot be sent.
@@ -219,11 +237,18 @@ def compare_batch(batch: Any, names: Names) -> evaluation_pb2.CompareRequest:
 
 
 def batch_parts(batch: Any) -> tuple[Any, ...]:
-    """Return ``(x, y)`` or ``(x, y, sample_weight)``; raise InvalidArgumentError if the batch is something else."""
-    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+    """Return ``(x, y, sample_weight, features)``, of which the last two may be None.
+
+    Raises:
+        InvalidArgumentError: The batch is not the first two, three or four of these, or the features have no names.
+    """
+    if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= _BATCH_PARTS:  # noqa: PLR2004 - (x, y)
         came = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
         raise InvalidArgumentError(f"a batch is (x, y) or (x, y, sample_weight), but got {came}")
-    return tuple(batch[:2]) if len(batch) == 2 or batch[2] is None else tuple(batch)  # noqa: PLR2004 - (x, y)
+    parts = (*batch, None, None)[:_BATCH_PARTS]
+    if not (parts[-1] is None or isinstance(parts[-1], Mapping)):
+        raise InvalidArgumentError(f"features are arrays by name, but got a {type(parts[-1]).__name__}")
+    return parts
 
 
 def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:
@@ -250,11 +275,12 @@ def _metric_specs(metrics: Sequence[str | Metric]) -> list[evaluation_pb2.Metric
 
 
 def _batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateBatch:
-    inputs, targets, *weights = batch_parts(batch)
+    inputs, targets, weights, features = batch_parts(batch)
     return evaluation_pb2.EvaluateBatch(
         inputs=_input_tensors(inputs, names),
         targets=_target_tensors(targets, names),
-        sample_weights=_tensors(_by_name(weights[0], _SAMPLE_WEIGHTS)) if weights else {},
+        sample_weights={} if weights is None else _tensors(_by_name(weights, _SAMPLE_WEIGHTS)),
+        features=_tensors(features or {}),
     )
 
 
