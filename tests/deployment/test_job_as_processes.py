@@ -1,8 +1,9 @@
-"""The pods of the JobSet as processes: its commands and variables, its volumes as folders, its host names."""
+"""The pods of the JobSet and of a fleet as processes: commands and variables, volumes as folders, host names."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 import yaml
 
 from testkit.hosts import Host, connected_hosts
-from testkit.manifests import KUBERNETES, Pod, image_environment, pods, render
+from testkit.manifests import KUBERNETES, Pod, image_environment, overlay, pods, render
+from testkit.preloading import preloaded
 from testkit.training_harness import Task, leave_none
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.evaluation_results import EvaluationResults
@@ -43,9 +45,9 @@ def smaller_job(folder: Path) -> list[Pod]:
 
 
 def host_name(pod: Pod, index: int) -> str:
-    """Return the name that the headless service gives a pod of a JobSet."""
-    jobset = pod.owner["metadata"]["name"]
-    return f"{jobset}-{pod.role}-0-{index}.{jobset}"
+    """Return the name that the headless service gives a pod of a JobSet; pods of others have any name."""
+    owner = pod.owner["metadata"]["name"]
+    return f"{owner}-{pod.role}-0-{index}.{owner}" if pod.job else f"{owner}-{index}"
 
 
 def start(pod: Pod, index: int, host: Host, volumes: Path) -> Task:
@@ -60,11 +62,14 @@ def start(pod: Pod, index: int, host: Host, volumes: Path) -> Task:
         folders[mount["mountPath"]] = str(folder)
     image = {key: value for key, value in image_environment().items() if key not in OF_THE_IMAGE_ALONE}
     environment = image | pod.environment(labels) | {"JOB_COMPLETION_INDEX": str(index), "TMPDIR": "/tmp"}  # noqa: S108
-    command = [*host.inside, sys.executable, "-m", "understudy.cli", *pod.container["args"]]
+    read_only = [folders[mount["mountPath"]] for mount in pod.container["volumeMounts"] if mount.get("readOnly")]
+    mounts = "".join(f"mount --bind {each} {each} && mount -o remount,ro,bind {each} && " for each in read_only)
+    own_mounts = [*host.inside, "sh", "-c", f'{mounts}exec "$@"', "sh"]
+    command = [*own_mounts, sys.executable, "-m", "understudy.cli", *pod.container["args"]]
     return Task(
         subprocess.Popen(
             [placed(word, folders) for word in command],
-            env={**os.environ, **{key: placed(value, folders) for key, value in environment.items()}},
+            env={**os.environ, **preloaded(), **{key: placed(value, folders) for key, value in environment.items()}},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,17 +102,24 @@ def running(job: list[Pod], volumes: Path) -> Iterator[dict[str, Task]]:
 
 
 @pytest.mark.timeout(240)
-def test_the_job_s_pods_train_and_end_when_the_last_checkpoint_is_scored(tmp_path: Path) -> None:
-    with running(smaller_job(tmp_path / "overlay"), tmp_path / "volumes") as tasks:
+def test_the_job_ends_with_its_last_score_and_a_fleet_serves_what_it_left(tmp_path: Path) -> None:
+    fleet = pods(overlay("fleet"))
+    with running([*smaller_job(tmp_path / "overlay"), *fleet], tmp_path / "volumes") as tasks:
+        server = tasks.pop("understudy-fleet 0")
         assert [*tasks] == ["worker 0", "worker 1", "evaluator 0"]
         statuses = {name: task.end() for name, task in tasks.items()}
         errors = {name: task.errors for name, task in tasks.items()}
-    assert statuses == dict.fromkeys(tasks, 0), errors
+        assert statuses == dict.fromkeys(tasks, 0), errors
+
+        run_dir = RunDir(tmp_path / "volumes" / "run")
+        assert run_dir.committed_steps() == [20, STEPS]
+        results = {result.step: result for result in EvaluationResults(run_dir.evaluator).read()}
+        assert results[STEPS].settled
+        assert results[STEPS].scores.keys() == {"validation", "test"}
+
+        server.wait_for("READY")
+        server.process.terminate()
+        assert server.end() == 0, server.errors
     for name, said in errors.items():
         assert f"this task is {name} of the cluster worker=2, evaluator=1, by the variables of JobSet" in said
-
-    run_dir = RunDir(tmp_path / "volumes" / "run")
-    assert run_dir.committed_steps() == [20, STEPS]
-    results = {result.step: result for result in EvaluationResults(run_dir.evaluator).read()}
-    assert results[STEPS].settled
-    assert results[STEPS].scores.keys() == {"validation", "test"}
+    assert json.loads((run_dir.evaluator / "serving.json").read_text())["step"] == STEPS

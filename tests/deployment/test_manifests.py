@@ -291,6 +291,18 @@ def test_the_route_s_weights_are_shares_of_services_that_exist(name: str, weight
 
 
 @pytest.mark.parametrize("name", ["fleet", "production", "fleet-keda", "chart-everything"])
+def test_the_fleet_follows_the_evaluator_and_the_canary_does_not(name: str) -> None:
+    for pod in pods_of(name):
+        component = pod.labels["app.kubernetes.io/component"]
+        follows = pod.environment(given_labels(pod)).get("UNDERSTUDY_FOLLOW")
+        pinned = pod.environment(given_labels(pod)).get("UNDERSTUDY_VERSION_POLICY")
+        if component == "fleet":
+            assert (follows, pinned) == ("/run-folder/evaluator", None)
+        elif component == "fleet-canary":
+            assert (follows, pinned) == (None, "20000")
+
+
+@pytest.mark.parametrize("name", ["fleet", "production", "fleet-keda", "chart-everything"])
 def test_the_fleet_is_scaled_by_a_metric_that_the_program_has(name: str) -> None:
     documents = documents_of(name)
     reference = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
@@ -438,7 +450,9 @@ def test_the_chart_with_the_overlays_components_renders_its_fleet() -> None:
     for pod in pods_of("production"):
         other = charted[pod.role]
         assert pod.labels == other.labels
-        assert pod.environment({}).items() - {("UNDERSTUDY_VERSION_POLICY", "20000")} == other.environment({}).items()
+        assert pod.environment({}) == other.environment({})
+        if pod.role != "understudy-evaluator":
+            assert pod.container["args"] == other.container["args"]
         assert by_name(pod.container["volumeMounts"]) == by_name(other.container["volumeMounts"])
         assert by_name(pod.spec["volumes"]) == by_name(other.spec["volumes"])
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -39,8 +39,8 @@ _MODULES = (
 )
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUEST_BYTES = 1 << 20
-_NETWORK = "/proc/self/ns/net"
-"""The network namespace of a process; see `testkit.hosts`."""
+_NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
+"""The namespaces of a process that a program may have for itself; see `testkit.hosts`."""
 
 
 def hand_over(address: str) -> None:
@@ -51,10 +51,12 @@ def hand_over(address: str) -> None:
     program = sys.orig_argv[1:]
     if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, Path(_NETWORK).open("rb") as network:
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        namespaces = [stack.enter_context(Path(each).open("rb")).fileno() for each in _NAMESPACES]
         connection.connect(address)
         request = {"program": program, "environment": dict(os.environ), "folder": str(Path.cwd())}
-        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2, network.fileno()])
+        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2, *namespaces])
         for number in _FORWARDED:
             signal.signal(number, lambda came, _: connection.send(bytes([came])))
         status = int(connection.recv(16))
@@ -94,7 +96,7 @@ class Server:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        data, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
+        data, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3 + len(_NAMESPACES))
         if not data:
             connection.close()
             return
@@ -160,8 +162,8 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
 def _prepare(request: dict[str, Any], files: list[int]) -> None:
     import numpy as np
 
-    *streams, network = files
-    _enter(network)
+    streams, namespaces = files[:3], files[3:]
+    _enter(namespaces)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -176,11 +178,12 @@ def _prepare(request: dict[str, Any], files: list[int]) -> None:
     np.random.seed()  # noqa: NPY002 - else all forks draw the same numbers
 
 
-def _enter(network: int) -> None:
-    """Move to a network namespace, unless this process is there already."""
-    if not os.path.samestat(os.fstat(network), Path(_NETWORK).stat()) and ctypes.CDLL(None).setns(network, 0):
-        raise OSError("cannot enter the network namespace of the program")
-    os.close(network)
+def _enter(namespaces: list[int]) -> None:
+    """Move to some namespaces, unless this process is there already."""
+    for descriptor, own in zip(namespaces, _NAMESPACES, strict=True):
+        if not os.path.samestat(os.fstat(descriptor), Path(own).stat()) and ctypes.CDLL(None).setns(descriptor, 0):
+            raise OSError(f"cannot enter the namespace of the program that {own} is")
+        os.close(descriptor)
 
 
 def _status_of(program: list[str]) -> int:

@@ -14,6 +14,7 @@ from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDatase
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.gatekeeper import Gatekeeper, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
@@ -76,6 +77,7 @@ class WatcherHarness:
             controller=self.controller,
             backlog=self.backlog,
             best_file=BestFile(state, self.monitor),
+            decision_file=DecisionFile(state),
             policy=policy,
             poll_interval_seconds=3600,
         )

@@ -35,6 +35,7 @@ from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summari
 from understudy.evaluator.records.table_files import TableFiles
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gate, Gatekeeper, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Monitor, Ranking, parse_monitor
@@ -190,6 +191,7 @@ def start_components(
         gatekeeper=None if gate is None else _gatekeeper(gate, records, datasets),
         manager=manager,
         pin_file=PinFile(settings.state_dir),
+        followed=None if settings.follow is None else FollowedDecision(settings.follow),
         latest_step=lambda: version_monitor.latest_step,
         on_settled=wake,
     )
@@ -214,6 +216,7 @@ def start_components(
         controller=controller,
         backlog=backlog,
         best_file=BestFile(settings.state_dir, monitor),
+        decision_file=DecisionFile(settings.state_dir),
         policy=settings.evaluation_policy,
         poll_interval_seconds=settings.poll_interval_seconds,
     )

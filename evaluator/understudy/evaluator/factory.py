@@ -50,6 +50,7 @@ def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, 
         StorageError: The disk of the state folder is full.
         CheckpointError: The state folder holds other files, or the checkpoints cannot be read.
     """
+    _check_follow(location, settings)
     _check_state_dir(settings.state_dir)
     breakdown_options(settings)
     build_strategy(device_settings(settings))
@@ -65,6 +66,19 @@ def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, 
         observer=observer,
     )
     return NamedEvaluator(evaluator=evaluator, model_name=DEFAULT_MODEL_NAME if experiment is None else experiment.name)
+
+
+def _check_follow(location: CheckpointLocation, settings: EvaluatorSettings) -> None:
+    if settings.follow is None:
+        return
+    if not location.is_run:
+        raise ConfigurationError("follow goes with run_dir, whose checkpoints the other evaluator serves as well")
+    if location.eval_data or location.experiment is not None:
+        raise ConfigurationError("follow goes without eval_data and experiment: the other evaluator scores")
+    if settings.follow.resolve() == settings.state_dir.resolve():
+        raise ConfigurationError(
+            f"follow is {settings.follow}, the state folder of this server; give it one of its own with --state-dir"
+        )
 
 
 def _check_state_dir(folder: Path) -> None:

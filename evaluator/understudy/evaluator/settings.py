@@ -78,6 +78,14 @@ class EvaluatorSettings:
         default="latest",
         metadata={"help": "Which checkpoint to serve: latest, best or a step.", "metavar": "latest|best|STEP"},
     )
+    follow: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Serve what the evaluator with this state folder serves, such as RUN/evaluator, and score nothing; "
+            "with --run-dir and a --state-dir of its own. Promote is refused.",
+            "metavar": "DIR",
+        },
+    )
     monitor: str | None = field(
         default=None,
         metadata={
@@ -262,6 +270,7 @@ class EvaluatorSettings:
                     "keep_evaluations goes with evaluation_policy every or latest; one in K counts from the first entry"
                 )
         self._check_gate()
+        self._check_follow()
         if isinstance(self.version_policy, str) and self.version_policy not in ("latest", "best"):
             raise ConfigurationError(f"version_policy is {self.version_policy!r}; give latest, best or a step")
 
@@ -287,6 +296,14 @@ class EvaluatorSettings:
                 )
         if self.min_improvement is not None:
             self._check_at_least("min_improvement", 0)
+
+    def _check_follow(self) -> None:
+        if self.follow is None:
+            return
+        decided_elsewhere = {"version_policy": "latest", "monitor": None, "min_value": None, "min_improvement": None}
+        for name, default in {**decided_elsewhere, "gate": ()}.items():
+            if getattr(self, name) != default:
+                raise ConfigurationError(f"{name} goes without follow, with which another evaluator decides")
 
     def _check_at_least(self, name: str, least: float) -> None:
         if getattr(self, name) < least:

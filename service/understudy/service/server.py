@@ -330,7 +330,12 @@ class Service:
                 spools=Spools(settings.spool_dir, max_bytes=settings.spool_mib * 1024 * 1024),
                 records=not settings.read_only,
             ),
-            model=ModelHandler(model, executor=self._executor, read_only=settings.read_only),
+            model=ModelHandler(
+                model,
+                executor=self._executor,
+                read_only=settings.read_only,
+                followed=self._evaluator_settings.follow,
+            ),
             metrics=MetricsHandler(self._registry, executor=self._executor),
             inference=InferenceHandler(
                 model,

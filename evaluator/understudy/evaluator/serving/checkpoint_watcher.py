@@ -14,6 +14,7 @@ from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
+from understudy.evaluator.serving.decision_file import DecisionFile, ServingDecision
 from understudy.evaluator.serving.promotion import BestFile, Ranking
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
@@ -62,6 +63,7 @@ class CheckpointWatcher:
         controller: Decides which version is serving.
         backlog: Receives the checkpoints to evaluate.
         best_file: Receives the best checkpoint, once it is leased.
+        decision_file: Receives what is serving, for other servers.
         policy: Which checkpoints to evaluate.
         poll_interval_seconds: The poll interval, unless woken or `peek` changes.
     """
@@ -78,6 +80,7 @@ class CheckpointWatcher:
         controller: ServingController,
         backlog: Backlog,
         best_file: BestFile,
+        decision_file: DecisionFile,
         policy: EvaluationPolicy | int,
         poll_interval_seconds: float,
     ) -> None:
@@ -90,6 +93,7 @@ class CheckpointWatcher:
         self._controller = controller
         self._backlog = backlog
         self._best_file = best_file
+        self._decision_file = decision_file
         self._policy = policy
         self._poll_interval_seconds = poll_interval_seconds
         self._unsettled: dict[_Key, CheckpointInfo] = {}
@@ -143,13 +147,17 @@ class CheckpointWatcher:
             except Exception:  # noqa: BLE001 - the thread must survive any error of a disk or a source
                 failures += 1
                 _log.exception("following the source failed, to be tried again", extra={"failures": failures})
+            self._publish_serving()
             self._pause(self._pause_seconds(failures), seen)
 
     def _pause(self, seconds: float, seen: object) -> None:
-        """Wait until the next pass is due, `wake` is called, or `peek` differs from ``seen``."""
+        """Wait until the next pass is due, `wake` is called, `peek` differs from ``seen``, or a decision is read."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._woken.wait(min(left, _PEEK_SECONDS)) or self._store.peek() != seen:
+                return
+            if self._controller.has_news():
+                self._woken.set()
                 return
 
     def _pause_seconds(self, failures: int) -> float:
@@ -349,6 +357,11 @@ class CheckpointWatcher:
             self._recorder.record_reason(info.step, info.digest, EvaluationOutcome.SKIPPED, reason)
             self._settle(info)
         return True
+
+    def _publish_serving(self) -> None:
+        serving = self._manager.serving
+        if serving is not None:
+            self._decision_file.publish(ServingDecision(step=serving.step, digest=serving.digest))
 
     def _publish_best(self) -> None:
         best = self._ranking.best(among={step for step, _ in self._leases})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError as FutureCancelledError
@@ -18,6 +19,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.decision_file import FollowedDecision, ServingDecision
 from understudy.evaluator.serving.gatekeeper import Gatekeeper, Serving
 from understudy.evaluator.serving.promotion import Ranking, choose
 from understudy.evaluator.serving.servable import Handle
@@ -27,6 +29,8 @@ from understudy.evaluator.settings import VersionPolicy
 from understudy.evaluator.types import ServingChange, VersionLabel
 
 PIN_FILE = "pin.json"
+
+_log = logging.getLogger(__name__)
 
 
 class ServingController:
@@ -40,6 +44,7 @@ class ServingController:
         gatekeeper: Decides which checkpoints may be served; None if there is no gate.
         manager: Promotes checkpoints.
         pin_file: Keeps the pin across restarts.
+        followed: Another evaluator's decision, which then replaces policy, gate and pin; None to decide here.
         latest_step: Returns the newest step that was ever loaded, or None.
         on_settled: Called after each attempted change; must be quick and must not raise.
 
@@ -57,6 +62,7 @@ class ServingController:
         gatekeeper: Gatekeeper | None,
         manager: ServableManager,
         pin_file: PinFile,
+        followed: FollowedDecision | None = None,
         latest_step: Callable[[], int | None],
         on_settled: Callable[[], None],
     ) -> None:
@@ -70,7 +76,9 @@ class ServingController:
         self._latest_step = latest_step
         self._on_settled = on_settled
         self._lock = threading.Lock()
-        self._pinned = pin_file.read()
+        self._pinned = pin_file.read() if followed is None else None
+        self._followed = followed
+        self._missing: ServingDecision | None = None
         self._under_way: Future[Handle] | None = None
 
     @property
@@ -96,6 +104,8 @@ class ServingController:
 
     def target(self) -> int | None:
         """Return the step that should be serving, or None to keep the current one."""
+        if self._followed is not None:
+            return self._followed_step(self._followed.current)
         loadable = {info.step for info in self._store.checkpoints() if self._quarantine.admits(info.key)}
         pinned = self.pinned_step
         if pinned is None and self._gatekeeper is not None:
@@ -104,8 +114,14 @@ class ServingController:
 
     def wanted(self) -> set[int]:
         """Return the steps that may have to be served although they are not the newest."""
+        decision = None if self._followed is None else self._followed.current
         steps = {self.pinned_step, self._ranking.best(), self._policy if isinstance(self._policy, int) else None}
+        steps.add(None if decision is None else decision.step)
         return {step for step in steps if step is not None}
+
+    def has_news(self) -> bool:
+        """Read what another evaluator decided, if one is followed; return whether that has changed."""
+        return self._followed is not None and self._followed.refresh()
 
     @property
     def is_changing(self) -> bool:
@@ -238,13 +254,27 @@ class ServingController:
         infos = filter(None, map(self._store.find, steps))
         return {info.step for info in infos if gatekeeper.admits(info.key)}
 
+    def _followed_step(self, decision: ServingDecision | None) -> int | None:
+        """Return the step of a decision, if exactly that checkpoint is here; log once if it is not."""
+        if decision is None:
+            return None
+        info = self._store.find(decision.step)
+        if info is not None and info.digest == decision.digest:
+            self._missing = None
+            return decision.step if self._quarantine.admits(info.key) else None
+        if decision != self._missing:
+            self._missing = decision
+            other = "is another checkpoint" if info is not None else "is not"
+            _log.warning(f"the evaluator serves step {decision.step}, which {other} here; serving on what is loaded")
+        return None
+
     def _should_be_serving(self) -> Serving:
         step = self.target()
         return Serving(info=None if step is None else self._store.find(step), find=self._store.find)
 
     def _is_certain(self, step: int) -> bool:
         """Whether a step should be serving regardless of older checkpoints."""
-        return self._policy != "best" or step in (self.pinned_step, self._ranking.best())
+        return self._followed is not None or self._policy != "best" or step in (self.pinned_step, self._ranking.best())
 
     def _is_serving(self, step: int) -> bool:
         serving, info = self._manager.serving, self._store.find(step)

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -32,13 +33,17 @@ class ModelHandler:
         model: The served model, whose evaluator manages the versions.
         executor: Runs blocking calls.
         read_only: Whether to refuse every change.
+        followed: The state folder of the evaluator that decides instead; None if this one does.
     """
 
-    def __init__(self, model: ServedModel, *, executor: Executor, read_only: bool = False) -> None:
+    def __init__(
+        self, model: ServedModel, *, executor: Executor, read_only: bool = False, followed: Path | None = None
+    ) -> None:
         self._model = model
         self._evaluator = model.evaluator
         self._executor = executor
         self._read_only = read_only
+        self._followed = followed
 
     async def get_model_metadata(
         self, request: model_pb2.GetModelMetadataRequest, call: CallContext
@@ -86,6 +91,11 @@ class ModelHandler:
     def check_promotion(self, call: CallContext) -> None:
         """Raise PermissionDeniedError if nothing may change."""
         del call
+        if self._followed is not None:
+            raise PermissionDeniedError(
+                f"this server serves what the evaluator of {self._followed} serves, so Promote is refused; call that "
+                "evaluator"
+            )
         if self._read_only:
             raise PermissionDeniedError(
                 "this server is read-only, so Promote is refused; restart it without --read-only to change the version"
