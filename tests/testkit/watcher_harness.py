@@ -40,7 +40,7 @@ class WatcherHarness:
         self.lifecycle = lifecycle = TextLifecycle(folder)
         state = lifecycle.run.evaluator
         self.ledger = Ledger(state / "ledger.sqlite")
-        settings = EvaluatorSettings(state_dir=state, **gate)
+        settings = EvaluatorSettings(state_dir=state, evaluation_policy=policy, **gate)
         further = further_dataset(settings, [dataset.name for dataset in datasets])
         self.datasets = {dataset.name: dataset for dataset in datasets}
         scored = [dataset for dataset in datasets if dataset.name != further]

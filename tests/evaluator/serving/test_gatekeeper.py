@@ -115,7 +115,9 @@ def test_an_undecided_checkpoint_is_decided_on_another_dataset_that_no_other_is_
     step(harness, 1, 1.0)
     step(harness, 2, 1.05, spread=0.2)
     assert harness.entries()[-1] == (2, UNDECIDED)
+    assert not harness.watcher.is_caught_up(0.0)
     harness.reconcile()
+    assert not harness.watcher.is_caught_up(0.0)
     assert [score_further(harness, 1.0), score_further(harness, 1.02, spread=0.01)] == [1, 2]
     harness.reconcile()
     step(harness, 3, 0.5)
@@ -283,6 +285,7 @@ def test_scores_on_other_content_of_a_dataset_are_neither_ranked_nor_compared(ma
             {"gate": ("big/loss <= 1 at 95%",), "when_undecided": "big"},
             r"there is no dataset 'big'; there are \['test'\]",
         ),
+        ({"gate": GATE, "when_undecided": "big", "policy": "latest"}, "evaluation_policy is latest"),
         ({"gate": GATE, "datasets": ()}, "there is no dataset to score on"),
     ],
 )

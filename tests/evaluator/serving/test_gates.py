@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from understudy.evaluator.evaluation.draws import draw
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.serving.gates import (
     ACCEPTED,
@@ -229,3 +230,20 @@ def test_the_fewest_resamples_leave_one_beyond_each_bound() -> None:
     assert least_resamples([parsed("test/accuracy >= 0.9")]) == 0
     assert least_resamples([parsed("test/accuracy >= 0.9 at 95%")]) == 40
     assert least_resamples([parsed("test/accuracy >= 0.9 at 95%"), parsed("test/loss <= 1 at 99%")]) == 400
+
+
+def test_what_is_worse_by_the_margin_is_accepted_and_refused_as_rarely_as_the_confidence_says() -> None:
+    examples, trials, random = 500, 1000, np.random.default_rng(0)
+    draws = draw(0, 400, 0, examples).astype(np.float64)
+    before = random.random((examples, trials)) < 0.9
+    change = random.random((examples, trials))
+    after = np.where(before, change < 0.95, change < 0.25)  # right in 0.9 * 0.95 + 0.1 * 0.25 = 0.88 of the cases
+    values = (draws @ after - draws @ before) / draws.sum(axis=1, keepdims=True)
+    condition = parsed("test/accuracy not worse by 0.02 at 95%")
+
+    found = [
+        judge([(condition, Measured(value=new, baseline_step=1, baseline_value=old, resampled=resampled))])[0].outcome
+        for new, old, resampled in zip(after.mean(axis=0), before.mean(axis=0), values.T, strict=True)
+    ]
+    assert 0.01 < found.count(ACCEPTED) / trials < 0.04
+    assert 0.01 < found.count(REFUSED) / trials < 0.04

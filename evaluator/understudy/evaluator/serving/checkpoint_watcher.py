@@ -198,7 +198,7 @@ class CheckpointWatcher:
         self._publish_best()
         if self._is_done:
             self._store.discard_leftovers()
-        self._caught_up_at = -math.inf if self._unsettled else began
+        self._caught_up_at = -math.inf if self._unsettled or requested else began
         self._recorder.remove_old(self._remembered(stored))
 
     def _remembered(self, stored: Iterable[CheckpointInfo]) -> set[int]:

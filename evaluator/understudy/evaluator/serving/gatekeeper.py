@@ -91,6 +91,11 @@ def further_dataset(settings: EvaluatorSettings, names: Sequence[str]) -> str | 
         raise ConfigurationError(
             f"when_undecided is {name!r}; give serve, keep, or one of several datasets; there are {list(names)}"
         )
+    if settings.evaluation_policy == "latest":
+        raise ConfigurationError(
+            f"when_undecided is {name!r}, and evaluation_policy is latest, which skips the checkpoints to compare "
+            "with; give every or a number"
+        )
     return name
 
 
@@ -192,7 +197,8 @@ class Gatekeeper:
         self._open: dict[_Key, None] = {}
         self._pending: set[_Key] = set()
         self._decided: set[_Key] = set()
-        self._undecided: dict[_Key, frozenset[int]] = {}
+        self._undecided: set[_Key] = set()
+        self._reopened_by: dict[int, set[_Key]] = {}
         self._admitted: frozenset[_Key] = frozenset()
 
     def admits(self, key: tuple[int, str]) -> bool:
@@ -208,11 +214,11 @@ class Gatekeeper:
         Raises:
             LedgerError: A decision cannot be recorded. The next call repeats it.
         """
-        news = list(self._unread())
-        for record in news:
+        read_before = self._read_up_to
+        for record in self._unread():
             self._read(record)
         for key in list(self._open):
-            if news or key not in self._pending:
+            if self._read_up_to > read_before or key not in self._pending:
                 self._decide(key, serving())
 
     def _unread(self) -> Iterator[EvaluationRecord]:
@@ -234,10 +240,9 @@ class Gatekeeper:
             return
         if key not in self._decided and key not in self._undecided:
             self._open[key] = None
-        for waiting, steps in list(self._undecided.items()):
-            if record.step in steps:
-                self._undecided.pop(waiting)
-                self._open[waiting] = None
+        for waiting in self._reopened_by.pop(record.step, set()) & self._undecided:
+            self._undecided.discard(waiting)
+            self._open[waiting] = None
 
     def _read_decision(self, record: EvaluationRecord, key: _Key) -> None:
         is_final = record.outcome is not UNDECIDED
@@ -247,10 +252,12 @@ class Gatekeeper:
             self._pending.discard(key)
         if is_final:
             self._decided.add(key)
-            self._undecided.pop(key, None)
+            self._undecided.discard(key)
         elif not may_go_on:
-            baselines = (condition.baseline_step for condition in record.conditions)
-            self._undecided[key] = frozenset({record.step, *(step for step in baselines if step is not None)})
+            self._undecided.add(key)
+            for step in (record.step, *(condition.baseline_step for condition in record.conditions)):
+                if step is not None:
+                    self._reopened_by.setdefault(step, set()).add(key)
         if record.outcome is ACCEPTED or (record.outcome is UNDECIDED and self._gate.when_undecided == SERVE):
             self._admitted |= {key}
 
