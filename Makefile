@@ -52,7 +52,7 @@ test: $(VENV)/.installed ## Run the tests
 	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
 	for client in triton tfserving node manifests; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with $$client will be skipped" >&2; done
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(T)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(T)
 
 WHEELHOUSE ?= wheelhouse
 # If there is a wheelhouse, install from it without network access.

@@ -61,4 +61,4 @@ fi
 # The lowest versions leave sockets of event loops to the garbage collector, which may close them during any test.
 lenient=()
 [ "$which" = newest ] || lenient=(-W ignore::ResourceWarning)
-exec "$folder/bin/python" -m pytest "${lenient[@]}" -n 2 --dist loadfile --no-loadscope-reorder "${tests[@]}"
+exec "$folder/bin/python" -m pytest "${lenient[@]}" -n 3 --dist loadfile --no-loadscope-reorder "${tests[@]}"

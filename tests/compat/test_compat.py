@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from testkit.preloading import preloaded
 from understudy import compat
 
 ROOT = Path(__file__).parent.parent.parent
@@ -309,7 +311,12 @@ os._exit(0)
 def test_the_settings_of_a_cluster_are(program: str, expected: str) -> None:
     """In a process of its own, because a cluster changes the devices of a process."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=START_SECONDS, check=False
+        [sys.executable, "-c", program],
+        env={**os.environ, **preloaded()},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
     )
 
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import structlog
 from integration.conftest import Run
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
-from testkit.front_ends import FRONT_ENDS
+from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.in_process import until
 from understudy.clients import NotFoundError, PermissionDeniedError
 from understudy.v1 import model_pb2, model_pb2_grpc
@@ -79,6 +79,7 @@ def test_decisions_are_audited_at_every_log_level(
         assert line["request_id"]
 
 
+@pytest.mark.parametrize("front_end", [GRPCIO])
 def test_a_read_only_server_refuses_every_change_and_still_evaluates(
     run_service: Run, chief: Chief, dataset_file: Path, audit_lines: AuditLines
 ) -> None:

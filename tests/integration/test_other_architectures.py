@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
-from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService, until
 from understudy.clients import AsyncClient, Client, FailedPreconditionError, InvalidArgumentError, UnderstudyError
 
@@ -29,7 +28,6 @@ def wide_ones(rows: int) -> Any:
     return np.ones((rows, WIDER), np.float32)
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_requests_that_fit_every_model_never_fail_and_the_others_hear_what_the_new_one_takes(
     run_service: Run, chief: Chief
 ) -> None:

@@ -17,10 +17,10 @@ from understudy.evaluator.types import Batch, SilentObserver
 
 ROWS = 1024
 SETTLING = 500
-BATCHES = 4000
+BATCHES = 2500
 WIDTH = 4
-MAY_GROW_BYTES = 16 * 2**20
-"""The batches together are 80 MB."""
+MAY_GROW_BYTES = 10 * 2**20
+"""The batches together are 50 MB."""
 
 
 def test_a_stream_of_thousands_of_batches_takes_no_more_memory_than_one_of_hundreds(
