@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from testkit.preloading import share
+from testkit.preloading import preloaded, share
 
 # The suite draws the same cases every time; `make soak` draws new ones.
 hypothesis.settings.register_profile("suite", derandomize=True)
@@ -100,6 +100,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Exclude imported objects from garbage collection, as they stay."""
     gc.freeze()
+
+
+@pytest.fixture
+def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run all programs that the test starts in forks of a process that has imported TensorFlow."""
+    for name, value in preloaded().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,8 +31,8 @@ SWAPS = 20
 IN_FLIGHT = 32
 
 STREAM_IDLE_SECONDS = 0.3
-HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 1_000.0}
-"""A batch waits a second for more examples, so that a request can be caught in the queue."""
+HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 2_000.0}
+"""A batch waits two seconds for more examples, so that a request can be caught in the queue."""
 
 Run = Callable[..., RunningService]
 

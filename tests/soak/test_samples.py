@@ -15,18 +15,13 @@ import pytest
 from soak import restarts, swaps
 from soak.trial import Trial
 from testkit.front_ends import ENVOY, GRPCIO, needs_envoy
-from testkit.preloading import preloaded
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 110.0
 LONG_SECONDS = 360.0
 
 
-@pytest.fixture(autouse=True)
-def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the programs of the trials in forks of a process that has imported TensorFlow."""
-    for name, value in preloaded().items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 def soak(topic: str, count: int, folder: Path) -> dict[str, Any]:

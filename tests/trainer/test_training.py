@@ -153,11 +153,13 @@ def test_nccl_without_gpus_is_refused(tmp_path: Path) -> None:
     assert status.state == "failed"
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_without_a_tpu_the_tpu_strategy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StrategyError, match=r"there is no TPU 'local': .*Error"):
         run(Dense(), tmp_path, strategy="tpu")
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_tpu_that_cannot_be_reached_is_given_up_in_time(tmp_path: Path) -> None:
     address = "grpc://192.0.2.1:8470"  # reserved for documentation: nobody answers
     with pytest.raises(StrategyError, match=rf"no TPU '{address}' was found within 6 s"):

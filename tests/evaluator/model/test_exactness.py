@@ -68,6 +68,8 @@ def test_a_stream_scores_as_one_device_does(name: str, compiled: Compiled) -> No
     assert any(kind.whole in note for note in slot.notes) if kind.whole else not slot.notes
     for weighted in (False, True):
         batches = exactness.draw(kind, 7, SIZES, weighted=weighted)
+        if weighted and len(batches[0]) == 2:
+            continue  # a kind without weights
         (result,) = exactness.score_interleaved(slot, [batches])
         expected = sample_models.evaluate_on_one_device(model, batches)
         assert exactness.deviation(result, expected) <= exactness.ROUNDING, (result, expected)
