@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -260,6 +261,34 @@ def test_a_class_that_does_not_exist_and_an_output_that_is_no_number_are_left_ou
     assert tables_of("sparse", outputs, actual)["items"] == 8
 
 
+def test_a_slice_whose_items_are_all_left_out_has_no_tables() -> None:
+    outputs, actual = softmax_outputs(11, 6, 3), np.array([0, 1, 2, 9, 9, 9])
+    slices = {"valid": np.arange(6) < 3, "invalid": np.arange(6) >= 3}
+    for sizes in ([6], [3, 3]):
+        valid, invalid = collected("sparse", outputs, actual, sizes=sizes, slices=slices)["slices"]
+        assert valid["outputs"]["y"]["items"] == 3
+        assert (invalid["examples"], invalid["outputs"]) == (3, {})
+
+
+def test_memory_does_not_grow_with_the_examples_but_for_one_byte_each() -> None:
+    spec = TensorSpec(name="y", dtype="float32", shape=(None, 3))
+    collector = TableCollector({"y": OutputTask(kind="sparse", scores="probabilities")}, [spec])
+    outputs, actual = softmax_outputs(15, 1000, 3), whole_numbers(15, 3, 1000)
+    batch = Batch(inputs={"x": np.zeros((1000, 1), np.float32)}, targets={"targets": actual})
+    scores = ExampleScores(np.arange(1000.0), {"y": outputs})
+    members = {"odd": np.arange(1000) % 2 == 1}
+    tracemalloc.start()
+    try:
+        sizes = []
+        for _ in range(2):
+            for _ in range(50):
+                collector.add(batch, scores, members)
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert sizes[1] - sizes[0] < 2 * 50_000
+
+
 def test_outputs_that_are_no_probabilities_have_a_confusion_matrix_and_no_curve() -> None:
     outputs, actual = np.random.default_rng(12).normal(size=(50, 3)), whole_numbers(12, 3, 50)
     tables = tables_of("sparse", outputs, actual)
@@ -297,12 +326,14 @@ def test_residuals_have_exact_counts_and_their_errors(seed: int, sizes: list[int
 
 def test_a_histogram_of_equal_residuals_and_of_none() -> None:
     same = Residuals(1)
-    same.add(np.full((5, 1), 2.5), np.full((5, 1), 2.5))
-    same.add(np.full((1, 1), np.nan), np.zeros((1, 1)))
+    same.add(np.full((5, 1), 2.5), np.full((5, 1), 2.5), np.zeros(5, np.int64))
+    same.add(np.full((1, 1), np.nan), np.zeros((1, 1)), np.zeros(1, np.int64))
     document = same.document()
     assert (document["items"], document["left_out"], document["quantiles"]["0.5"]) == (5, 1, 0.0)
     assert sum(document["histogram"]["counts"]) == 5
-    assert Residuals(1).document()["histogram"] is None
+    none = Residuals(1)
+    none.add(np.full((1, 1), np.nan), np.zeros((1, 1)), np.zeros(1, np.int64))
+    assert none.document()["histogram"] is None
 
 
 @pytest.mark.parametrize(

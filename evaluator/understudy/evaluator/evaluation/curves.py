@@ -51,8 +51,16 @@ def bin_threshold(index: int, bins: int) -> float:
     return 0.0 if index == 0 else float(sigmoid(np.asarray(index * (2 * _LIMIT) / bins - _LIMIT)))
 
 
+def grown(counts: Array, groups: int) -> Array:
+    """Return counts ``[groups, ...]`` with at least so many groups; new ones are 0."""
+    missing = groups - len(counts)
+    if missing <= 0:
+        return counts
+    return np.concatenate([counts, np.zeros((max(missing, len(counts)), *counts.shape[1:]), counts.dtype)])
+
+
 class LabelScores:
-    """Counts the scores of labels that each hold for an example or not. For one thread.
+    """Counts the scores of labels that each hold for an item or not, in groups of items. For one thread.
 
     The counts are exact and do not depend on the batches. Every score within a bin counts as equal.
 
@@ -63,31 +71,42 @@ class LabelScores:
 
     def __init__(self, labels: int, *, bins: int = SCORE_BINS) -> None:
         self._bins = bins
-        self._scores = np.zeros((labels, 2, bins), np.int64)
+        self._scores = np.zeros((0, labels, 2, bins), np.int64)
         self._reliability = Reliability(labels)
 
-    def add(self, probabilities: Array, positives: Array) -> None:
+    def add(self, probabilities: Array, positives: Array, groups: Array) -> None:
         """Count scores.
 
         Args:
             probabilities: Float64 ``[items, labels]``.
             positives: Bool ``[items, labels]``.
+            groups: The group of each item, int64 ``[items]``.
         """
+        self._scores = grown(self._scores, int(groups.max(initial=0)) + 1)
         places = score_bins(log_odds(probabilities), self._bins)
-        labels = np.broadcast_to(np.arange(len(self._scores)), places.shape)
-        np.add.at(self._scores, (labels, positives.astype(np.int64), places), 1)
-        self._reliability.add(probabilities, positives)
+        np.add.at(self._scores, (*_cells(groups, positives), places), 1)
+        self._reliability.add(probabilities, positives, groups)
 
-    def document(self, names: Sequence[str], *, points: int = CURVE_POINTS) -> list[dict[str, Any]]:
-        """Return the curves and the reliability of each label as JSON values."""
+    def document(self, names: Sequence[str], *, group: int = 0, points: int = CURVE_POINTS) -> list[dict[str, Any]]:
+        """Return the curves and the reliability of each label in a group as JSON values."""
         return [
-            {"label": name, **curve_document(self._scores[index], points), **self._reliability.document(index)}
+            {
+                "label": name,
+                **curve_document(self._scores[group, index], points),
+                **self._reliability.document(index, group=group),
+            }
             for index, name in enumerate(names)
         ]
 
 
+def _cells(groups: Array, positives: Array) -> tuple[Array, Array, Array]:
+    """Return the group, the label and the kind of each score, ``[items, labels]`` each."""
+    labels = np.broadcast_to(np.arange(positives.shape[1]), positives.shape)
+    return np.broadcast_to(groups[:, np.newaxis], positives.shape), labels, positives.astype(np.int64)
+
+
 class Reliability:
-    """Compares probabilities with what came true, in bins of equal width. For one thread.
+    """Compares probabilities with what came true, in bins of equal width and in groups of items. For one thread.
 
     A probability on the edge of two bins belongs to the lower one, as in scikit-learn's ``calibration_curve``.
 
@@ -96,32 +115,37 @@ class Reliability:
     """
 
     def __init__(self, labels: int) -> None:
-        self._counts = np.zeros((labels, 2, RELIABILITY_BINS), np.int64)
-        self._sums = np.zeros((labels, RELIABILITY_BINS))
-        self._squares = np.zeros(labels)
+        self._counts = np.zeros((0, labels, 2, RELIABILITY_BINS), np.int64)
+        self._sums = np.zeros((0, labels, RELIABILITY_BINS))
+        self._squares = np.zeros((0, labels))
 
-    def add(self, probabilities: Array, positives: Array) -> None:
-        """Count probabilities, float64 ``[items, labels]``, and what came true, bool ``[items, labels]``."""
+    def add(self, probabilities: Array, positives: Array, groups: Array) -> None:
+        """Count probabilities and what came true; see `LabelScores.add`."""
+        needed = int(groups.max(initial=0)) + 1
+        self._counts, self._sums, self._squares = (
+            grown(counts, needed) for counts in (self._counts, self._sums, self._squares)
+        )
         places = np.searchsorted(_INNER_EDGES, probabilities)
-        labels = np.broadcast_to(np.arange(len(self._counts)), places.shape)
-        np.add.at(self._counts, (labels, positives.astype(np.int64), places), 1)
-        np.add.at(self._sums, (labels, places), probabilities)
-        self._squares += np.square(probabilities - positives).sum(axis=0)
+        group, label, kind = _cells(groups, positives)
+        np.add.at(self._counts, (group, label, kind, places), 1)
+        np.add.at(self._sums, (group, label, places), probabilities)
+        np.add.at(self._squares, (group, label), np.square(probabilities - positives))
 
-    def document(self, index: int) -> dict[str, Any]:
+    def document(self, index: int, *, group: int = 0) -> dict[str, Any]:
         """Return the bins of one label, its Brier score and its expected calibration error as JSON values."""
-        negatives, positives = self._counts[index]
+        negatives, positives = self._counts[group, index]
+        sums = self._sums[group, index]
         counts = negatives + positives
         items = int(counts.sum())
-        gaps = np.abs(self._sums[index] - positives).sum()
+        gaps = np.abs(sums - positives).sum()
         return {
-            "brier": _ratio(float(self._squares[index]), items),
+            "brier": _ratio(float(self._squares[group, index]), items),
             "ece": _ratio(float(gaps), items),
             "reliability": {
                 "negatives": negatives.tolist(),
                 "positives": positives.tolist(),
                 "mean_probability": [
-                    _ratio(float(total), int(count)) for total, count in zip(self._sums[index], counts, strict=True)
+                    _ratio(float(total), int(count)) for total, count in zip(sums, counts, strict=True)
                 ],
             },
         }

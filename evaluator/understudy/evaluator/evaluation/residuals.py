@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.evaluator.evaluation.curves import grown
 from understudy.evaluator.types import Array
 
 RESIDUAL_BITS = 18
@@ -27,7 +28,7 @@ _SIGN = np.int64(2**31)
 
 
 class Residuals:
-    """Counts the differences of predictions and targets. For one thread.
+    """Counts the differences of predictions and targets, in groups of examples. For one thread.
 
     Args:
         components: The number of elements of the output for an example.
@@ -36,49 +37,52 @@ class Residuals:
 
     def __init__(self, components: int, *, bits: int = RESIDUAL_BITS) -> None:
         self._shift = _WORD - bits
-        self._counts = np.zeros(2**bits, np.int64)
-        self._items = np.zeros(components, np.int64)
-        self._sums = np.zeros((3, components))
-        self._left_out = 0
+        self._counts = np.zeros((0, 2**bits), np.int64)
+        self._items = np.zeros((0, 2, components), np.int64)
+        self._sums = np.zeros((0, 3, components))
 
-    def add(self, predictions: Array, targets: Array) -> None:
-        """Count residuals of predictions and targets, both ``[examples, components]``."""
+    def add(self, predictions: Array, targets: Array, groups: Array) -> None:
+        """Count residuals of predictions and targets, both ``[examples, components]``, by groups, ``[examples]``."""
+        needed = int(groups.max(initial=0)) + 1
+        self._counts, self._items, self._sums = (
+            grown(counts, needed) for counts in (self._counts, self._items, self._sums)
+        )
         residuals = predictions.astype(np.float64) - targets.astype(np.float64)
         usable = np.isfinite(residuals)
-        self._left_out += int((~usable).sum())
         known = np.where(usable, residuals, 0.0)
-        self._items += usable.sum(axis=0)
-        self._sums += (known.sum(axis=0), np.abs(known).sum(axis=0), np.square(known).sum(axis=0))
-        np.add.at(self._counts, _bins(residuals[usable], self._shift), 1)
+        np.add.at(self._items, groups, np.stack([~usable, usable], axis=1))
+        np.add.at(self._sums, groups, np.stack([known, np.abs(known), np.square(known)], axis=1))
+        group = np.broadcast_to(groups[:, np.newaxis], residuals.shape)[usable]
+        np.add.at(self._counts, (group, _bins(residuals[usable], self._shift)), 1)
 
-    def document(self) -> dict[str, Any]:
-        """Return the errors and their histogram as JSON values."""
-        items = int(self._items.sum())
-        total = self._sums.sum(axis=1)
+    def document(self, group: int = 0) -> dict[str, Any]:
+        """Return the errors of a group and their histogram as JSON values."""
+        left_out, kept = self._items[group]
+        items = int(kept.sum())
+        counts, sums = self._counts[group], self._sums[group]
         return {
             "items": items,
-            "left_out": self._left_out,
-            **_errors(total, items),
-            "quantiles": self._quantiles() if items else {},
-            "histogram": self._histogram() if items else None,
+            "left_out": int(left_out.sum()),
+            **_errors(sums.sum(axis=1), items),
+            "quantiles": self._quantiles(counts) if items else {},
+            "histogram": self._histogram(counts) if items else None,
             "components": [
-                {"items": int(count), **_errors(sums, int(count))}
-                for count, sums in zip(self._items, self._sums.T, strict=True)
+                {"items": int(count), **_errors(own, int(count))} for count, own in zip(kept, sums.T, strict=True)
             ]
-            if 1 < len(self._items) <= MAX_COMPONENTS
+            if 1 < len(kept) <= MAX_COMPONENTS
             else [],
         }
 
-    def _quantiles(self) -> dict[str, float]:
-        cumulated = self._counts.cumsum()
+    def _quantiles(self, counts: Array) -> dict[str, float]:
+        cumulated = counts.cumsum()
         places = np.searchsorted(cumulated, np.ceil(np.asarray(_QUANTILES) * cumulated[-1]))
         values = _middles(places, self._shift)
         return {f"{quantile:g}": float(value) for quantile, value in zip(_QUANTILES, values, strict=True)}
 
-    def _histogram(self) -> dict[str, Any]:
+    def _histogram(self, all_counts: Array) -> dict[str, Any]:
         """Return bars of equal width; a fine bin belongs to the bar that holds its middle."""
-        occupied = np.flatnonzero(self._counts)
-        counts, middles = self._counts[occupied], _middles(occupied, self._shift)
+        occupied = np.flatnonzero(all_counts)
+        counts, middles = all_counts[occupied], _middles(occupied, self._shift)
         ends = np.searchsorted(counts.cumsum(), np.ceil(np.asarray(_DRAWN) * counts.sum()))
         low, high = (float(middles[min(int(end), len(middles) - 1)]) for end in ends)
         margin = (high - low) / _BARS or max(abs(low), 1.0) / _BARS

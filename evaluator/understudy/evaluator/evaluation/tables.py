@@ -14,6 +14,7 @@ from understudy.evaluator.evaluation.curves import (
     SLICE_SCORE_BINS,
     LabelScores,
     Reliability,
+    grown,
     sigmoid,
 )
 from understudy.evaluator.evaluation.residuals import RESIDUAL_BITS, SLICE_RESIDUAL_BITS, Residuals
@@ -29,8 +30,10 @@ MAX_CLASSES = 1000
 MAX_MATRIX_CLASSES = 64
 """A stored confusion matrix has at most so many classes; of more, the most frequent confusions are stored."""
 
+MAX_SLICE_CLASSES = 100
+"""The same for slices, of which there may be many."""
+
 _MOST_CONFUSED = 100
-_SLICE_POINTS = 20
 _BINARY_CLASSES = 2
 
 
@@ -56,6 +59,16 @@ class Decisions:
     actual: Array
     probabilities: Array | None
     left_out: int
+
+    def of(self, items: Array) -> Decisions:
+        """Return the decisions about some items, by their indices; an item may occur several times."""
+        return replace(
+            self,
+            examples=self.examples[items],
+            predicted=self.predicted[items],
+            actual=self.actual[items],
+            probabilities=None if self.probabilities is None else self.probabilities[items],
+        )
 
 
 def decide(task: OutputTask, outputs: Array, targets: Array) -> Decisions:
@@ -144,10 +157,33 @@ def _softmax(logits: Array) -> Array:
 
 
 class OutputTables(Protocol):
-    """The tables of one output of all examples, or of those of a slice. For one thread."""
+    """The tables of one output, in groups of items. For one thread."""
 
-    def document(self) -> dict[str, Any]:
-        """Return the tables as JSON values."""
+    def document(self, group: int = 0) -> dict[str, Any]:
+        """Return the tables of a group as JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """How fine tables are.
+
+    Attributes:
+        score_bins: The bins of scores.
+        points: The most points of a stored curve.
+        residual_bits: The leading bits of a float32 that tell bins of residuals apart.
+        max_classes: Confusions are counted for an output with at most so many classes.
+    """
+
+    score_bins: int
+    points: int
+    residual_bits: int
+    max_classes: int
+
+
+_WHOLE = Resolution(score_bins=SCORE_BINS, points=CURVE_POINTS, residual_bits=RESIDUAL_BITS, max_classes=MAX_CLASSES)
+_SLICES = Resolution(
+    score_bins=SLICE_SCORE_BINS, points=20, residual_bits=SLICE_RESIDUAL_BITS, max_classes=MAX_SLICE_CLASSES
+)
 
 
 class ClassTables:
@@ -156,76 +192,73 @@ class ClassTables:
     Args:
         classes: The number of classes.
         has_one_score: Whether the output is the probability of the second of two classes.
-        is_slice: Whether it is one of many slices, whose curves have less resolution.
+        resolution: How fine the tables are.
     """
 
-    def __init__(self, classes: int, *, has_one_score: bool, is_slice: bool = False) -> None:
+    def __init__(self, classes: int, *, has_one_score: bool, resolution: Resolution) -> None:
         self._classes = classes
-        self._points = _SLICE_POINTS if is_slice else CURVE_POINTS
-        self._confusion = np.zeros((classes, classes), np.int64) if classes <= MAX_CLASSES else None
-        bins = SLICE_SCORE_BINS if is_slice else SCORE_BINS
+        self._resolution = resolution
+        self._has_matrix = classes <= resolution.max_classes
+        self._confusion = np.zeros((0, classes, classes) if self._has_matrix else (0, 0, 0), np.int64)
         labels = 1 if has_one_score else classes
         self._has_one_score = has_one_score
-        self._scores = LabelScores(labels, bins=bins) if labels <= MAX_CURVES else None
+        self._scores = LabelScores(labels, bins=resolution.score_bins) if labels <= MAX_CURVES else None
         self._confidence = None if has_one_score else Reliability(1)
-        self._items = self._right = self._left_out = self._scored = 0
-        self._squares = 0.0
+        self._totals = np.zeros((0, 3), np.int64)
+        self._squares = np.zeros(0)
 
-    def add(self, decisions: Decisions, members: Array | None = None) -> None:
-        """Count the items of a batch.
-
-        Args:
-            decisions: The decisions.
-            members: Which items count, bool ``[items]``; None for all.
-        """
-        chosen = slice(None) if members is None else members
-        predicted, actual = decisions.predicted[chosen], decisions.actual[chosen]
-        self._items += len(actual)
-        self._right += int((predicted == actual).sum())
-        self._left_out += decisions.left_out if members is None else 0
-        if self._confusion is not None:
-            np.add.at(self._confusion, (actual, predicted), 1)
+    def add(self, decisions: Decisions, groups: Array) -> None:
+        """Count decisions, each in its group, int64 ``[items]``."""
+        needed = int(groups.max(initial=0)) + 1
+        self._totals, self._squares = grown(self._totals, needed), grown(self._squares, needed)
+        predicted, actual = decisions.predicted, decisions.actual
+        has_scores = np.full(len(actual), decisions.probabilities is not None)
+        np.add.at(self._totals, groups, np.stack([np.ones_like(has_scores), predicted == actual, has_scores], axis=1))
+        if self._has_matrix:
+            self._confusion = grown(self._confusion, needed)
+            np.add.at(self._confusion, (groups, actual, predicted), 1)
         if decisions.probabilities is not None:
-            self._add_probabilities(np.clip(decisions.probabilities[chosen], 0.0, 1.0), predicted, actual)
+            self._add_probabilities(np.clip(decisions.probabilities, 0.0, 1.0), predicted, actual, groups)
 
-    def _add_probabilities(self, probabilities: Array, predicted: Array, actual: Array) -> None:
-        self._scored += len(actual)
+    def _add_probabilities(self, probabilities: Array, predicted: Array, actual: Array, groups: Array) -> None:
         if self._scores is not None:
             numbers = np.ones(1, np.int64) if self._has_one_score else np.arange(self._classes)
-            self._scores.add(probabilities, actual[:, np.newaxis] == numbers)
-        if self._confidence is not None and len(actual):
+            self._scores.add(probabilities, actual[:, np.newaxis] == numbers, groups)
+        if self._confidence is not None:
             items = np.arange(len(actual))
-            self._confidence.add(probabilities[items, predicted][:, np.newaxis], (predicted == actual)[:, np.newaxis])
-            self._squares += float(
-                np.square(probabilities).sum() - 2 * probabilities[items, actual].sum() + len(actual)
-            )
+            right = (predicted == actual)[:, np.newaxis]
+            self._confidence.add(probabilities[items, predicted][:, np.newaxis], right, groups)
+            squares = np.square(probabilities).sum(axis=1) - 2 * probabilities[items, actual] + 1
+            np.add.at(self._squares, groups, squares)
 
-    def document(self) -> dict[str, Any]:
+    def document(self, group: int = 0) -> dict[str, Any]:
         """See `OutputTables`."""
         names = [str(number) for number in range(self._classes)]
-        has_curves = self._scores is not None and self._scored > 0
+        items, right, scored = (int(total) for total in self._totals[group])
+        labels: list[dict[str, Any]] = []
+        if self._scores is not None and scored:
+            shown = ["1"] if self._has_one_score else names
+            labels = self._scores.document(shown, group=group, points=self._resolution.points)
+        confidence = None
+        if self._confidence is not None and scored:
+            confidence = {
+                **self._confidence.document(0, group=group),
+                "brier": float(self._squares[group]) / scored,
+            }
         return {
             "classes": self._classes,
-            "items": self._items,
-            "right": self._right,
-            "left_out": self._left_out,
-            **self._confusions(names),
-            "labels": self._scores.document(["1"] if self._has_one_score else names, points=self._points)
-            if self._scores is not None and has_curves
-            else [],
-            "confidence": self._confidence_document(),
-            "notes": self._notes(),
+            "items": items,
+            "right": right,
+            **self._confusions(names, group),
+            "labels": labels,
+            "confidence": confidence,
+            "notes": self._notes(items - scored),
         }
 
-    def _confidence_document(self) -> dict[str, Any] | None:
-        if self._confidence is None or not self._scored:
-            return None
-        return {**self._confidence.document(0), "brier": self._squares / self._scored}
-
-    def _confusions(self, names: list[str]) -> dict[str, Any]:
-        counts = self._confusion
-        if counts is None:
+    def _confusions(self, names: list[str], group: int) -> dict[str, Any]:
+        if not self._has_matrix:
             return {"confusion": None, "per_class": [], "most_confused": []}
+        counts = self._confusion[group]
         wrong = counts - np.diag(np.diag(counts))
         most = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]
         pairs = [divmod(int(place), self._classes) for place in most if wrong.flat[place]]
@@ -243,14 +276,15 @@ class ClassTables:
             ],
         }
 
-    def _notes(self) -> list[str]:
+    def _notes(self, without_scores: int) -> list[str]:
         notes = []
-        if self._classes > MAX_CLASSES:
-            notes.append(f"confusions are counted for at most {MAX_CLASSES} classes, and there are {self._classes}")
+        if not self._has_matrix:
+            most = self._resolution.max_classes
+            notes.append(f"confusions are counted for at most {most} classes, and there are {self._classes}")
         if self._scores is None:
             notes.append(f"curves are kept for at most {MAX_CURVES} classes, and there are {self._classes}")
-        if self._scored < self._items:
-            notes.append(_not_probabilities(self._items - self._scored))
+        if without_scores:
+            notes.append(_not_probabilities(without_scores))
         return notes
 
 
@@ -259,44 +293,46 @@ class MultiLabelTables:
 
     Args:
         labels: The number of labels.
-        is_slice: Whether it is one of many slices, whose curves have less resolution.
+        resolution: How fine the tables are.
     """
 
-    def __init__(self, labels: int, *, is_slice: bool = False) -> None:
+    def __init__(self, labels: int, *, resolution: Resolution) -> None:
         self._labels = labels
-        self._points = _SLICE_POINTS if is_slice else CURVE_POINTS
-        self._counts = np.zeros((labels, 2, 2), np.int64)
-        bins = SLICE_SCORE_BINS if is_slice else SCORE_BINS
-        self._scores = LabelScores(labels, bins=bins) if labels <= MAX_CURVES else None
-        self._items = self._right = self._left_out = self._scored = 0
+        self._resolution = resolution
+        self._counts = np.zeros((0, labels, 2, 2), np.int64)
+        self._scores = LabelScores(labels, bins=resolution.score_bins) if labels <= MAX_CURVES else None
+        self._totals = np.zeros((0, 3), np.int64)
 
-    def add(self, decisions: Decisions, members: Array | None = None) -> None:
-        """Count the items of a batch; see `ClassTables.add`."""
-        chosen = slice(None) if members is None else members
-        predicted, actual = decisions.predicted[chosen], decisions.actual[chosen]
-        self._items += len(actual)
-        self._right += int((predicted == actual).all(axis=1).sum())
-        self._left_out += decisions.left_out if members is None else 0
+    def add(self, decisions: Decisions, groups: Array) -> None:
+        """Count decisions, each in its group, int64 ``[items]``."""
+        needed = int(groups.max(initial=0)) + 1
+        self._totals, self._counts = grown(self._totals, needed), grown(self._counts, needed)
+        predicted, actual = decisions.predicted, decisions.actual
+        has_scores = np.full(len(actual), decisions.probabilities is not None)
+        right = (predicted == actual).all(axis=1)
+        np.add.at(self._totals, groups, np.stack([np.ones_like(right), right, has_scores], axis=1))
         labels = np.broadcast_to(np.arange(self._labels), actual.shape)
-        np.add.at(self._counts, (labels, actual.astype(np.int64), predicted.astype(np.int64)), 1)
-        if decisions.probabilities is not None:
-            self._scored += len(actual)
-            if self._scores is not None:
-                self._scores.add(np.clip(decisions.probabilities[chosen], 0.0, 1.0), actual)
+        cells = (groups[:, np.newaxis], labels, actual.astype(np.int64), predicted.astype(np.int64))
+        np.add.at(self._counts, cells, 1)
+        if decisions.probabilities is not None and self._scores is not None:
+            self._scores.add(np.clip(decisions.probabilities, 0.0, 1.0), actual, groups)
 
-    def document(self) -> dict[str, Any]:
+    def document(self, group: int = 0) -> dict[str, Any]:
         """See `OutputTables`."""
         names = [str(number) for number in range(self._labels)]
+        items, right, scored = (int(total) for total in self._totals[group])
         notes = []
         if self._scores is None:
             notes.append(f"curves are kept for at most {MAX_CURVES} labels, and there are {self._labels}")
-        if self._scored < self._items:
-            notes.append(_not_probabilities(self._items - self._scored))
+        if scored < items:
+            notes.append(_not_probabilities(items - scored))
+        labels: list[dict[str, Any]] = []
+        if self._scores is not None and scored:
+            labels = self._scores.document(names, group=group, points=self._resolution.points)
         return {
             "classes": self._labels,
-            "items": self._items,
-            "right": self._right,
-            "left_out": self._left_out,
+            "items": items,
+            "right": right,
             "per_label": [
                 {
                     "label": name,
@@ -305,36 +341,15 @@ class MultiLabelTables:
                     "false_negatives": int(counts[1, 0]),
                     "true_positives": int(counts[1, 1]),
                 }
-                for name, counts in zip(names[:MAX_CLASSES], self._counts, strict=False)
+                for name, counts in zip(names[:MAX_CLASSES], self._counts[group], strict=False)
             ],
-            "labels": self._scores.document(names, points=self._points) if self._scores is not None else [],
+            "labels": labels,
             "notes": notes,
         }
 
 
 def _not_probabilities(items: int) -> str:
     return f"the outputs of {items} items are not known to be probabilities, so they have no part in the curves"
-
-
-class RegressionTables:
-    """The residuals of a regression.
-
-    Args:
-        components: The number of elements of the output for an example.
-        is_slice: Whether it is one of many slices, whose histogram has less resolution.
-    """
-
-    def __init__(self, components: int, *, is_slice: bool = False) -> None:
-        self._residuals = Residuals(components, bits=SLICE_RESIDUAL_BITS if is_slice else RESIDUAL_BITS)
-
-    def add(self, outputs: Array, targets: Array, members: Array | None = None) -> None:
-        """Count the residuals of a batch, ``[examples, components]``, or of the examples that are members."""
-        chosen = slice(None) if members is None else members
-        self._residuals.add(outputs[chosen], targets[chosen])
-
-    def document(self) -> dict[str, Any]:
-        """See `OutputTables`."""
-        return self._residuals.document()
 
 
 class OutputScoring:
@@ -347,7 +362,9 @@ class OutputScoring:
     def __init__(self, task: OutputTask) -> None:
         self._task = task
         self._whole: Any = None
-        self._slices: dict[str, Any] = {}
+        self._of_slices: Any = None
+        self._groups: dict[str, int] = {}
+        self._left_out = 0
 
     @property
     def has_items(self) -> bool:
@@ -365,48 +382,57 @@ class OutputScoring:
         if self._task.kind == "unknown":
             self._task = replace(self._task, kind=_kind_of(outputs, targets))
         if self._task.kind == "regression":
-            flat = outputs.reshape(len(outputs), -1)
-            wanted = np.broadcast_to(targets, outputs.shape) if targets.ndim == outputs.ndim else targets
-            self._add_residuals(flat, wanted.reshape(len(outputs), -1), slices)
+            self._add_residuals(outputs, targets, slices)
             return None
         decisions = decide(self._task, outputs, targets)
+        self._left_out += decisions.left_out
         width = outputs.shape[-1]
-        self._tables(None, width).add(decisions)
-        for name, members in slices.items():
-            self._tables(name, width).add(decisions, members[decisions.examples])
+        self._whole = self._whole or self._new(width, _WHOLE)
+        self._whole.add(decisions, np.zeros(len(decisions.examples), np.int64))
+        if slices:
+            items, groups = self._members({name: held[decisions.examples] for name, held in slices.items()})
+            self._of_slices = self._of_slices or self._new(width, _SLICES)
+            self._of_slices.add(decisions.of(items), groups)
         return decisions
 
     def _add_residuals(self, outputs: Array, targets: Array, slices: Mapping[str, Array]) -> None:
-        self._tables(None, outputs.shape[1]).add(outputs, targets)
-        for name, members in slices.items():
-            self._tables(name, outputs.shape[1]).add(outputs, targets, members)
+        wanted = np.broadcast_to(targets, outputs.shape) if targets.ndim == outputs.ndim else targets
+        flat, wanted = outputs.reshape(len(outputs), -1), wanted.reshape(len(outputs), -1)
+        self._whole = self._whole or self._new(flat.shape[1], _WHOLE)
+        self._whole.add(flat, wanted, np.zeros(len(flat), np.int64))
+        if slices:
+            items, groups = self._members(slices)
+            self._of_slices = self._of_slices or self._new(flat.shape[1], _SLICES)
+            self._of_slices.add(flat[items], wanted[items], groups)
+
+    def _members(self, slices: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Return the items of all slices, one after another, and the group of each."""
+        items = {name: np.flatnonzero(held) for name, held in slices.items() if held.any()}
+        groups = [self._groups.setdefault(name, len(self._groups)) for name in items]
+        none = np.zeros(0, np.int64)
+        return (
+            np.concatenate([none, *items.values()]),
+            np.repeat(np.asarray(groups, np.int64), [len(each) for each in items.values()]),
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the tables of the whole dataset."""
-        return self._document(self._whole)
+        return {"left_out": self._left_out, **self._document(self._whole, 0)}
 
     def slice_document(self, name: str) -> dict[str, Any] | None:
-        """Return the tables of a slice, or None if no example belongs to it."""
-        return self._document(self._slices[name]) if name in self._slices else None
+        """Return the tables of a slice, or None if it has none."""
+        return self._document(self._of_slices, self._groups[name]) if name in self._groups else None
 
-    def _document(self, tables: OutputTables) -> dict[str, Any]:
-        return {"task": self._task.kind, "loss": self._task.loss, **tables.document()}
+    def _document(self, tables: OutputTables, group: int) -> dict[str, Any]:
+        return {"task": self._task.kind, "loss": self._task.loss, **tables.document(group)}
 
-    def _tables(self, name: str | None, width: int) -> Any:
-        if name is None:
-            self._whole = self._whole or self._new(width, is_slice=False)
-            return self._whole
-        if name not in self._slices:
-            self._slices[name] = self._new(width, is_slice=True)
-        return self._slices[name]
-
-    def _new(self, width: int, *, is_slice: bool) -> Any:
+    def _new(self, width: int, resolution: Resolution) -> Any:
         if self._task.kind == "regression":
-            return RegressionTables(width, is_slice=is_slice)
+            return Residuals(width, bits=resolution.residual_bits)
         if self._task.kind == "multilabel":
-            return MultiLabelTables(width, is_slice=is_slice)
+            return MultiLabelTables(width, resolution=resolution)
         is_binary = self._task.kind == "binary"
-        return ClassTables(_BINARY_CLASSES if is_binary else width, has_one_score=is_binary, is_slice=is_slice)
+        return ClassTables(_BINARY_CLASSES if is_binary else width, has_one_score=is_binary, resolution=resolution)
 
 
 def _kind_of(outputs: Array, targets: Array) -> TaskKind:
