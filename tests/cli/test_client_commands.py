@@ -421,6 +421,15 @@ def test_rescore_scores_again_what_was_scored(run: Run, script: Script) -> None:
     assert (asked.dataset, asked.version.step, asked.rescore) == ("test", STEP, True)
 
 
+def test_status_shows_that_the_gate_is_undecided(run: Run, script: Script) -> None:
+    script.record(STEP, metrics={"loss": 0.5})
+    script.record(STEP, outcome=evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED, reason="loss is 0.5, between 0.1 and 0.9")
+
+    assert "test: loss 0.5; undecided: loss is 0.5, between 0.1 and 0.9" in run("status").stdout
+    assert run("evaluations", "--outcome", "undecided").exit_code == 0
+    assert script.requests[-1].outcome == evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED
+
+
 def test_rescore_scores_every_kept_step_on_a_new_dataset(run: Run) -> None:
     lines = run("rescore", "--since", "0", "--dataset", "fresh", "--json").stdout.splitlines()
 

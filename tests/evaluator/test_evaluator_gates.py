@@ -67,6 +67,27 @@ def test_scored_again_with_resamples_an_undecided_checkpoint_is_decided(tmp_path
         assert evaluator.score_dataset("test", version=3, rescore=True).result(WAIT_SECONDS) == again
 
 
+def test_a_dataset_that_changed_is_scored_anew_noted_and_never_mixed_with_the_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3, 5)
+    with run.running(datasets=[examples()], gate=("test/mae <= 9",), version_policy="best") as evaluator:
+        before = wait_for_records(evaluator, 4)
+        until_served(evaluator, 3)
+    easy = ArrayDataset("test", {"x": np.zeros((4, FEATURES), np.float32), "y": np.full((4, FEATURES), 5, np.float32)})
+    with run.running(datasets=[easy], gate=("test/mae <= 9",), version_policy="best") as evaluator:
+        after = wait_for_records(evaluator, 6)[4:]
+        until_served(evaluator, 5)
+        assert evaluator.best_step == 5
+
+    assert outcomes(after) == [(3, "test", SCORED), (5, "test", SCORED)]
+    assert {record.dataset_digest for record in after} == {easy.digest} != {before[0].dataset_digest}
+    newest = max(record.sequence for record in before if record.outcome is SCORED)
+    assert f"entries up to {newest} were scored on other examples" in caplog.text
+    assert [len(record.notes) for record in after] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

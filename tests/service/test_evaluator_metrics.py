@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,21 @@ def test_promtool_accepts_the_metrics(registry: CollectorRegistry, observer: Ser
         [promtool, "check", "metrics"], input=content, capture_output=True, timeout=30, check=False
     )
     assert (checked.returncode, checked.stdout.decode(), checked.stderr.decode()) == (0, "", "")
+
+
+def test_decisions_of_the_gate_are_counted_and_audited_and_the_last_says_why_nothing_serves(
+    registry: CollectorRegistry, observer: ServiceObserver, caplog: pytest.LogCaptureFixture
+) -> None:
+    def decided(outcome: EvaluationOutcome) -> float | None:
+        return registry.get_sample_value("understudy_gate_decisions_total", {"outcome": outcome.value})
+
+    assert decided(EvaluationOutcome.UNDECIDED) == 0.0
+    with caplog.at_level("INFO", logger="understudy.audit"):
+        for sequence, outcome in enumerate([EvaluationOutcome.SCORED, EvaluationOutcome.UNDECIDED], start=1):
+            observer.evaluation_recorded(replace(record(sequence, step=7, outcome=outcome), reason="too few"))
+
+    assert decided(EvaluationOutcome.UNDECIDED) == 1.0
+    assert [line for line in caplog.messages if "gate decided" in line and "undecided" in line] == caplog.messages
+    assert observer.held_back == "no checkpoint is serving yet; the gate is undecided on step 7: too few"
+    observer.evaluation_recorded(record(3, step=8, outcome=EvaluationOutcome.ACCEPTED))
+    assert observer.held_back == ""

@@ -59,10 +59,8 @@ def command(
             if as_json:
                 print_json({**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()})
             else:
-                is_new = all(evaluation.sequence != each.sequence for each in before)
                 click.echo(
-                    f"step {step} on {dataset}: {'scored' if is_new else 'already scored in this way'}: "
-                    f"{formatted_metrics(evaluation.metrics)}"
+                    f"step {step} on {dataset}: {_done(evaluation, before)}: {formatted_metrics(evaluation.metrics)}"
                 )
 
 
@@ -74,6 +72,13 @@ def _pairs(
     known = client.metadata().datasets
     scored = {(each.step, each.dataset) for each in before}
     return [(step, dataset) for step in steps for dataset in datasets or known if datasets or (step, dataset) in scored]
+
+
+def _done(evaluation: Evaluation, before: Sequence[Evaluation]) -> str:
+    if not evaluation.sequence:
+        return "scored, and not recorded by this read-only server"
+    is_new = all(evaluation.sequence != each.sequence for each in before)
+    return "scored" if is_new else "already scored in this way"
 
 
 def _score(client: Client, step: int, dataset: str) -> Evaluation:
