@@ -201,7 +201,7 @@ class Breakdown:
             summed: Whether the increments of all batches add up to the state, for each of its variables.
             without_increments: Why there are none.
         """
-        for note in self._slicer.notes:
+        for note in (*self._slicer.notes, *self._slicer.refused().values()):
             self._note(note)
         if self._whole is None or increments is None:
             self._note(f"there are neither slices nor intervals, because {without_increments}")
@@ -262,9 +262,7 @@ class Breakdown:
 
     def _limit(self, state: int, members: list[Members]) -> None:
         """Drop settings with too many values, and the resamples if their states would need too much memory."""
-        refused = self._slicer.refused()
-        for text, reason in refused.items():
-            self._note(reason)
+        for text in self._slicer.refused():
             self._slices[text] = {}
         count = 1 + sum(
             len(of_setting.keys() | set(_names(members, text))) for text, of_setting in self._slices.items()
