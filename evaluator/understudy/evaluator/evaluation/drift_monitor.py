@@ -159,7 +159,8 @@ class DriftMonitor:
             self._compute(now)
 
     def close(self) -> None:
-        """Do nothing: the latest result is in the file."""
+        """Free the sketches, whose library reports those that live until the process ends."""
+        self._halves, self._inputs, self._scores = [], None, DriftSketches()
 
     def _compared(self, inputs: Arrays) -> Arrays:
         return {name: array for name, array in inputs.items() if name not in self._options.without}
@@ -173,7 +174,7 @@ class DriftMonitor:
         self._refers_at = now + COMPUTE_SECONDS  # unless it succeeds
         try:
             self._refer_to(step)
-            self._refers_at = now
+            self._refers_at = self._computes_at = now
         except (EvaluatorError, TimeoutError) as error:  # too busy, or the version has changed again
             if str(error) != self._told:
                 self._told = str(error)
