@@ -58,7 +58,6 @@ EVERYTHING: dict[str, Any] = {
     "evaluator": {"env": {"UNDERSTUDY_VERSION_POLICY": "best"}, "args": ["--monitor", "loss"]},
     "fleet": {"enabled": True, "minReplicas": 2, "resources": {"limits": {"memory": "2Gi"}, "requests": {"cpu": "1"}}},
     "canary": {"enabled": True, "step": 20000, "weight": 25},
-    "job": {"enabled": True, "name": "flowers", "workers": 4},
     "gateway": {"name": "gateway", "hostnames": ["understudy.example.com"]},
     "tls": {"secret": "understudy-tls"},
     "callers": {"secret": "understudy-callers"},
@@ -66,7 +65,12 @@ EVERYTHING: dict[str, Any] = {
     "networkPolicy": {"enabled": True},
     "run": {"claim": "runs"},
 }
-CHARTS: dict[str, dict[str, Any]] = {"chart": {}, "chart-everything": EVERYTHING}
+JOB: dict[str, Any] = {
+    "evaluator": {"enabled": False},
+    "job": {"enabled": True, "name": "flowers", "workers": 4, "env": {"UNDERSTUDY_SEED": 7}},
+    "fleet": {"enabled": True},
+}
+CHARTS = {"chart": {}, "chart-everything": EVERYTHING, "chart-job": JOB}
 RENDERED = [*OVERLAYS, *CHARTS]
 
 
@@ -343,7 +347,7 @@ def given_labels(pod: Pod) -> dict[str, str]:
     return {f"{prefix}/jobset-name": pod.owner["metadata"]["name"], f"{prefix}/replicatedjob-name": pod.role}
 
 
-@pytest.mark.parametrize("name", ["job", "job-gpu", "trainjob", "chart-everything"])
+@pytest.mark.parametrize("name", ["job", "job-gpu", "trainjob", "chart-job"])
 def test_every_task_of_a_job_derives_the_same_cluster(name: str) -> None:
     documents = documents_of(name)
     tasks = [pod for pod in pods_of(name) if pod.job is not None]
@@ -376,7 +380,7 @@ def settings_of(environ: Mapping[str, str]) -> ClusterSettings:
     return ClusterSettings(cluster_tasks={role: int(count) for role, count in tasks.items()})
 
 
-@pytest.mark.parametrize("name", ["job", "trainjob", "chart-everything"])
+@pytest.mark.parametrize("name", ["job", "trainjob", "chart-job"])
 def test_a_job_starts_again_after_the_statuses_that_a_restart_mends_and_no_others(name: str) -> None:
     hopeless_training = {TFConfigError.exit_code, USAGE_ERROR, NonFiniteLossError.exit_code}
     hopeless_evaluation = {1, USAGE_ERROR, TRAINING_FAILED}
@@ -395,7 +399,7 @@ def test_a_job_starts_again_after_the_statuses_that_a_restart_mends_and_no_other
             assert (job["backoffLimit"] == 0) == (replicated["name"] != "evaluator")
 
 
-@pytest.mark.parametrize("name", ["job", "trainjob", "chart-everything"])
+@pytest.mark.parametrize("name", ["job", "trainjob", "chart-job"])
 def test_a_job_succeeds_with_its_evaluator(name: str) -> None:
     found = 0
     for document in documents_of(name):
@@ -467,6 +471,7 @@ def by_name(items: list[Document]) -> list[Document]:
     ("values", "message"),
     [
         ({"canary": {"enabled": True}}, r"canary\.enabled needs fleet\.enabled"),
+        ({"job": {"enabled": True}}, r"job\.enabled needs evaluator\.enabled=false"),
         ({"evaluater": {"enabled": False}}, "evaluater"),
         ({"job": {"workers": 0}}, "workers"),
         ({"canary": {"weight": 110}}, "weight"),
