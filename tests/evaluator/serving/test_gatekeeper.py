@@ -275,6 +275,29 @@ def test_scores_on_other_content_of_a_dataset_are_neither_ranked_nor_compared(ma
     assert again.entries() == [(1, SCORED), (1, ACCEPTED), (1, SCORED), (2, SCORED), (2, ACCEPTED)]
 
 
+def test_the_best_on_the_former_examples_is_served_until_it_is_scored_on_the_new_ones(make_harness: Make) -> None:
+    harness = make_harness(serve="best")
+    for number, loss in ((1, 0.5), (2, 0.1), (3, 0.7)):
+        step(harness, number, loss)
+    assert harness.serving_step() == 2
+    harness.close()
+    changed = ArrayDataset("test", {"x": np.ones((1, 1), np.float32), "y": np.zeros(1, np.float32)})
+
+    again = make_harness(serve="best", datasets=(changed,))
+    again.lifecycle.publish()
+    again.reconcile()
+    assert (again.serving_step(), again.ranking.best()) == (2, None)
+    served = []
+    for loss in (0.5, 0.8, 0.7):
+        info = again.backlog.next()
+        assert info is not None
+        again.score(info, loss, dataset=changed)
+        again.backlog.finished()
+        again.reconcile()
+        served.append(again.serving_step())
+    assert served == [2, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -74,7 +74,8 @@ class Ranking:
     """The monitored value of every step that was scored. Thread-safe.
 
     A step whose loss or monitored value is not a finite number is unfit: it is never the best. Scores on other content
-    of the monitored dataset are ignored: they cannot be compared.
+    of the monitored dataset are not compared with those on the present one. The best of the former content counts only
+    for `best_to_serve`, until it is scored on the present one.
 
     Args:
         monitor: The criterion; None if there is none.
@@ -83,24 +84,31 @@ class Ranking:
 
     def __init__(self, monitor: Monitor | None, content: str = "") -> None:
         self._monitor = monitor
-        self._content = content
+        self.content = content
         self._lock = threading.Lock()
         self._values: dict[int, float] = {}
         self._unfit: set[int] = set()
         self._digests: dict[int, str] = {}
+        self._former: Ranking | None = None
 
     def observe(self, records: Iterable[EvaluationRecord]) -> None:
         """Add records; a later record of a step replaces an earlier one."""
         if self._monitor is None:
             return
         for record in filter(self._monitor.concerns, records):
-            if record.dataset_digest != self._content:
+            if record.dataset_digest != self.content:
+                self._take_former(record, self._monitor)
                 continue
             if self._monitor.misses(record):
                 _log.warning(
                     "monitored metric missing", extra={"metric": self._monitor.metric, "found": sorted(record.metrics)}
                 )
             self._take(record, self._monitor)
+
+    def _take_former(self, record: EvaluationRecord, monitor: Monitor) -> None:
+        if self._former is None or self._former.content != record.dataset_digest:
+            self._former = Ranking(monitor, record.dataset_digest)
+        self._former.observe([record])
 
     def _take(self, record: EvaluationRecord, monitor: Monitor) -> None:
         value = monitor.value_of(record)
@@ -117,6 +125,8 @@ class Ranking:
         with self._lock:
             if self._digests.get(step) not in (None, digest):
                 self._forget(step)
+        if self._former is not None:
+            self._former.replaced(step, digest)
 
     def _forget(self, step: int) -> None:
         self._values.pop(step, None)
@@ -132,6 +142,13 @@ class Ranking:
         """Return the steps that were scored and are unfit."""
         with self._lock:
             return frozenset(self._unfit)
+
+    def best_to_serve(self, among: Collection[int] | None = None) -> int | None:
+        """Return the best step (among those given); that of the former content while it has no score on the present."""
+        former = None if self._former is None else self._former.best(among)
+        with self._lock:
+            is_scored = former in self._values or former in self._unfit
+        return self.best(among) if former is None or is_scored else former
 
     def best(self, among: Collection[int] | None = None, *, but: int | None = None) -> int | None:
         """Return the best step (among those given, but not one), the earliest of equals, or None without a value."""
@@ -161,7 +178,7 @@ def choose(
     if policy == "latest":
         return max(set(loadable) - ranking.unfit(), default=None)
     if policy == "best":
-        return ranking.best(among=loadable)
+        return ranking.best_to_serve(among=loadable)
     return policy if policy in loadable else None
 
 

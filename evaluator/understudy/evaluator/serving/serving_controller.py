@@ -115,7 +115,12 @@ class ServingController:
     def wanted(self) -> set[int]:
         """Return the steps that may have to be served although they are not the newest."""
         decision = None if self._followed is None else self._followed.current
-        steps = {self.pinned_step, self._ranking.best(), self._policy if isinstance(self._policy, int) else None}
+        steps = {
+            self.pinned_step,
+            self._ranking.best(),
+            self._ranking.best_to_serve(),
+            self._policy if isinstance(self._policy, int) else None,
+        }
         steps.add(None if decision is None else decision.step)
         return {step for step in steps if step is not None}
 
@@ -274,7 +279,11 @@ class ServingController:
 
     def _is_certain(self, step: int) -> bool:
         """Whether a step should be serving regardless of older checkpoints."""
-        return self._followed is not None or self._policy != "best" or step in (self.pinned_step, self._ranking.best())
+        return (
+            self._followed is not None
+            or self._policy != "best"
+            or step in (self.pinned_step, self._ranking.best_to_serve())
+        )
 
     def _is_serving(self, step: int) -> bool:
         serving, info = self._manager.serving, self._store.find(step)
