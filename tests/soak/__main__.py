@@ -19,6 +19,7 @@ from soak.trial import Trial
 
 TOPICS = {
     "exactness": "drawn streams of drawn models: each scores as on one device",
+    "coverage": "simulated evaluations: 92 to 97 % of the 95 % intervals contain the truth",
     "damage": "damaged and malicious checkpoints: none served, none ends the evaluator, the last good one serves on",
     "stock_writers": "stock Keras and TensorFlow saving at full speed: no failed save, no torn read",
     "attacks": "attacks and fuzzed requests beside an honest caller: it hardly waits, nothing is written or falsified",

@@ -1,8 +1,10 @@
 """Randomized exactness: streams of batches score exactly as `model.evaluate` scores them on one device.
 
 Each case draws the model (of the tests' sample models), 1 to 8 replicas, compiled or named metrics, the number of
-concurrent streams, the number and sizes of their batches, the examples, the targets and the weights. Cases are grouped
-into chapters that share a model, its replicas and its metrics, since those have to be built and traced.
+concurrent streams, the number and sizes of their batches, the examples, the targets and the weights. In some cases the
+examples of a stream belong to slices, and are resampled: each slice and each resample must score as `model.evaluate`
+scores its examples alone. Cases are grouped into chapters that share a model, its replicas and its metrics, since those
+have to be built and traced.
 
 Models that pass their inputs through do not round, and must agree to the last digit. Others must agree to 1e-6 of the
 value. For a larger deviation the outputs must equal one device's but for rounding, and the score must be what Keras
@@ -38,6 +40,9 @@ MAX_REPLICAS = 8
 MAX_BATCHES = 5
 MAX_STREAMS = 4
 MAX_ROWS_OF_PASS = 32
+PARTED = 0.3
+"""The share of the cases that have slices and resamples."""
+RESAMPLES = 2
 SIZES = (1, 1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 32, 37, 41, 64, 67, 96, 97)
 """One example, primes, and sizes that divide evenly; the largest run in pieces."""
 
@@ -71,7 +76,9 @@ class Tally:
         largest_deviation_beyond_rounding: The largest of these.
         largest_deviation_of_outputs: Of their outputs from one device's, relative to the largest value of each.
         largest_deviation_of_scoring: Of these from Keras's score of the same outputs.
-        failed: Number of streams that broke the guarantee.
+        parts: Number of slices and resamples.
+        largest_deviation_of_parts: Of these, of models that do not round.
+        failed: Number of streams, slices and resamples that broke the guarantee.
         failures: Descriptions of the first of them.
     """
 
@@ -85,6 +92,8 @@ class Tally:
     largest_deviation_beyond_rounding: float = 0.0
     largest_deviation_of_outputs: float = 0.0
     largest_deviation_of_scoring: float = 0.0
+    parts: int = 0
+    largest_deviation_of_parts: float = 0.0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -156,12 +165,54 @@ def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -
     tally.cases += 1
     tally.streams += len(streams)
     tally.passed_through += chapter.name in more_sample_models.PASSED_THROUGH
+    if chapter.name in more_sample_models.PASSED_THROUGH and rng.random() < PARTED:
+        for problem in _try_parts(chapter, rng, streams[0], tally):
+            _note_failure(tally, f"{title}: {chapter.name} on {chapter.replicas}: {problem}")
     for batches, result in zip(streams, results, strict=True):
         expected = evaluate_on_one_device(chapter.model, batches)
         problem = _judge(chapter, batches, result, expected, tally)
         if problem:
-            tally.failed += 1
-            tally.failures = [*tally.failures, f"{title}: {chapter.name} on {chapter.replicas}: {problem}"][:DESCRIBED]
+            _note_failure(tally, f"{title}: {chapter.name} on {chapter.replicas}: {problem}")
+
+
+def _note_failure(tally: Tally, text: str) -> None:
+    tally.failed += 1
+    tally.failures = [*tally.failures, text][:DESCRIBED]
+
+
+def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Rows], tally: Tally) -> Iterator[str]:
+    """Score the slices and two resamples of a stream, and yield what is wrong with them."""
+    import keras
+
+    from testkit import exactness
+    from testkit.sample_models import evaluate_on_one_device
+    from understudy.evaluator.evaluation.breakdown import SEED, BreakdownOptions
+    from understudy.evaluator.evaluation.draws import draw
+    from understudy.evaluator.evaluation.slices import parse_slices
+
+    sizes = [len(keras.tree.flatten(rows[0])[0]) for rows in batches]
+    groups = [rng.integers(0, 3, size) for size in sizes]
+    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=RESAMPLES)
+    found = exactness.score_parts(chapter.slot, batches, groups, options, chapter.metrics)
+    parts = [
+        (part.name, dict(part.metrics), [(group == int(part.name[-1])).astype(int) for group in groups])
+        for part in found.slices
+    ]
+    ends = np.cumsum(sizes)[:-1]
+    for number, counts in enumerate(draw(SEED, RESAMPLES, 0, sum(sizes))):
+        metrics = {name: float(values[number]) for name, values in found.resampled.items() if "[" not in name}
+        parts.append((f"resample {number}", metrics, np.split(counts, ends)))
+    for name, metrics, counts_of in parts:
+        taken = exactness.chosen(batches, counts_of)
+        if not taken or not metrics:
+            continue
+        everything = evaluate_on_one_device(chapter.model, taken)
+        expected = {metric: everything[metric] for metric in metrics}
+        apart = exactness.deviation(metrics, expected)
+        tally.parts += 1
+        tally.largest_deviation_of_parts = max(tally.largest_deviation_of_parts, apart)
+        if apart > exactness.ROUNDING:
+            yield f"{name}: {metrics} for {expected}"
 
 
 def _draw_sizes(rng: np.random.Generator) -> list[int]:

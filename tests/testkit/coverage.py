@@ -51,7 +51,7 @@ def draw_increments(rng: np.random.Generator, examples: int) -> tuple[Any, Any]:
     called = scores > 0.5
     columns = [np.ones(examples), called == positive, called & positive, called & ~positive, ~called & positive]
     bins = np.eye(_BINS)[np.minimum((scores * _BINS).astype(int), _BINS - 1)]
-    sums = np.stack([*columns, rng.gamma(1.0, size=examples) ** 2], axis=1)
+    sums = np.stack([*columns, rng.normal(size=examples) ** 2], axis=1)
     return np.hstack([sums, bins * positive[:, None], bins * ~positive[:, None]]), rare
 
 

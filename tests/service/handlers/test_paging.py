@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.handlers import evaluation_handler as paging
+from understudy.v1 import evaluation_pb2
 
 
 @given(sequence=st.integers(0, 2**63 - 1), filters=st.binary())
@@ -46,3 +47,13 @@ def test_page_sizes_have_a_default_and_a_limit(asked: int | None, given_size: in
 def test_a_page_without_room_is_refused(asked: int) -> None:
     with pytest.raises(InvalidInputError, match=f"page_size is {asked}; give 1 to 1000, or leave it out for 100"):
         paging.page_size(asked)
+
+
+def test_a_page_of_large_records_ends_early_but_has_one() -> None:
+    records = [evaluation_pb2.EvaluationRecord(sequence=number, reason="x" * 3 * 2**20) for number in range(1, 4)]
+    assert [record.sequence for record in paging.fitting(records)] == [1]
+    huge = evaluation_pb2.EvaluationRecord(sequence=9, reason="x" * 5 * 2**20)
+    assert [record.sequence for record in paging.fitting([huge, *records])] == [9]
+    small = [evaluation_pb2.EvaluationRecord(sequence=number) for number in range(1, 1001)]
+    assert paging.fitting(iter(small)) == small
+    assert paging.fitting([]) == []

@@ -13,11 +13,13 @@ import numpy as np
 from understudy.cli.demo.drawing import side_by_side
 from understudy.cli.demo.processes import DemoProcess
 from understudy.cli.demo.progress_printer import ProgressPrinter
-from understudy.clients import Client, EvaluateResult
+from understudy.clients import Client, EvaluateResult, SliceScore
 from understudy.experiments.digits_data import Images
 
 BATCH_SIZE = 32
 SHOWN_DIGITS = 5
+SHOWN_SLICES = 2
+RESAMPLES = 200
 ACCURACY_GOAL = 0.97
 LARGEST_DIFFERENCE = 1e-6
 _SHOWN_METRICS = (
@@ -59,7 +61,7 @@ def compare(
     """
     starts = range(0, len(test.x), BATCH_SIZE)
     batches = [(test.x[start : start + BATCH_SIZE], test.y[start : start + BATCH_SIZE]) for start in starts]
-    served = client.evaluate(batches, version=step)
+    served = client.evaluate(batches, version=step, slices=["label"], resamples=RESAMPLES)
     printer.heading(f"Step {served.step} on the {served.examples} test images")
     for name in sorted(expected):
         difference = abs(served.metrics[name] - expected[name])
@@ -69,7 +71,19 @@ def compare(
         )
         if difference > LARGEST_DIFFERENCE:
             raise click.ClickException(f"{name} differs by {difference}, more than {LARGEST_DIFFERENCE}")
+    _show_parts(served, printer)
     return served
+
+
+def _show_parts(served: EvaluateResult, printer: ProgressPrinter) -> None:
+    """Show the interval of the accuracy, and the digits that are recognized least."""
+    printer.text(f"  {'slice':<10} {'examples':>8}   accuracy with its {served.confidence:.0%} interval")
+    lowest = sorted(served.slices, key=lambda part: part.metrics["accuracy"])[:SHOWN_SLICES]
+    rows: list[tuple[str, EvaluateResult | SliceScore]] = [("all", served), *((part.name, part) for part in lowest)]
+    for name, part in rows:
+        found = part.intervals["accuracy"]
+        value = part.metrics["accuracy"]
+        printer.text(f"  {name:<10} {part.examples:>8}   {value:.4f} [{found.low:.4f}, {found.high:.4f}]")
 
 
 def require_accuracy(result: EvaluateResult) -> None:

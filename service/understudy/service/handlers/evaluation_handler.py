@@ -8,7 +8,7 @@ import binascii
 import struct
 import time
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from concurrent.futures import Executor
 from functools import partial
 
@@ -139,11 +139,10 @@ class EvaluationHandler:
             max_step=request.max_step if request.HasField("max_step") else None,
             outcome=messages.outcome(request.outcome) if request.HasField("outcome") else None,
         )
-        more = len(entries) > size
-        page = entries[:size]
+        page = paging.fitting(map(messages.record, entries[:size]))
+        more = len(entries) > len(page)
         return evaluation_pb2.ListEvaluationsResponse(
-            evaluations=[messages.record(entry) for entry in page],
-            next_page_token=paging.encode_token(page[-1].sequence, filters) if more else "",
+            evaluations=page, next_page_token=paging.encode_token(page[-1].sequence, filters) if more else ""
         )
 
     async def watch_evaluations(
@@ -276,6 +275,22 @@ def page_size(asked: int | None) -> int:
             f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or leave it out for {DEFAULT_PAGE_SIZE}"
         )
     return min(asked, LARGEST_PAGE_SIZE)
+
+
+PAGE_BYTES = 4 * 2**20
+"""The size of a page, about: a record of a thousand slices takes hundreds of kilobytes."""
+
+
+def fitting(records: Iterable[evaluation_pb2.EvaluationRecord]) -> list[evaluation_pb2.EvaluationRecord]:
+    """Return the first records that fit on a page, at least one."""
+    page: list[evaluation_pb2.EvaluationRecord] = []
+    size = 0
+    for record in records:
+        size += record.ByteSize()
+        if page and size > PAGE_BYTES:
+            break
+        page.append(record)
+    return page
 
 
 def encode_token(after_sequence: int, filters: bytes) -> str:
