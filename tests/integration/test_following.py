@@ -75,6 +75,7 @@ def test_promotions_pins_and_rollbacks_reach_every_server(chief: Chief, evaluate
     clients = [server.client() for server in servers]
     client = evaluator.client()
     chief.publish(30)
+    until(lambda: 30 in {checkpoint.step for checkpoint in client.checkpoints()})
     for step in (30, 20, 30, 10):
         assert client.promote(step).serving_step == step
         for each in clients:
@@ -132,7 +133,8 @@ def test_another_checkpoint_of_the_same_step_is_not_served(chief: Chief, follow:
     until(lambda: bool(server.client().checkpoints()))
     assert server.answers("/readyz") == 503
 
-    digest = next(iter(server.client().checkpoints())).digest
+    (checkpoint,) = server.client().checkpoints()
+    digest = checkpoint.digest
     decision.write_text(json.dumps({"step": 10, "digest": digest}))
     assert server.wait_ready() == 10
 
