@@ -58,6 +58,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
+    "page": frozenset({"calls", "readiness", "rest", "served_model"}),
     "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
     "envoy": frozenset(
         {"calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}
@@ -173,9 +174,17 @@ def test_a_room_of_the_service_imports_from_the_rooms_it_may(room: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "importers"), [("grpcio", []), ("envoy", []), ("templates", ["service/understudy/service/server.py"])]
+    ("room", "importers"),
+    [
+        ("grpcio", []),
+        ("envoy", []),
+        ("templates", ["service/understudy/service/server.py"]),
+        ("page", ["service/understudy/service/server.py"]),
+    ],
 )
-def test_front_ends_are_imported_by_nothing_and_the_fast_path_by_one_module(room: str, importers: list[str]) -> None:
+def test_front_ends_are_imported_by_nothing_and_the_fast_path_and_the_page_by_one_module(
+    room: str, importers: list[str]
+) -> None:
     package = ROOT / "service/understudy/service" / room
     found = [
         str(file.relative_to(ROOT))

@@ -23,6 +23,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.serving.promotion import Monitor
 from understudy.evaluator.serving.servable import ModelSlot, Servable, borrow_checked
 from understudy.evaluator.serving.serving_controller import ReadySignal
 from understudy.evaluator.settings import EvaluatorSettings
@@ -427,6 +428,15 @@ class Evaluator:
     def best_step(self) -> int | None:
         """The step with the best value of the monitored metric, or None before the first result."""
         return self._components.records.ranking.best()
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The metric that ranks the checkpoints; None if there is no dataset to score."""
+        return self._components.records.ranking.monitor
+
+    def monitored_value(self, step: int) -> float | None:
+        """Return the monitored value of a step, or None if it has none."""
+        return self._components.records.ranking.value(step)
 
     @property
     def pinned_step(self) -> int | None:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from understudy.service.calls.served_call import audit_refused_request
@@ -32,12 +32,14 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 """The paths that callers without a certificate reach always, because Kubernetes' probes have none."""
 
 
-def build_app(*, readiness: Readiness, routes: Sequence[Route] = ()) -> Starlette:
+def build_app(*, readiness: Readiness, routes: Sequence[Route] = (), root_path: str = "") -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         readiness: The state under ``/readyz``, with status 503 unless it is ready.
         routes: Additional routes.
+        root_path: The path under which a proxy serves this port, such as ``/models/digits``. Requests may have it
+            before their own path, or not, if the proxy removes it.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -48,7 +50,18 @@ def build_app(*, readiness: Readiness, routes: Sequence[Route] = ()) -> Starlett
         return JSONResponse({"ready": ready, "reason": readiness.reason}, status_code=200 if ready else 503)
 
     own = (Route("/healthz", healthz), Route("/readyz", readyz))
-    return Starlette(routes=[*own, *routes])
+    return _rooted(Starlette(routes=[*own, *routes]), root_path)
+
+
+def _rooted(app: ASGIApp, root_path: str) -> ASGIApp:
+    if not root_path:
+        return app
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = root_path
+        await app(scope, receive, send)
+
+    return answer
 
 
 class HttpServer:
@@ -64,7 +77,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: Starlette,
+        app: ASGIApp,
         listener: socket.socket,
         certificates: ServerCertificates | None = None,
         *,

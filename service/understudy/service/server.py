@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from starlette.routing import Route
 
 from understudy.evaluator.evaluation.drift_monitor import DriftMonitor
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
@@ -34,6 +35,7 @@ from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
+from understudy.service.page.page_app import PageApp
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.served_model import PredictionSampler, Predictor, ServedModel
@@ -162,9 +164,11 @@ class Service:
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             opened = await self._start_evaluator(stack)
             samplers = await self._start_samplers(stack, opened.evaluator)
-            handlers = self._handlers(opened, Predictor(opened.evaluator, front_end.coalescing, samplers))
+            model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
+            handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
-            await self._start_http(stack, listener, handlers, methods, certificates)
+            routes = [*self._rest(handlers, methods).routes(), *self._page(model, guard).routes()]
+            await self._start_http(stack, listener, routes, certificates)
             await self._start_front_end(stack, front_end, methods)
             self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
             devices = self._watch_devices(stack, opened.evaluator)
@@ -284,11 +288,16 @@ class Service:
         self,
         stack: AsyncExitStack,
         listener: socket.socket,
-        handlers: RequestHandlers,
-        methods: ServedMethods,
+        routes: Sequence[Route],
         certificates: ServerCertificates | None,
     ) -> None:
-        rest_app = RestApp(
+        app = http.build_app(readiness=self._readiness, routes=routes, root_path=self._settings.root_path)
+        server = http.HttpServer(app, listener, certificates, max_connections=self._settings.max_http_connections)
+        await server.start()
+        stack.push_async_callback(server.stop)
+
+    def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> RestApp:
+        return RestApp(
             handlers.inference,
             handlers.metrics,
             methods,
@@ -297,10 +306,18 @@ class Service:
             bodies=BodyBudget(self._settings.max_body_bytes),
             executor=self._builder,
         )
-        app = http.build_app(readiness=self._readiness, routes=rest_app.routes())
-        server = http.HttpServer(app, listener, certificates, max_connections=self._settings.max_http_connections)
-        await server.start()
-        stack.push_async_callback(server.stop)
+
+    def _page(self, model: ServedModel, guard: Guard | None) -> PageApp:
+        return PageApp(
+            model,
+            settings=self._evaluator_settings,
+            guard=guard,
+            registry=self._registry,
+            readiness=self._readiness,
+            recorded=self._recorded,
+            executor=self._executor,
+            max_connections=self._settings.max_http_connections,
+        )
 
     async def _start_front_end(self, stack: AsyncExitStack, front_end: FrontEnd, methods: ServedMethods) -> None:
         await front_end.start(methods)
@@ -311,11 +328,10 @@ class Service:
         stack.push_async_callback(devices.stop)
         return devices
 
-    def _handlers(self, opened: NamedEvaluator, predictor: Predictor) -> RequestHandlers:
+    def _handlers(self, model: ServedModel, predictor: Predictor) -> RequestHandlers:
         from understudy.service.handlers.tfserving_handler import TfServingHandler  # imports TensorFlow
 
-        settings, evaluator = self._settings, opened.evaluator
-        model = ServedModel(name=settings.model_name or opened.model_name, evaluator=evaluator)
+        settings = self._settings
         return RequestHandlers(
             prediction=PredictionHandler(model, predictor, stream_depth=settings.stream_depth),
             evaluation=EvaluationHandler(

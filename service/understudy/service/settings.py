@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from understudy.service.tls import TlsFiles, is_loopback
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
+_ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)*")
 _LARGEST_PORT = 65535
 _LARGEST_MESSAGE_MIB = 2047
 _LARGEST_SECONDS = 2_000_000
@@ -96,7 +98,18 @@ class ServeSettings:
     grpc_port: int = field(default=8500, metadata={"help": "The port for gRPC; 0 picks a free one.", "metavar": "PORT"})
     http_port: int = field(
         default=8501,
-        metadata={"help": "The port for REST, /metrics, /healthz and /readyz; 0 picks a free one.", "metavar": "PORT"},
+        metadata={
+            "help": "The port for the page, REST, /metrics, /healthz and /readyz; 0 picks a free one.",
+            "metavar": "PORT",
+        },
+    )
+    root_path: str = field(
+        default="",
+        metadata={
+            "help": "The path under which a proxy serves the HTTP port, such as /models/digits, for the links of the "
+            "page; the proxy may remove it from requests or not.",
+            "metavar": "PATH",
+        },
     )
     address_file: Path | None = field(
         default=None,
@@ -322,6 +335,11 @@ class ServeSettings:
             )
         self._check_range("grpc_port", low=0, high=_LARGEST_PORT)
         self._check_range("http_port", low=0, high=_LARGEST_PORT)
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise SettingsError(
+                f"root_path is {self.root_path!r}; give a path such as /models/digits, of letters, digits and -._~, "
+                "that begins with a slash and does not end with one"
+            )
         self._check_range("max_message_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("max_rest_mib", low=1, high=_LARGEST_MESSAGE_MIB)
         self._check_range("stream_depth", low=1)

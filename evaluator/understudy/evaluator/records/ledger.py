@@ -39,6 +39,7 @@ _SUPERSEDED = "superseded-"
 
 _PIECE = 500
 """Entries that are removed in one transaction."""
+_AFTER_ALL_STEPS = 2**63 - 1
 _BUSY_SECONDS = 30.0
 """The longest wait for a transaction of the other connection."""
 
@@ -293,6 +294,15 @@ class Ledger:
         """Return the steps that have an entry, ascending."""
         with self._changed, self._reporting():
             rows = self._connection.execute("SELECT DISTINCT step FROM evaluations ORDER BY step").fetchall()
+        return [int(step) for (step,) in rows]
+
+    def newest_steps(self, *, before: int | None = None, limit: int) -> list[int]:
+        """Return up to ``limit`` steps that have an entry, descending, all below ``before`` if it is given."""
+        with self._changed, self._reporting():
+            rows = self._connection.execute(
+                "SELECT DISTINCT step FROM evaluations WHERE step < ? ORDER BY step DESC LIMIT ?",
+                (_AFTER_ALL_STEPS if before is None else before, limit),
+            ).fetchall()
         return [int(step) for (step,) in rows]
 
     def remove_oldest(self, *, keep: int, protected: Collection[int]) -> int:

@@ -133,6 +133,11 @@ class Ranking:
         self._unfit.discard(step)
         self._digests.pop(step, None)
 
+    @property
+    def monitor(self) -> Monitor | None:
+        """The criterion; None if there is none."""
+        return self._monitor
+
     def value(self, step: int) -> float | None:
         """Return the monitored value of a step, or None if it has none."""
         with self._lock:

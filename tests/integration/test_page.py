@@ -1,0 +1,243 @@
+"""The page at the HTTP port, on both front ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import keras
+import numpy as np
+import pytest
+
+from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, write_dataset
+from testkit.front_ends import FRONT_ENDS
+from testkit.html_pages import Page
+from testkit.in_process import RunningService, running_service
+from understudy.service.callers.tokens import hash_text
+
+ROOT = "/models/digits"
+STEPS = (10, 20)
+REFUSED_STEP = 30
+DATASET = "Test_set.-1"
+NASTY = "<img src=x>\"'&{{7*7}}"
+"""A metric's name with what HTML, attributes and templates could take for their own."""
+TOKEN = "token:client"
+SECONDS = 20.0
+
+PATHS = ("/", "/parts/state", "/parts/traffic", "/parts/curves", "/parts/checkpoints", "/checkpoints/20")
+
+
+def model(step: int) -> Any:
+    x = keras.Input((WIDTH,), name="x")
+    made = keras.Model(x, keras.layers.Dense(OUTPUTS, use_bias=False, name="y")(x))
+    made.layers[-1].set_weights([np.full((WIDTH, OUTPUTS), step / WIDTH, np.float32)])
+    made.compile(optimizer="sgd", loss="mse", metrics=[keras.metrics.MeanAbsoluteError(name=NASTY)])
+    return made
+
+
+def callers(folder: Path) -> Path:
+    file = folder / "callers.toml"
+    file.write_text(
+        "\n".join(
+            f'[[callers]]\nname = "{name}"\ngroups = {json.dumps(groups)}\ntokens = ["{hash_text(f"token:{name}")}"]'
+            for name, groups in {"viewer": ["observe"], "user": ["predict"], "client": ["observe", "predict"]}.items()
+        ),
+        encoding="utf-8",
+    )
+    return file
+
+
+def basic(name: str) -> dict[str, str]:
+    return {"authorization": "Basic " + base64.b64encode(f"anyone:token:{name}".encode()).decode()}
+
+
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def service(
+    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
+    """A service with two accepted checkpoints and one refused, behind a path, for known callers."""
+    folder = tmp_path_factory.mktemp("page")
+    run = folder / "run"
+    chief = Chief(run)
+    for step in STEPS:
+        chief.publish_other(step, model(step))
+    write_dataset(folder / "test.npz", best_step=STEPS[-1])
+    settings = {
+        "run_dir": run,
+        "eval_data": {DATASET: folder / "test.npz"},
+        "callers": callers(folder),
+        "root_path": ROOT,
+    }
+    with running_service(
+        settings,
+        {"min_improvement": 0.0, "resamples": 20},
+        replicas=replicas,
+        state_dir=folder / "state",
+        front_end=request.param,
+    ) as running:
+        client = running.client(token=TOKEN)
+        running.wait_ready()
+        wait_for(client, STEPS[-1], "accepted")
+        chief.publish_other(REFUSED_STEP, model(-REFUSED_STEP))
+        wait_for(client, REFUSED_STEP, "refused")
+        client.predict({"x": ones(1)})
+        yield running
+
+
+def wait_for(client: Any, step: int, outcome: str) -> None:
+    for evaluation in client.watch_evaluations():
+        if (evaluation.step, evaluation.outcome.lower()) == (step, outcome):
+            return
+
+
+@pytest.fixture
+def browser(service: RunningService) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{service.http}", headers=basic("viewer"), timeout=SECONDS) as browser:
+        yield browser
+
+
+def test_the_overview_says_what_is_served_and_why_and_what_was_held_back(browser: httpx.Client) -> None:
+    page = Page(browser.get("/").text)
+    text = " ".join(page.text.split())
+
+    assert page.headings[:3] == ["model", "Served", "Next"]
+    assert "The version policy is latest: it is the newest checkpoint that the gate lets through" in text
+    assert re.search(r"The gate's decision: accepted at \S+ \S+ UTC", text)
+    assert f"After the serving step, step {REFUSED_STEP} was held back" in text
+    assert f"best by the min of {DATASET}/loss step {STEPS[-1]}" in text
+    assert "calls since the start" in text
+    for state in ("serving", "accepted", "refused"):
+        assert state in text
+    for step in (*STEPS, REFUSED_STEP):
+        assert f"{ROOT}/checkpoints/{step}" in page.references
+
+
+def test_each_curve_has_a_picture_with_bands_and_marks_and_a_table_of_its_numbers(browser: httpx.Client) -> None:
+    content = browser.get("/").text
+    page = Page(content)
+
+    assert page.tags["figure"] == page.tags["svg"] == page.tags["polyline"] == 2
+    assert page.tables == [1, 1]
+    assert page.tags["polygon"] >= 1
+    assert content.count('class="mark refused"') == 2
+    assert content.count('<line class="serving"') == 2
+
+
+def test_the_page_of_a_checkpoint_shows_its_entries_with_intervals_and_conditions(browser: httpx.Client) -> None:
+    page = Page(browser.get(f"/checkpoints/{REFUSED_STEP}").text)
+
+    assert page.headings[0] == f"model: step {REFUSED_STEP}"
+    assert "Entries of the ledger" in page.headings
+    assert "better by 0.0" in page.text
+    assert "from 20 resamples" in page.text
+    assert page.tags["time"] >= 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_names_with_markup_are_escaped_and_nothing_is_inline(browser: httpx.Client, path: str) -> None:
+    response = browser.get(path)
+    page = Page(response.text)
+
+    assert response.status_code == 200
+    assert "<img" not in response.text
+    assert not {"img", "style"} & page.tags.keys()
+    assert " style=" not in response.text
+    assert " on" not in "".join(re.findall(r"<[^>]*>", response.text))
+    assert "<script>" not in response.text
+    if path in ("/", "/parts/curves", "/checkpoints/20"):
+        assert NASTY in page.text
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/static/page.css", "/checkpoints/7", "/nothing-here"])
+def test_every_answer_has_the_headers_of_a_page_that_loads_only_its_own_files(browser: httpx.Client, path: str) -> None:
+    response = browser.get(path)
+    if path == "/nothing-here":
+        assert response.status_code == 404
+        return
+
+    assert response.headers["content-security-policy"].startswith("default-src 'none'; style-src 'self';")
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert path.startswith("/static") or response.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("prefix", ["", ROOT])
+def test_the_page_and_all_it_refers_to_are_under_the_path_of_a_proxy(browser: httpx.Client, prefix: str) -> None:
+    references = {
+        reference
+        for path in ("/", f"/checkpoints/{STEPS[0]}")
+        for reference in Page(browser.get(prefix + path).text).references
+        if reference not in {"data:,", "#main"}
+    }
+
+    assert all(reference.startswith(f"{ROOT}/") for reference in references)
+    for reference in references:
+        assert browser.get(prefix + reference.removeprefix(ROOT)).status_code == 200, reference
+    assert browser.get(f"{prefix}/healthz").status_code == 200
+
+
+def test_only_callers_who_may_observe_see_the_page_and_a_browser_is_asked_for_a_token(service: RunningService) -> None:
+    with httpx.Client(base_url=f"http://{service.http}", timeout=SECONDS) as client:
+        for path in (*PATHS, "/static/page.css", "/events"):
+            unknown = [client.get(path), client.get(path, headers=basic("nobody"))]
+            malformed = client.get(path, headers={"authorization": "Basic !"})
+            wrong = client.get(path, headers=basic("user"))
+
+            for response in (*unknown, malformed):
+                assert response.status_code == 401
+                assert response.headers["www-authenticate"] == 'Basic realm="understudy", charset="UTF-8"'
+            assert wrong.status_code == 403
+            assert "is not in the group observe" in Page(wrong.text).text
+        bearer = client.get("/", headers={"authorization": "Bearer token:viewer"})
+        rest = client.get("/v2", headers=basic("client"))
+
+    assert bearer.status_code == 200
+    assert rest.status_code == 401
+    assert rest.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/checkpoints/7", 404, "there is no checkpoint of step 7"),
+        ("/checkpoints/<b>", 400, "give a number from 0 up"),
+        ("/?before=9999999999999999999999", 400, "give a number from 0 up"),
+        ("/parts/other", 404, "the page has no part"),
+        ("/static/page.py", 404, "the page has no file"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_gets_a_page_that_says_why(
+    browser: httpx.Client, path: str, status: int, words: str
+) -> None:
+    response = browser.get(path)
+
+    assert response.status_code == status
+    assert words in Page(response.text).text
+    assert "<b>" not in response.text
+
+
+def test_the_checkpoints_before_a_step_can_be_listed(browser: httpx.Client) -> None:
+    references = Page(browser.get(f"/parts/checkpoints?before={STEPS[-1]}").text).references
+
+    assert references == [f"{ROOT}/checkpoints/{STEPS[0]}"]
+
+
+def test_open_pages_hear_of_a_change_at_once(service: RunningService, browser: httpx.Client) -> None:
+    client = service.client(token=TOKEN)
+    with browser.stream("GET", "/events") as response:
+        lines = response.iter_lines()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-store"
+        while next(lines) != "event: changed":
+            pass
+        record = client.evaluate_dataset(DATASET, version=STEPS[0], rescore=True)
+        while next(lines) != "event: changed":
+            pass
+
+    assert record.step == STEPS[0]
