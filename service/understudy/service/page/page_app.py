@@ -166,7 +166,7 @@ class PageApp:
             if rendered is not None and rendered[1] == generation and monotonic() - rendered[0] < FRESH_SECONDS:
                 return rendered[2]
             began = monotonic()
-            content = await self._run(partial(self._render, part, _root(call), before, first))
+            content: str = await self._run(partial(self._render, part, _root(call), before, first))
             self._rendered.pop(key, None)
             self._rendered[key] = (began, generation, content)
             if len(self._rendered) > MAX_RENDERED:
