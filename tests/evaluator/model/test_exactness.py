@@ -119,7 +119,7 @@ def test_metrics_are_exact_where_the_model_does_not_round(
     assert [dict(result) for result in exactness.score_interleaved(slot, batches_of)] == expected
 
 
-@settings(drawn, max_examples=5, phases=[Phase.explicit, Phase.generate])
+@settings(drawn, max_examples=3, phases=[Phase.explicit, Phase.generate])
 @given(
     name=st.sampled_from(sorted(more_sample_models.PASSED_THROUGH)),
     replicas=st.sampled_from([1, 4]),
