@@ -320,12 +320,18 @@ class ServiceObserver:
         """Why the gate did not accept the checkpoint that it decided on last; empty if it did."""
         return self._held_back
 
-    def recall(self, ledger: Ledger) -> None:
-        """Show the results of an earlier process until newer ones are recorded. Blocks."""
+    def recall(self, ledger: Ledger, also: Callable[[EvaluationRecord], None] = lambda _: None) -> None:
+        """Show the results of an earlier process until newer ones are recorded. Blocks.
+
+        Args:
+            ledger: The ledger.
+            also: Called with each entry in their order, so that the ledger is read once.
+        """
         after = 0
         while entries := ledger.page(after_sequence=after, limit=_RECALL_PAGE):
             for entry in entries:
                 self._show(entry)
+                also(entry)
             after = entries[-1].sequence
 
     def _show(self, record: EvaluationRecord) -> None:

@@ -35,6 +35,7 @@ from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
+from understudy.service.page.history import History
 from understudy.service.page.page_app import PageApp
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
@@ -162,12 +163,12 @@ class Service:
             front_end = self._make_front_end(certificates)
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
-            opened = await self._start_evaluator(stack)
+            opened, history = await self._start_evaluator(stack)
             samplers = await self._start_samplers(stack, opened.evaluator)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
-            routes = [*self._rest(handlers, methods).routes(), *self._page(model, guard).routes()]
+            routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard).routes()]
             await self._start_http(stack, listener, routes, certificates)
             await self._start_front_end(stack, front_end, methods)
             self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
@@ -240,7 +241,7 @@ class Service:
             except OSError as error:
                 _log.warning("cannot use a changed file yet", reason=str(error))
 
-    async def _start_evaluator(self, stack: AsyncExitStack) -> NamedEvaluator:
+    async def _start_evaluator(self, stack: AsyncExitStack) -> tuple[NamedEvaluator, History]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
         observer = ServiceObserver(
@@ -256,9 +257,10 @@ class Service:
         _freeze_heap()  # before the first model is loaded: frozen objects are never collected
         await self._loop.run_in_executor(self._executor, evaluator.start)
         stack.push_async_callback(self._close_evaluator, evaluator)
-        await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger)
+        history = History(evaluator.ledger)
+        await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
-        return opened
+        return opened, history
 
     async def _start_samplers(self, stack: AsyncExitStack, evaluator: Evaluator) -> Sequence[PredictionSampler]:
         """Start what follows a sample of the predictions, until the stack is closed."""
@@ -307,10 +309,11 @@ class Service:
             executor=self._builder,
         )
 
-    def _page(self, model: ServedModel, guard: Guard | None) -> PageApp:
+    def _page(self, model: ServedModel, history: History, guard: Guard | None) -> PageApp:
         return PageApp(
             model,
             settings=self._evaluator_settings,
+            history=history,
             guard=guard,
             registry=self._registry,
             readiness=self._readiness,

@@ -59,6 +59,17 @@ def test_new_entries_are_added_to_those_that_were_read(ledger: Ledger, history: 
     assert points(history) == [(10, 1.0), (20, 2.0), (30, 3.0)]
 
 
+def test_entries_that_were_read_for_another_purpose_are_not_read_again(ledger: Ledger, history: History) -> None:
+    score(ledger, 10)
+    score(ledger, 20)
+    for entry in ledger.page():
+        history.add(entry)
+    ledger._connection.execute("DELETE FROM evaluations WHERE step = 10")  # cannot be read any more
+    score(ledger, 30)
+
+    assert points(history) == [(10, 1.0), (20, 2.0), (30, 3.0)]
+
+
 def test_the_newest_value_of_a_step_counts_and_its_interval_stays_with_it(ledger: Ledger, history: History) -> None:
     score(ledger, 10)
     score(ledger, 10, scoring_digest="other", metrics={"loss": 5.0}, intervals={"loss": Interval(low=4.0, high=6.0)})

@@ -64,7 +64,7 @@ class Mark:
 
 
 class History:
-    """Reads the ledger once and then only its new entries. Thread-safe.
+    """The scores and the marks of the ledger, of which only new entries are read. Thread-safe.
 
     Values on earlier content of a dataset are dropped, as they cannot be compared with those on the present content.
 
@@ -80,6 +80,12 @@ class History:
         self._contents: dict[str, str] = {}
         self._left_out: set[tuple[str, str]] = set()
         self._marks: OrderedDict[tuple[int, str], EvaluationOutcome] = OrderedDict()
+
+    def add(self, entry: EvaluationRecord) -> None:
+        """Take an entry that was read for another purpose. Entries come in their order, before `catch_up`."""
+        with self._lock:
+            self._read(entry)
+            self._read_up_to = entry.sequence
 
     def catch_up(self) -> None:
         """Read the new entries. Blocks; a page of the ledger at a time, so that others use it in between.
@@ -169,7 +175,8 @@ class _HeldSeries:
         if not math.isfinite(point.value):
             self.not_finite += 1
             return
-        place = bisect_left(self.points, point.step, key=_step_of)
+        is_newest = not self.points or point.step > self.points[-1].step  # as most are
+        place = len(self.points) if is_newest else bisect_left(self.points, point.step, key=_step_of)
         if place < len(self.points) and self.points[place].step == point.step:
             self.points[place] = point
             return

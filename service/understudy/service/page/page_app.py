@@ -30,6 +30,7 @@ from understudy.service.calls.served_call import REQUEST_ID_HEADER, Guard, Serve
 from understudy.service.calls.status import Code, Failure, UnsupportedError
 from understudy.service.page import chart
 from understudy.service.page.change_feed import ChangeFeed
+from understudy.service.page.history import History
 from understudy.service.page.live_numbers import LiveReader
 from understudy.service.page.page_call import PageCall
 from understudy.service.page.views import Views
@@ -80,6 +81,7 @@ class PageApp:
     Args:
         model: The served model.
         settings: The operator's settings of the evaluator.
+        history: The scores of the evaluator's ledger.
         guard: Checks who calls; None to admit every caller.
         registry: The metrics.
         readiness: The state of the service.
@@ -93,6 +95,7 @@ class PageApp:
         model: ServedModel,
         *,
         settings: EvaluatorSettings,
+        history: History,
         guard: Guard | None,
         registry: CollectorRegistry,
         readiness: Readiness,
@@ -103,7 +106,7 @@ class PageApp:
         self._model = model
         self._readiness = readiness
         self._executor = executor
-        self._views = Views(model.evaluator, settings)
+        self._views = Views(model.evaluator, settings, history)
         self._live = LiveReader(registry)
         self._feed = ChangeFeed(
             self._views.fingerprint,

@@ -138,13 +138,14 @@ class Views:
     Args:
         evaluator: The evaluator.
         settings: The operator's settings of the evaluator.
+        history: The scores of the evaluator's ledger.
     """
 
-    def __init__(self, evaluator: Evaluator, settings: EvaluatorSettings) -> None:
+    def __init__(self, evaluator: Evaluator, settings: EvaluatorSettings, history: History) -> None:
         self._evaluator = evaluator
         self._policy = settings.version_policy
         self._has_gate = bool(settings.gate) or (settings.min_value, settings.min_improvement) != (None, None)
-        self._history = History(evaluator.ledger)
+        self._history = history
 
     def catch_up(self) -> None:
         """Read the new entries of the ledger; see `History.catch_up`."""
