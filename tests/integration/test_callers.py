@@ -363,7 +363,7 @@ def test_a_request_without_a_certificate_leaves_an_audit_line(site: Site, audit_
     assert httpx.get(f"https://{site.service.http}/metrics", verify=context).status_code == 403
     until(lambda: len(audit_lines()) == 1)
     (line,) = audit_lines()
-    assert (line["event"], line["method"], line["outcome"]) == ("caller refused", "/metrics", "PERMISSION_DENIED")
+    assert (line["event"], line["path"], line["outcome"]) == ("caller refused", "/metrics", "PERMISSION_DENIED")
     assert "127.0.0.1:" in line["peer"]
 
 

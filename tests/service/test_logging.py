@@ -170,7 +170,7 @@ def test_the_lines_of_failed_calls_are_limited_and_those_of_the_audit_are_not() 
     assert counts == {CALL_LOGGER: 100, AUDIT_LOGGER: 300, "room": 300}
 
 
-def test_the_audit_s_refusals_are_limited_for_each_host_and_its_decisions_are_not() -> None:
+def test_the_audit_s_refusals_are_limited_for_each_host_and_method_and_its_decisions_are_not() -> None:
     clock = Clock()
     stream, _ = written_through(clock)
 
@@ -186,7 +186,7 @@ def test_the_audit_s_refusals_are_limited_for_each_host_and_its_decisions_are_no
         )
         audit_record(record)
     events = Counter((line["event"], str(line.get("peer", "")).partition(":")[0]) for line in lines_of(stream))
-    assert events == {(REFUSAL, "10.0.0.1"): 100, (REFUSAL, "10.0.0.2"): 1, ("gate decided", ""): 300}
+    assert events == {(REFUSAL, "10.0.0.1"): 20, (REFUSAL, "10.0.0.2"): 1, ("gate decided", ""): 300}
     clock.now += 10
     refuse("10.0.0.1", 1)
-    assert lines_of(stream)[-1]["left_out"] == 200
+    assert lines_of(stream)[-1]["left_out"] == 280

@@ -20,7 +20,7 @@ from understudy.service.settings import LogFormat, LogLevel
 _INTERVAL_SECONDS: Final = 10.0
 _MOST_WARNINGS: Final = 10
 _MOST_CALLS: Final = 100
-_MOST_REFUSALS: Final = 100
+_MOST_REFUSALS: Final = 20
 _MOST_KINDS: Final = 1000
 
 
@@ -79,7 +79,7 @@ class RepetitionFilter(logging.Filter):
 
     A kind is a logger, a level and the text without its values. Warnings and errors are limited, and the lines about
     calls that failed: a caller or a bad checkpoint can cause those at any rate. Of the audit log only the lines about
-    refused callers are, each host apart, so that one cannot hide another. Thread-safe.
+    refused callers are, each host and method apart, so that one cannot hide another. Thread-safe.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -133,11 +133,14 @@ def _most_lines(record: logging.LogRecord) -> int | None:
 
 
 def _text(record: logging.LogRecord) -> str:
-    """Return the text without its values; that about a refused caller with its host."""
+    """Return the text without its values; that about a refused caller with its host and method."""
     if not isinstance(record.msg, dict):
         return str(record.msg)
     text = str(record.msg.get("event", ""))
-    return f"{text} {str(record.msg.get('peer', '')).rpartition(':')[0]}" if text == REFUSAL else text
+    if text != REFUSAL:
+        return text
+    host = str(record.msg.get("peer", "")).rpartition(":")[0]
+    return f"{text} {host} {record.msg.get('method', '')}"
 
 
 def writes_json(log_format: LogFormat, stream: TextIO) -> bool:

@@ -179,9 +179,12 @@ def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _content(values: bytes) -> bytes:
     """Return the content of a TensorProto."""
-    from tensorflow.core.framework import tensor_pb2
+    import tensorflow as tf
 
-    content: bytes = tensor_pb2.TensorProto(tensor_content=values).SerializeToString()
+    message = tf.make_tensor_proto(0)
+    message.Clear()
+    message.tensor_content = values
+    content: bytes = message.SerializeToString()
     return content
 
 

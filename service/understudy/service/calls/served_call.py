@@ -279,7 +279,7 @@ def served_methods(
 
 AUDIT_LOGGER: Final = "understudy.audit"
 REFUSAL: Final = "caller refused"
-"""The event of the audit log's lines about refused callers, which have the address of each as ``peer``."""
+"""The event of the audit log's lines about refused callers, which have the address as ``peer``, and the ``method``."""
 
 _DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED})
 _REFUSED: Final = frozenset({Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
@@ -326,7 +326,7 @@ def audit_refused_request(peer: str, path: str, message: str) -> None:
         caller="",
         certificate="",
         peer=peer,
-        method=path,
+        path=path,
         outcome=Code.PERMISSION_DENIED.name,
         message=message,
     )
