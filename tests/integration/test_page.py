@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, write_dataset
 from testkit.front_ends import FRONT_ENDS
 from testkit.html_pages import Page
-from testkit.in_process import RunningService, running_service
+from testkit.in_process import RunningService, running_service, until
 from understudy.service.callers.tokens import hash_text
 
 ROOT = "/models/digits"
@@ -27,6 +28,7 @@ DATASET = "Test_set.-1"
 NASTY = "<img src=x>\"'&{{7*7}}"
 """A metric's name with what HTML, attributes and templates could take for their own."""
 SECONDS = 20.0
+STREAMS = 4
 
 PATHS = ("/", "/parts/state", "/parts/traffic", "/parts/curves", "/parts/checkpoints", "/checkpoints/20")
 
@@ -79,6 +81,7 @@ def service(
         "eval_data": {DATASET: folder / "test.npz"},
         "callers": callers(folder),
         "root_path": ROOT,
+        "max_connections": 32,  # so 8 to the HTTP port, of which live pages take half
     }
     with running_service(
         settings,
@@ -250,3 +253,26 @@ def test_open_pages_hear_of_a_change_at_once(service: RunningService, browser: h
         client.unpin()
 
     assert "An operator pinned it" in why
+
+
+def test_pages_that_are_updated_live_are_bounded_and_a_closed_one_gives_its_place_back(
+    service: RunningService, browser: httpx.Client
+) -> None:
+    with ExitStack() as pages:
+        opened = [pages.enter_context(browser.stream("GET", "/events")) for _ in range(STREAMS)]
+        beyond = browser.get("/events")
+        still_loads = browser.get("/")
+        next(opened[-1].iter_lines())
+
+    assert [response.status_code for response in opened] == [200] * STREAMS
+    assert beyond.status_code == 429
+    assert beyond.headers["retry-after"]
+    assert f"{STREAMS} pages are open" in Page(beyond.text).text
+    assert still_loads.status_code == 200
+
+    def has_room() -> bool:
+        with browser.stream("GET", "/events") as response:
+            return response.status_code == 200
+
+    until(has_room)
+    assert service.answers("/healthz") == 200

@@ -53,6 +53,12 @@ def test_redaction_without_a_log_is_refused() -> None:
     ServeSettings(run_dir=RUN, request_log_redact=("user",), drift_reference="test")
 
 
+@pytest.mark.parametrize("path", ["models", "/models/", "//models", "/..", '/a"b', "/a b", "https://example.com/a"])
+def test_a_root_path_is_a_plain_path(path: str) -> None:
+    with pytest.raises(SettingsError, match="begins with a slash"):
+        ServeSettings(run_dir=RUN, root_path=path)
+
+
 def test_one_port_cannot_serve_both_protocols() -> None:
     with pytest.raises(SettingsError, match="both 9000"):
         ServeSettings(run_dir=RUN, grpc_port=9000, http_port=9000)
