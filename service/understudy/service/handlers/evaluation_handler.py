@@ -15,7 +15,6 @@ from functools import partial
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.methods import CallContext
-from understudy.service.handlers import evaluation_handler as paging
 from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream
 from understudy.service.handlers.evaluate_stream import Places, StreamLimits, score_stream
@@ -129,20 +128,20 @@ class EvaluationHandler:
         """Return one page of the ledger."""
         del call
         self._model.check_optional_name(request.model_name)
-        size = paging.page_size(request.page_size if request.HasField("page_size") else None)
+        size = page_size(request.page_size if request.HasField("page_size") else None)
         filters = _filters_of(request)
         entries = await self._page(
-            after_sequence=paging.decode_token(request.page_token, filters),
+            after_sequence=decode_token(request.page_token, filters),
             limit=size + 1,
             dataset=request.dataset or None,
             min_step=request.min_step if request.HasField("min_step") else None,
             max_step=request.max_step if request.HasField("max_step") else None,
             outcome=messages.outcome(request.outcome) if request.HasField("outcome") else None,
         )
-        page = paging.fitting(map(messages.record, entries[:size]))
+        page = fitting(map(messages.record, entries[:size]))
         more = len(entries) > len(page)
         return evaluation_pb2.ListEvaluationsResponse(
-            evaluations=page, next_page_token=paging.encode_token(page[-1].sequence, filters) if more else ""
+            evaluations=page, next_page_token=encode_token(page[-1].sequence, filters) if more else ""
         )
 
     async def watch_evaluations(
