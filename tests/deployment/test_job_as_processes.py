@@ -65,10 +65,10 @@ def start(pod: Pod, index: int, host: Host, volumes: Path) -> Task:
     read_only = [folders[mount["mountPath"]] for mount in pod.container["volumeMounts"] if mount.get("readOnly")]
     mounts = "".join(f"mount --bind {each} {each} && mount -o remount,ro,bind {each} && " for each in read_only)
     own_mounts = [*host.inside, "sh", "-c", f'{mounts}exec "$@"', "sh"]
-    command = [*own_mounts, sys.executable, "-m", "understudy.cli", *pod.container["args"]]
+    arguments = [placed(word, folders) for word in pod.container["args"]]
     return Task(
         subprocess.Popen(
-            [placed(word, folders) for word in command],
+            [*own_mounts, sys.executable, "-m", "understudy.cli", *arguments],
             env={**os.environ, **preloaded(), **{key: placed(value, folders) for key, value in environment.items()}},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

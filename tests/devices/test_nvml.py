@@ -80,6 +80,7 @@ class IdleEvaluator:
     def __init__(self, readings: dict[str, GpuReading]) -> None:
         self.gpu_readings = lambda: readings
         self.checkpoint_age_seconds = lambda: None
+        self.checkpoints_waiting = lambda: 0
         self.device_memory = dict
 
 

@@ -120,7 +120,7 @@ def gauges_of(client: Client) -> dict[tuple[str, str, str], float]:
     return {
         (sample.name, sample.labels["dataset"], sample.labels.get("metric", "")): sample.value
         for sample in samples
-        if sample.name.startswith("understudy_evaluation_")
+        if sample.name.startswith("understudy_evaluation_") and "dataset" in sample.labels
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,10 +23,12 @@ from understudy.evaluator.evaluation.slices import (
     resolved,
 )
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model.increments import StateIncrements
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.model.output_tasks import OutputTask
 from understudy.evaluator.types import Array, Arrays, Batch, Interval, SliceScore
+
+if TYPE_CHECKING:
+    from understudy.evaluator.model.increments import StateIncrements  # imports TensorFlow
 
 MAX_RESAMPLES = 10_000
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.types import Array, ArrayForm, Arrays, Batch
+
+if TYPE_CHECKING:
+    from understudy.evaluator.model.graph_analysis import ValueRange  # imports TensorFlow
 
 ALL_TARGETS = "targets"
 ALL_WEIGHTS = "sample_weights"
