@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_a_page_has_a_section_for_each_output_and_its_changes(both: Page) -> Non
     assert places == sorted(places)
     assert "11, 12, 13 and 5 more" in both.text
     assert "0.25 [0.2, 0.3]" in both.text
+
+
+def test_the_slices_of_an_output_stand_in_the_order_of_their_scores(content: dict[str, Any], changes: Changes) -> None:
+    (last,) = evaluation(10).slices
+    scored = replace(evaluation(10), slices=(replace(last, name="scored-first"), last))
+    tables = {**content, "slices": [*content["slices"], content["slices"][0] | {"name": "scored-first"}]}
+    versions = [ReportedVersion(evaluation=scored, content=tables)]
+    text = Page(page(Report(model_name="m", versions=versions, changes=changes))).text
+    of_output = text[text.index("Slices: binary") :]
+    assert of_output.index("scored-first") < of_output.index(last.name)
 
 
 def test_a_page_says_how_good_each_output_is_on_each_slice(both: Page) -> None:

@@ -157,8 +157,9 @@ def _slices(one: ReportedVersion) -> str:
 
 
 def _slice_tables(one: ReportedVersion) -> str:
-    """Return a table for each output, with what its tables say about each slice."""
-    slices = one.content["slices"]
+    """Return a table for each output, with what its tables say about each slice, in the order of their scores."""
+    places = {each.name: place for place, each in enumerate(one.evaluation.slices)}
+    slices = sorted(one.content["slices"], key=lambda each: places.get(each["name"], len(places)))
     names = dict.fromkeys(name for each in slices for name in each["outputs"])
     return "".join(_slice_table(name, slices, f"step {one.evaluation.step}") for name in names)
 
