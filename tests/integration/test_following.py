@@ -62,7 +62,7 @@ def serves(client: Client, step: int) -> Callable[[], bool]:
 
 
 def test_promotions_pins_and_rollbacks_reach_every_server(chief: Chief, evaluate: Start, follow: Start) -> None:
-    """And nothing else does: step 30 is the newest, and is not served until the evaluator is told to."""
+    """And nothing else does: step 30 is the newest, and is not served before the evaluator promotes it."""
     servers = [follow("one"), follow("two")]
     for server in servers:
         assert httpx.get(f"http://{server.http}/readyz").status_code == 503

@@ -195,7 +195,7 @@ def test_the_page_and_all_it_refers_to_are_under_the_path_of_a_proxy(browser: ht
 def test_only_callers_who_may_observe_see_the_page_and_a_browser_is_asked_for_a_token(service: RunningService) -> None:
     with httpx.Client(base_url=f"http://{service.http}", timeout=SECONDS) as client:
         for path in (*PATHS, "/static/page.css", "/events"):
-            unknown = [client.get(path), client.get(path, headers=basic("nobody"))]
+            unknown = [client.get(path), client.get(path, headers=basic("unknown"))]
             malformed = client.get(path, headers={"authorization": "Basic !"})
             wrong = client.get(path, headers=basic("user"))
 
