@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -121,3 +123,16 @@ def logical_cpus() -> tuple[str, ...]:
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS)
     return tuple(f"CPU:{index}" for index in range(LOGICAL_CPUS))
+
+
+@pytest.fixture
+def own_logs() -> Iterator[None]:
+    """Undo the configuration of logs that a test makes in this process."""
+    import structlog
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +22,7 @@ from understudy.service.calls.served_call import (
 )
 from understudy.service.logging import RepetitionFilter, configure
 
-
-@pytest.fixture(autouse=True)
-def undone() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("own_logs")
 
 
 def lines_of(stream: io.StringIO) -> list[dict[str, object]]:
