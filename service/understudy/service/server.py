@@ -238,8 +238,8 @@ class Service:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await self._loop.run_in_executor(self._executor, refresh)
-            except OSError as error:
-                _log.warning("cannot use a changed file yet", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - else later changes would never be used
+                _log.warning("cannot use a changed file yet", reason=f"{type(error).__name__}: {error}")
 
     async def _start_evaluator(self, stack: AsyncExitStack) -> tuple[NamedEvaluator, History]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind

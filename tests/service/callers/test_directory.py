@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
+import ssl
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
+import trustme
 from joserfc.jwk import OctKey
 from structlog.testing import capture_logs
 
-from testkit.certificates import replace
+from testkit.certificates import Credentials, replace
 from testkit.web_tokens import TokenIssuer
 from understudy.service.callers import directory as directory_module
+from understudy.service.callers import web_tokens
 from understudy.service.callers.directory import CallerDirectory
 from understudy.service.callers.tokens import hash_text
-from understudy.service.callers.web_tokens import IssuerKeys
+from understudy.service.callers.web_tokens import MAX_JWKS_BYTES, IssuerKeys
 from understudy.service.calls.caller import Group
 from understudy.service.calls.status import UnauthenticatedError
 
@@ -180,38 +184,68 @@ def test_unusable_keys_change_nothing(site: Site) -> None:
 
 
 class KeyServer:
-    """Serves the keys of an issuer over HTTP."""
+    """Serves the keys of an issuer over HTTP.
 
-    def __init__(self, issuer: TokenIssuer) -> None:
+    Args:
+        issuer: Whose keys.
+        certificate: That of the server; without, it speaks plain HTTP.
+    """
+
+    def __init__(self, issuer: TokenIssuer, certificate: Credentials | None = None) -> None:
         self.issuer = issuer
         self.status = 200
         self.asked = 0
+        self.answer: Callable[[BaseHTTPRequestHandler], object] = self.give_keys
+        self.ended = Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked += 1
-                self.send_response(outer.status)
-                self.send_header("location", "/elsewhere")
-                self.end_headers()
-                self.wfile.write(outer.issuer.jwks())
+                with contextlib.suppress(OSError):  # the caller went
+                    outer.answer(self)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
                 del format, args
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/keys"
+        if certificate is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(certificate.certificate, certificate.key)
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        scheme, host = ("http", "127.0.0.1") if certificate is None else ("https", "localhost")
+        self.url = f"{scheme}://{host}:{self.server.server_port}/keys"
+
+    def give_keys(self, request: BaseHTTPRequestHandler) -> None:
+        request.send_response(self.status)
+        request.send_header("location", "/elsewhere")
+        request.end_headers()
+        request.wfile.write(self.issuer.jwks())
+
+    def drip(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one byte at a time, for ever."""
+        request.wfile.write(b"HTTP/1.0 200 OK\r\nx: ")
+        while not self.ended.wait(0.02):
+            request.wfile.write(b"y")
+
+
+@contextlib.contextmanager
+def serving(served: KeyServer) -> Iterator[KeyServer]:
+    thread = Thread(target=served.server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield served
+    finally:
+        served.ended.set()
+        served.server.shutdown()
+        thread.join()
+        served.server.server_close()
 
 
 @pytest.fixture
 def key_server() -> Iterator[KeyServer]:
-    served = KeyServer(TokenIssuer())
-    thread = Thread(target=served.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield served
-    served.server.shutdown()
-    thread.join()
-    served.server.server_close()
+    with serving(KeyServer(TokenIssuer())) as served:
+        yield served
 
 
 def test_keys_at_a_url_are_fetched_again_in_time_or_when_one_is_unknown(key_server: KeyServer) -> None:
@@ -243,3 +277,49 @@ def test_keys_that_cannot_be_fetched_are_asked_for_again(key_server: KeyServer, 
     assert key_server.asked == 1
     key_server.status, now = 200, 10.0
     assert keys.refresh()
+
+
+def test_keys_are_fetched_over_https_from_a_server_whose_authority_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = Credentials(tmp_path, trustme.CA(), "localhost")
+    now = 0.0
+    with serving(KeyServer(TokenIssuer(), certificate)) as served, capture_logs() as lines:
+        keys = IssuerKeys(served.url, clock=lambda: now)
+        assert not keys.refresh()
+        assert "certificate verify failed" in lines[0]["reason"]
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.ca))
+        now = 10.0
+        assert keys.refresh()
+    assert [key.kid for key in keys.current or ()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"no HTTP at all\r\n\r\n", "illegal status line"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{", "without sending complete message body"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "recursion"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (MAX_JWKS_BYTES + 1), "more than 1048576 bytes"),
+    ],
+    ids=["no_http", "cut_off", "deep", "long"],
+)
+def test_keys_that_are_answered_wrongly_are_asked_for_again(key_server: KeyServer, answer: bytes, reason: str) -> None:
+    now = 0.0
+    keys = IssuerKeys(key_server.url, clock=lambda: now)
+    key_server.answer = lambda request: request.wfile.write(answer)
+    with capture_logs() as lines:
+        assert not keys.refresh()
+    assert reason in lines[0]["reason"]
+    key_server.answer, now = key_server.give_keys, 10.0
+    assert keys.refresh()
+
+
+def test_an_issuer_that_answers_byte_by_byte_is_left_in_time(
+    key_server: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_tokens, "TIMEOUT_SECONDS", 0.3)
+    key_server.answer = key_server.drip
+    with capture_logs() as lines:
+        assert not IssuerKeys(key_server.url).refresh()
+    assert lines[0]["reason"] == "TimeoutError"

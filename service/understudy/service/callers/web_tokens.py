@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
+import ssl
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import structlog
 from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, JoseError
@@ -32,6 +34,7 @@ FETCH_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 10.0
 """How soon they are fetched again after a failure, or after a token named an unknown key."""
 TIMEOUT_SECONDS: Final = 5.0
+"""How long a fetch may take in all."""
 
 _log = structlog.get_logger(__name__)
 
@@ -74,10 +77,15 @@ class IssuerKeys:
             keys = KeySet.import_key_set(json.loads(content))
             if any(key.key_type == "oct" for key in keys):
                 raise ValueError("it holds a secret key; give public keys")
-        except (OSError, *_KEY_ERRORS) as error:
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, RecursionError, *_KEY_ERRORS) as error:
             self._due = self._clock() + RETRY_SECONDS
             kept = "kept the old keys" if self.current else "refuse its tokens"
-            _log.error("cannot use the keys of an issuer", source=str(self.source), reason=str(error), consequence=kept)
+            _log.error(
+                "cannot use the keys of an issuer",
+                source=str(self.source),
+                reason=str(error) or type(error).__name__,
+                consequence=kept,
+            )
             return False
         self._content, self.current = content, keys
         return True
@@ -94,23 +102,30 @@ class IssuerKeys:
         return True
 
     def _read(self) -> bytes:
-        if isinstance(self.source, Path):
-            with self.source.open("rb") as file:
-                content = file.read(MAX_JWKS_BYTES + 1)
-        else:
-            with _OPENER.open(self.source, timeout=TIMEOUT_SECONDS) as response:
-                content = response.read(MAX_JWKS_BYTES + 1)
-        if len(content) > MAX_JWKS_BYTES:
-            raise ValueError(f"it has more than {MAX_JWKS_BYTES} bytes")
-        return bytes(content)
+        if isinstance(self.source, str):
+            return asyncio.run(asyncio.wait_for(_fetched(self.source), TIMEOUT_SECONDS))
+        with self.source.open("rb") as file:
+            return _bounded(file.read(MAX_JWKS_BYTES + 1))
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """See the base class. Nothing is followed, as a redirect could leave https."""
+async def _fetched(url: str) -> bytes:
+    """Return what is at a URL. Redirects are not followed, as one could leave https.
+
+    `wait_for` bounds all of it. The client's own timeouts are for each read, and an issuer could answer byte by byte.
+    """
+    trusted = ssl.create_default_context()
+    async with httpx.AsyncClient(verify=trusted) as client, client.stream("GET", url) as response:
+        response.raise_for_status()
+        content = b""
+        async for part in response.aiter_bytes():
+            content = _bounded(content + part)
+        return content
 
 
-_OPENER: Final = urllib.request.build_opener(_NoRedirects)
+def _bounded(content: bytes) -> bytes:
+    if len(content) > MAX_JWKS_BYTES:
+        raise ValueError(f"it has more than {MAX_JWKS_BYTES} bytes")
+    return content
 
 
 def looks_like_web_token(token: str) -> bool:
