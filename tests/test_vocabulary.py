@@ -38,7 +38,6 @@ REPLACED: tuple[tuple[str, str], ...] = (
         r"\bclass (Turns|Pace)\b|\bcheck_room\b|\bgive_way\b|\bGathering\b",
         "BatchScheduler, LatencyEstimator, check_admission",
     ),
-    (r"\b\w*[Oo]utbox(es)?\b", "ResultSink"),
     (r"\bclass Line\b|\bLoadedWork\b|\bLoadHistory\b", "LoadQueue, ServableExecutor, VersionStateMonitor"),
     (r"\b[Cc]ontest\b|\bclass Wanted\b|\b[Gg]uests?\b", "ComparisonRun, CancellationToken, on-demand version"),
     (r"\bStepBook\b", "StepRegistry"),
@@ -99,7 +98,7 @@ def test_no_file_is_named_by_a_replaced_word() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["the version on stage", "--policy latest", "understudy_queue_rows", "class InferencePlane:", "the outbox"]
+    "text", ["the version on stage", "--policy latest", "understudy_queue_rows", "class InferencePlane:"]
 )
 def test_a_replaced_word_is_found(text: str) -> None:
     assert list(replaced_words("docs/page.md", text))

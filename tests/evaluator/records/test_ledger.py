@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluator_errors import LedgerError
+from understudy.evaluator.records.details import encode_resampled
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 
@@ -123,6 +124,57 @@ CREATE TABLE evaluations (
 CREATE INDEX evaluations_by_step ON evaluations (step);
 PRAGMA application_id = 1431524441; PRAGMA user_version = 1;
 """
+
+
+_VERSION_2 = """
+CREATE TABLE evaluations (
+    sequence INTEGER PRIMARY KEY, step INTEGER NOT NULL, checkpoint_digest TEXT NOT NULL, dataset TEXT NOT NULL,
+    dataset_digest TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, metrics TEXT NOT NULL,
+    examples INTEGER NOT NULL, duration_seconds REAL NOT NULL, recorded_at REAL NOT NULL, notes TEXT NOT NULL,
+    details TEXT NOT NULL DEFAULT '{}', scoring_digest TEXT NOT NULL DEFAULT '',
+    UNIQUE (checkpoint_digest, step, dataset, dataset_digest, outcome, scoring_digest)
+) STRICT;
+CREATE INDEX evaluations_by_step ON evaluations (step);
+CREATE TABLE resampled (sequence INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;
+PRAGMA application_id = 1431524441; PRAGMA user_version = 2;
+"""
+
+
+@pytest.mark.parametrize(("version", "schema"), [(1, _VERSION_1), (2, _VERSION_2)])
+def test_a_ledger_of_an_older_version_has_the_tables_of_a_new_one_once_it_is_opened(
+    path: Path, version: int, schema: str
+) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(schema)
+        assert connection.execute("PRAGMA user_version").fetchone() == (version,)
+    Ledger(path).close()
+    new = path.with_name("new.sqlite")
+    Ledger(new).close()
+
+    def tables(file: Path) -> set[tuple[str, str]]:
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+            rows = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+        return {(name, "".join(sql.replace('"', "").split())) for name, sql in rows}
+
+    assert tables(path) == tables(new)
+
+
+def test_a_ledger_of_version_2_keeps_every_entry_and_its_resamples(path: Path) -> None:
+    resampled = {"loss": np.array([1, 2], np.float32)}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_VERSION_2)
+        row = (7, 3, "d3", "test", "c", "scored", "", '{"loss": "0.1"}', 9, 0.5, 2.5, "[]", "{}", "way")
+        connection.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute("INSERT INTO resampled VALUES (?, ?)", (7, encode_resampled(resampled)))
+        connection.commit()
+
+    for _ in range(2):
+        ledger = Ledger(path)
+        (record,) = ledger.page()
+        assert (record.sequence, record.metrics, record.recorded_at) == (7, {"loss": 0.1}, 2.5)
+        np.testing.assert_array_equal(ledger.resampled(7)["loss"], resampled["loss"])
+        ledger.close()
 
 
 @pytest.mark.parametrize("file_system", ["ext4", "nfs4"])
@@ -263,7 +315,7 @@ def test_a_ledger_of_another_version_is_refused_by_name(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
 
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads up to 2"):
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads up to 3"):
         Ledger(path)
 
 

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.details import decode_details, decode_resampled, encode_details, encode_resampled
+from understudy.evaluator.records.events import Event, event_of
 from understudy.evaluator.records.file_system import is_remote, mounted_type
+from understudy.evaluator.records.outbox import SCHEMA as EVENTS_SCHEMA
+from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.types import (
     Arrays,
     EvaluationOutcome,
@@ -29,7 +32,7 @@ _log = logging.getLogger(__name__)
 APPLICATION_ID = 0x55535459
 """Identifies the file as a ledger: ``USTY``."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 WHOLE_CHECKPOINT = ""
 """The dataset of an entry about the checkpoint as a whole."""
@@ -71,7 +74,7 @@ CREATE TABLE {name} (
 """
 _RESAMPLED = "CREATE TABLE resampled (sequence INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;"
 _INDEX = "CREATE INDEX evaluations_by_step ON evaluations (step);"
-_SCHEMA = _TABLE.format(name="evaluations") + _INDEX + _RESAMPLED
+_SCHEMA = _TABLE.format(name="evaluations") + _INDEX + _RESAMPLED + EVENTS_SCHEMA
 
 _FIRST_COLUMNS = (
     "sequence, step, checkpoint_digest, dataset, dataset_digest, outcome, reason, metrics, examples, duration_seconds, "
@@ -84,6 +87,24 @@ _RENAME = "DROP TABLE evaluations; ALTER TABLE evaluations_2 RENAME TO evaluatio
 _FROM_VERSION_1 = _TABLE.format(name="evaluations_2") + _COPY + _RENAME + _INDEX + _RESAMPLED
 """Makes the tables of version 1 those of version 2, whose identity of an entry has one more column."""
 
+_UPGRADES = {1: _FROM_VERSION_1, 2: EVENTS_SCHEMA}
+"""What makes the tables of a version those of the next one."""
+
+
+class Announcement(NamedTuple):
+    """An event that is no entry of the ledger, and what about its checkpoint is announced once."""
+
+    event: Event
+    once: str
+
+
+class LastServed(NamedTuple):
+    """A checkpoint that serves; ``created_at`` is in seconds since the epoch."""
+
+    step: int
+    checkpoint_digest: str
+    created_at: float
+
 
 class Ledger:
     """A table of entries in an SQLite file. Thread-safe; for the one process that holds the state folder's lock.
@@ -92,7 +113,7 @@ class Ledger:
     outcome and way of scoring are the same entry. Opening the ledger supersedes failures that an earlier evaluator
     caused: they stay on record, but `find` ignores them, so that the checkpoint is tried again.
 
-    A file of schema version 1 becomes one of version 2 when it is opened, and keeps every entry.
+    A file of an older schema version becomes one of the newest when it is opened, and keeps every entry.
 
     The file has a write-ahead log, except on network file systems, which may lack the shared memory that one needs.
 
@@ -100,6 +121,7 @@ class Ledger:
         path: The file; created if missing.
         clock: Returns the time of an entry, in seconds since the Unix epoch.
         file_system_of: Returns the type of the file system that holds a folder.
+        outbox: Receives an event for each new entry that has one, in the same transaction; None if there are none.
 
     Raises:
         LedgerError: The file is not a ledger, has another schema version, is damaged, or cannot be opened.
@@ -111,8 +133,10 @@ class Ledger:
         *,
         clock: Callable[[], float] = time.time,
         file_system_of: Callable[[Path], str] = mounted_type,
+        outbox: Outbox | None = None,
     ) -> None:
         self._path = path
+        self._outbox = outbox
         self._file_system = file_system_of(path.parent)
         self._clock = clock
         self._changed = threading.Condition()
@@ -189,17 +213,68 @@ class Ledger:
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                     (*identity, *content),
                 )
-                if cursor.rowcount == 1 and values is not None:
-                    self._connection.execute("INSERT INTO resampled VALUES (?, ?)", (cursor.lastrowid, values))
-            if cursor.rowcount == 1:
-                self._last_sequence = int(cursor.lastrowid or 0)
+                is_new, sequence = cursor.rowcount == 1, cursor.lastrowid
+                if is_new and values is not None:
+                    self._connection.execute("INSERT INTO resampled VALUES (?, ?)", (sequence, values))
+                (record,) = self._select(
+                    "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = ? AND "
+                    "scoring_digest = ?",
+                    identity,
+                )
+                event = event_of(record) if is_new and self._outbox is not None else None
+                if event is not None and self._outbox is not None:
+                    self._outbox.put(self._connection, event)
+            if is_new:
+                self._last_sequence = record.sequence
                 self._changed.notify_all()
-            (record,) = self._select(
-                "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = ? AND "
-                "scoring_digest = ?",
-                identity,
-            )
+            if event is not None and self._outbox is not None:
+                self._outbox.wake()
             return record
+
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Add events that are no entries to the outbox, in one transaction, each unless it was announced before.
+
+        Without an outbox, nothing is written.
+
+        Raises:
+            LedgerError: The file cannot be written. Nothing was written.
+        """
+        if self._outbox is None:
+            return
+        with self._changed, self._reporting():
+            with self._connection:
+                for event, once in announcements:
+                    cursor = self._connection.execute(
+                        "INSERT INTO announced VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                        (event.step, event.checkpoint_digest, once),
+                    )
+                    if cursor.rowcount == 1:
+                        self._outbox.put(self._connection, event)
+            self._outbox.wake()
+
+    def announce_serving(self, event_after: Callable[[LastServed | None], Event], served: LastServed) -> None:
+        """Add the event that a checkpoint serves to the outbox, unless the last such event was about it.
+
+        Without an outbox, nothing is written.
+
+        Args:
+            event_after: Returns the event, given what the last one was about; None if there was none.
+            served: The checkpoint.
+
+        Raises:
+            LedgerError: The file cannot be written. Nothing was written.
+        """
+        if self._outbox is None:
+            return
+        with self._changed, self._reporting():
+            row = self._connection.execute("SELECT step, checkpoint_digest, created_at FROM last_served").fetchone()
+            last = None if row is None else LastServed(*row)
+            if last is not None and last[:2] == served[:2]:
+                return
+            with self._connection:
+                self._connection.execute("INSERT OR REPLACE INTO last_served VALUES (1, ?, ?, ?)", served)
+                self._outbox.put(self._connection, event_after(last))
+            self._outbox.wake()
 
     def find(
         self,
@@ -337,6 +412,11 @@ class Ledger:
                 with connection:
                     connection.executemany("DELETE FROM evaluations WHERE sequence = ?", old)
                     connection.executemany("DELETE FROM resampled WHERE sequence = ?", old)
+                    connection.executemany(
+                        "DELETE FROM announced WHERE step = ?1 AND NOT EXISTS "
+                        "(SELECT 1 FROM evaluations WHERE step = ?1)",
+                        [(step,) for step in {step for _, step in piece} - set(protected)],
+                    )
                 removed += len(old)
         return removed
 
@@ -382,9 +462,10 @@ class Ledger:
         self._set_journal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         if not empty:
-            if version == 1:
-                connection.executescript(f"BEGIN IMMEDIATE; {_FROM_VERSION_1} PRAGMA user_version = 2; COMMIT;")
-                _log.info("the ledger %s now has schema version 2", self._path)
+            for older in range(version, SCHEMA_VERSION):
+                script = f"{_UPGRADES[older]} PRAGMA user_version = {older + 1};"
+                connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
+                _log.info("the ledger %s now has schema version %d", self._path, older + 1)
             with connection:
                 connection.executemany(
                     "UPDATE evaluations SET dataset_digest = ? || sequence WHERE dataset = ? AND dataset_digest = '' "
