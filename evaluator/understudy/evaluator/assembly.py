@@ -31,6 +31,7 @@ from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.life_log import LIFE_FILE, LifeLog
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.records.table_files import TableFiles
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
@@ -79,6 +80,7 @@ class Records:
     recorder: Recorder
     ranking: Ranking
     tables: TableFiles
+    life: LifeLog
 
 
 def start_components(
@@ -130,7 +132,7 @@ def start_components(
 
     quarantine = _new_quarantine(settings)
     store = CheckpointStore(source, settings.state_dir / LEASES_DIR, accepted=accepted)
-    version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer)
+    version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer, life=records.life)
     streams = OpenStreams()
 
     def tell_promoted(step: int) -> None:
@@ -390,6 +392,8 @@ def _open_records(
     ranking = Ranking(monitor, content)
     ledger = Ledger(settings.state_dir / LEDGER_FILE)
     stack.callback(ledger.close)
+    life = LifeLog(settings.state_dir / LIFE_FILE)
+    stack.callback(life.close)
     tables = TableFiles(settings.state_dir / TABLES_DIR)
     recorder = Recorder(
         ledger=ledger,
@@ -405,7 +409,7 @@ def _open_records(
     recorder.recover()
     if monitor is not None:
         ranking.observe(ledger.scored(monitor.dataset))
-    return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables)
+    return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables, life=life)
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:

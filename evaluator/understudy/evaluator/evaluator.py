@@ -36,6 +36,7 @@ from understudy.evaluator.types import (
     EvaluationRecord,
     FutureSink,
     GpuReading,
+    LifeRecord,
     MetricSpec,
     ModelDescription,
     Observer,
@@ -412,6 +413,10 @@ class Evaluator:
     def ledger(self) -> Ledger:
         """The ledger of every evaluation. Open from `start` to `close`."""
         return self._components.records.ledger
+
+    def life_of(self, step: int) -> list[LifeRecord]:
+        """Return what happened to the checkpoints of one step, by ascending time, besides what the ledger records."""
+        return self._components.records.life.of_step(step)
 
     @property
     def serving_step(self) -> int | None:

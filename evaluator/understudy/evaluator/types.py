@@ -244,6 +244,27 @@ class CheckpointInfo:
         return self.step, self.digest
 
 
+class LifeEvent(enum.StrEnum):
+    """What happens to a checkpoint, besides what the ledger records."""
+
+    COMMITTED = "committed"
+    SEEN = "seen"
+    VERIFIED = "verified"
+    LOADED = "loaded"
+    WARMED_UP = "warmed up"
+    SERVED = "served"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifeRecord:
+    """Something that happened to a checkpoint; ``at`` is in seconds since the epoch."""
+
+    checkpoint_digest: str
+    event: LifeEvent
+    at: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """The inputs and outputs of one loaded version, and where it runs.

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.serving.version_monitor import Backlog, Failure, Quarantine, VersionStateMonitor
 from understudy.evaluator.types import CheckpointInfo, Milestone, SilentObserver
 
@@ -88,7 +91,8 @@ class Milestones(SilentObserver):
 def test_how_long_a_checkpoint_took_is_told_once_unless_it_was_there_before() -> None:
     clock, observer = Clock(), Milestones()
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=clock)
-    monitor = VersionStateMonitor(quarantine=quarantine, observer=observer, clock=clock)
+    life = LifeLog(Path(":memory:"), clock=clock)
+    monitor = VersionStateMonitor(quarantine=quarantine, observer=observer, life=life, clock=clock)
     clock.now = 130.0
 
     for reached in (monitor.scored, monitor.served):

@@ -508,3 +508,14 @@ def _note(order: list[int], handle: Handle) -> None:
 
 def _rows(count: int) -> Array:
     return np.zeros((count, 1), np.float32)
+
+
+def test_the_life_of_a_checkpoint_tells_when_it_was_loaded_served_and_replaced(lifecycle: TextLifecycle) -> None:
+    lifecycle.publish(1, 2)
+    for step in (1, 2, 1):
+        lifecycle.promote(step)
+        lifecycle.version_monitor.served(lifecycle.store.info(step))
+
+    events = {step: [record.event.value for record in lifecycle.life.of_step(step)] for step in (1, 2)}
+    assert events[1] == ["verified", "loaded", "warmed up", "served", "replaced", "served"]
+    assert events[2] == ["verified", "loaded", "warmed up", "served", "replaced"]

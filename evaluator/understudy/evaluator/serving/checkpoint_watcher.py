@@ -208,6 +208,7 @@ class CheckpointWatcher:
 
     def _classify(self, stored: Iterable[CheckpointInfo]) -> None:
         """Determine which checkpoints are unsettled."""
+        seen = []
         for info in stored:
             key = info.key
             if key in self._settled and not self._recorder.is_requested(*key):
@@ -220,9 +221,15 @@ class CheckpointWatcher:
                 self._ranking.replaced(*key)
                 self._new.append(info)
                 self._unsettled[key] = info
+                seen.append(info)
+        self._version_monitor.seen(info for info in seen if self._is_open(info))
         for info in list(self._unsettled.values()):
             if not self._recorder.remaining(info.step, info.digest):
                 self._settle(info)
+
+    def _is_open(self, info: CheckpointInfo) -> bool:
+        """Whether a checkpoint remains to be scored, or is never scored; else an earlier process saw it."""
+        return not self._recorder.datasets or bool(self._recorder.remaining(info.step, info.digest))
 
     def _skip_by_policy(self) -> bool:
         """Skip new checkpoints that the policy excludes; the choice is the same after a restart.

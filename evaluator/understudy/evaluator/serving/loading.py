@@ -92,8 +92,10 @@ class SlotFactory(Protocol):
         """Free the memory of dropped models; return whether the next call of every function will be slower."""
 
 
-def reload(slot: ModelSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory) -> bool | None:
-    """Load and warm up a checkpoint in a slot that holds another one.
+def reload(
+    slot: ModelSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory, on_loaded: Callable[[], None]
+) -> bool | None:
+    """Load and warm up a checkpoint in a slot that holds another one; call back in between.
 
     Returns:
         Whether a model was dropped for it; None if it does not fit this slot, which is then not to be used again.
@@ -110,13 +112,15 @@ def reload(slot: ModelSlot, checkpoint: LocalCheckpoint, *, slots: SlotFactory) 
             raise
         _log.warning("the slot does not fit, a new one is built", extra={"step": checkpoint.step, "reason": str(error)})
         return None
+    on_loaded()
     slot.warm_up()
     return dropped
 
 
-def build(checkpoint: LocalCheckpoint, *, slots: SlotFactory) -> ModelSlot:
-    """Load and warm up a checkpoint in a new slot; raise LoadError if that fails."""
+def build(checkpoint: LocalCheckpoint, *, slots: SlotFactory, on_loaded: Callable[[], None]) -> ModelSlot:
+    """Load and warm up a checkpoint in a new slot, and call back in between; raise LoadError if that fails."""
     slot = slots.build(checkpoint)
+    on_loaded()
     slot.warm_up()
     return slot
 

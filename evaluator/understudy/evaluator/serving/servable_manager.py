@@ -16,7 +16,7 @@ from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.loading import LoadQueue, Request, SlotFactory, build, forget_frames, reload
 from understudy.evaluator.serving.servable import Handle, ModelSlot, NewSlot, Purpose, Servable, SlotPool
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
-from understudy.evaluator.types import CheckpointInfo
+from understudy.evaluator.types import CheckpointInfo, LifeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -284,6 +284,7 @@ class ServableManager:
             with self._store.lease(load.info) as lease:
                 lease.verify()
                 verified = True
+                self._version_monitor.reached(load.info, LifeEvent.VERIFIED)
                 slot, dropped = self._load_into_slot(load, lease.checkpoint)
         except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
             resource = exhausted_resource(error)
@@ -299,13 +300,14 @@ class ServableManager:
 
         A slot that the checkpoint does not fit is dropped, and its memory freed, before a new one is built.
         """
+        on_loaded = partial(self._version_monitor.reached, load.info, LifeEvent.LOADED)
         if not isinstance(load.target, NewSlot):
-            dropped = reload(load.target, checkpoint, slots=self._slots)
+            dropped = reload(load.target, checkpoint, slots=self._slots, on_loaded=on_loaded)
             if dropped is not None:
                 return load.target, dropped
             load.target = NewSlot.NEW
             self.reclaim()
-        return build(checkpoint, slots=self._slots), False
+        return build(checkpoint, slots=self._slots, on_loaded=on_loaded), False
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
         servable = Servable(

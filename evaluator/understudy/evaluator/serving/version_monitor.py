@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, UnsupportedFormatError
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, OutOfResourcesError
+from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.settings import EvaluationPolicy
-from understudy.evaluator.types import CheckpointInfo, Milestone, Observer, VersionState, VersionStatus
+from understudy.evaluator.types import CheckpointInfo, LifeEvent, Milestone, Observer, VersionState, VersionStatus
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +30,25 @@ class VersionStateMonitor:
     Args:
         quarantine: Notified of checkpoints that fail to load and of those that load.
         observer: Notified of every finished attempt, and of how long checkpoints took to be scored and served.
+        life: Receives what happens to each checkpoint.
         clock: Returns the time in seconds since the epoch.
     """
 
-    def __init__(self, *, quarantine: Quarantine, observer: Observer, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        quarantine: Quarantine,
+        observer: Observer,
+        life: LifeLog,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._quarantine = quarantine
         self._observer = observer
+        self._life = life
         self._lock = threading.Lock()
         self._states: dict[int, tuple[VersionState, str]] = {}
         self._latest_step: int | None = None
+        self._served: CheckpointInfo | None = None
         self._clock = clock
         self._started_at = clock()
         self._newest_served = self._started_at
@@ -53,9 +64,17 @@ class VersionStateMonitor:
         with self._lock:
             self._states.setdefault(step, (VersionState.START, ""))
 
+    def seen(self, infos: Iterable[CheckpointInfo]) -> None:
+        """Record that checkpoints were discovered that are still to be evaluated."""
+        self._life.record_seen(infos)
+
     def loading(self, step: int) -> None:
         """Record that an attempt has begun."""
         self._set(step, VersionState.LOADING)
+
+    def reached(self, info: CheckpointInfo, event: LifeEvent) -> None:
+        """Record that an attempt has come this far."""
+        self._life.record(info, event)
 
     def interrupted(self, step: int) -> None:
         """Record that an attempt ended for an external cause and is repeated at once."""
@@ -76,6 +95,7 @@ class VersionStateMonitor:
 
     def loaded(self, info: CheckpointInfo, *, seconds: float) -> None:
         """Record a success."""
+        self._life.record(info, LifeEvent.WARMED_UP)
         with self._lock:
             self._latest_step = max(info.step, self._latest_step or info.step)
         self._set(info.step, VersionState.AVAILABLE)
@@ -105,7 +125,15 @@ class VersionStateMonitor:
         self._reached("scored", info)
 
     def served(self, info: CheckpointInfo) -> None:
-        """Record that a checkpoint serves; a return to an older one does not count."""
+        """Record that a checkpoint serves, and the one before no longer does.
+
+        For the observer, a return to an older checkpoint does not count.
+        """
+        with self._lock:
+            replaced, self._served = self._served, info
+        if replaced is not None:
+            self._life.record(replaced, LifeEvent.REPLACED)
+        self._life.record(info, LifeEvent.SERVED)
         with self._lock:
             is_new = info.created_at > self._newest_served
             self._newest_served = max(self._newest_served, info.created_at)
