@@ -30,7 +30,16 @@ NASTY = "<img src=x>\"'&{{7*7}}"
 SECONDS = 20.0
 STREAMS = 4
 
-PATHS = ("/", "/parts/state", "/parts/traffic", "/parts/curves", "/parts/checkpoints", "/checkpoints/20")
+PATHS = (
+    "/",
+    "/parts/state",
+    "/parts/traffic",
+    "/parts/curves",
+    "/parts/checkpoints",
+    "/checkpoints/20",
+    "/checkpoints/20/life",
+    "/compare?first=10&second=20",
+)
 
 
 def model(step: int) -> Any:
@@ -50,6 +59,7 @@ def callers(folder: Path) -> Path:
                 "viewer": ["observe"],
                 "user": ["predict"],
                 "client": ["observe", "predict", "promote"],
+                "operator": ["observe", "promote", "evaluate"],
             }.items()
         ),
         encoding="utf-8",
@@ -173,7 +183,7 @@ def test_every_answer_has_the_headers_of_a_page_that_loads_only_its_own_files(br
     assert response.headers["content-security-policy"].startswith("default-src 'none'; style-src 'self';")
     assert "unsafe" not in response.headers["content-security-policy"]
     assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["referrer-policy"] == "same-origin"
     assert path.startswith("/static") or response.headers["cache-control"] == "no-store"
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from understudy.checkpoints import CheckpointPublisher, LocalCheckpoint, RunDir, RunSource, Signature, TensorSpec
 from understudy.evaluator.evaluator_errors import LoadError
+from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.serving.version_monitor import Quarantine, VersionStateMonitor
 from understudy.evaluator.types import Array, Arrays, LoadOutcome, MetricSpec, SilentObserver, VersionStatus
 
@@ -127,9 +127,7 @@ class TextLifecycle:
         self.observer = LoadLog()
         self.quarantine = Quarantine(attempts=3, retry_seconds=1.0, clock=self.clock)
         self.life = LifeLog(Path(":memory:"))
-        self.version_monitor = VersionStateMonitor(
-            quarantine=self.quarantine, observer=self.observer, life=self.life
-        )
+        self.version_monitor = VersionStateMonitor(quarantine=self.quarantine, observer=self.observer, life=self.life)
         self.store = CheckpointStore(RunSource(self.run), self.run.leases)
         self.promoted: list[int] = []
         self.starved: queue.Queue[tuple[int, float, bool]] = queue.Queue()

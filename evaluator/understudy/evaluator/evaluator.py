@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.evaluation.breakdown import BreakdownOptions
     from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+    from understudy.evaluator.evaluation.example_outcomes import Flips
     from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
     from understudy.evaluator.model.devices import MemoryKind
 
@@ -358,6 +359,16 @@ class Evaluator:
             is_wanted=lambda: is_wanted() and not self._closing,
         )
 
+    def flips(self, dataset: str, *, version: int, baseline: int) -> Flips:
+        """Return how many examples only one of two versions decided rightly, as was recorded with their evaluations.
+
+        Raises:
+            VersionNotFoundError: There is no such evaluation, or it has no tables.
+            NotEvaluableError: The evaluations lack this, or are on different content of the dataset.
+            LedgerError: The tables cannot be read.
+        """
+        return self._started_components().example_queries.flips(version, dataset, baseline_step=baseline)
+
     def pin(self, version: Version, *, deadline: float | None = None) -> Future[ServingChange]:
         """Serve a version, loading it if necessary, and keep serving it until `unpin`, also after a restart."""
         return self._started_components().controller.pin(self._resolve(version), deadline=deadline)
@@ -447,6 +458,20 @@ class Evaluator:
     def pinned_step(self) -> int | None:
         """The step pinned at run time, or None."""
         return self._components.controller.pinned_step
+
+    @property
+    def previous_step(self) -> int | None:
+        """The step that `roll_back` serves, or None if nothing was serving before."""
+        return self._components.manager.predecessor_step
+
+    def step_without_pin(self) -> int | None:
+        """Return the step that `unpin` serves, or None if that keeps the serving one."""
+        return self._components.controller.target_without_pin()
+
+    @property
+    def dataset_names(self) -> tuple[str, ...]:
+        """The names of the datasets that are known to the evaluator, in their order."""
+        return tuple(self._datasets)
 
     @property
     def replicas(self) -> int:

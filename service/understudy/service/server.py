@@ -168,7 +168,7 @@ class Service:
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers))
             methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
-            routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard).routes()]
+            routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard, methods).routes()]
             await self._start_http(stack, listener, routes, certificates)
             await self._start_front_end(stack, front_end, methods)
             self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
@@ -309,12 +309,14 @@ class Service:
             executor=self._builder,
         )
 
-    def _page(self, model: ServedModel, history: History, guard: Guard | None) -> PageApp:
+    def _page(self, model: ServedModel, history: History, guard: Guard | None, methods: ServedMethods) -> PageApp:
         return PageApp(
             model,
             settings=self._evaluator_settings,
             history=history,
             guard=guard,
+            methods=methods,
+            read_only=self._settings.read_only,
             registry=self._registry,
             readiness=self._readiness,
             recorded=self._recorded,

@@ -152,6 +152,17 @@ class ExampleQueries:
             notes=notes,
         )
 
+    def flips(self, step: int, dataset: str, *, baseline_step: int) -> Flips:
+        """Return how the evaluations of two steps on a dataset differ.
+
+        Raises:
+            VersionNotFoundError: There is no such evaluation, or it has no tables.
+            NotEvaluableError: An evaluation has nothing of this kind, or the two cannot be compared.
+            LedgerError: The ledger or the tables cannot be read.
+        """
+        record, content = self._found(step, dataset)
+        return self._flips(record, content, baseline_step)[1]
+
     def _found(self, step: int, dataset: str) -> tuple[EvaluationRecord, Mapping[str, Any]]:
         scored = [one for one in self._ledger.of_step(step) if one.outcome is EvaluationOutcome.SCORED]
         for record in reversed(scored):

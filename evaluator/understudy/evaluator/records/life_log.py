@@ -98,7 +98,9 @@ class LifeLog:
                 connection.executemany(
                     "INSERT OR IGNORE INTO life (step, checkpoint_digest, event, at) VALUES (?, ?, ?, ?)", rows
                 )
-                connection.execute("DELETE FROM life WHERE number <= (SELECT MAX(number) FROM life) - ?", (MAX_RECORDS,))
+                connection.execute(
+                    "DELETE FROM life WHERE number <= (SELECT MAX(number) FROM life) - ?", (MAX_RECORDS,)
+                )
 
         self._use(insert)
 

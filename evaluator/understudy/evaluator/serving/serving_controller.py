@@ -106,8 +106,14 @@ class ServingController:
         """Return the step that should be serving, or None to keep the current one."""
         if self._followed is not None:
             return self._followed_step(self._followed.current)
+        return self._chosen(self.pinned_step)
+
+    def target_without_pin(self) -> int | None:
+        """Return the step that would be serving without a pin, or None to keep the current one."""
+        return self._chosen(None)
+
+    def _chosen(self, pinned: int | None) -> int | None:
         loadable = {info.step for info in self._store.checkpoints() if self._quarantine.admits(info.key)}
-        pinned = self.pinned_step
         if pinned is None and self._gatekeeper is not None:
             loadable = self._admitted(loadable, self._gatekeeper)
         return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)

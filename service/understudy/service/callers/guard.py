@@ -51,15 +51,9 @@ class CallerGuard:
         call.caller = caller
         if caller.groups.isdisjoint(method.access):
             self._refused["permission_denied"]()
-            raise PermissionDeniedError(_missing(caller.name, method))
+            raise PermissionDeniedError(method.denial(caller))
         try:
             call.share = self._usage.enter(caller, method.rpc)
         except OverloadedError:
             self._refused["limit"]()
             raise
-
-
-def _missing(name: str, method: Method) -> str:
-    groups = sorted(method.access)
-    needed = f"the group {groups[0]}" if len(groups) == 1 else f"one of the groups {', '.join(groups)}"
-    return f"{name} may not call {method.rpc.name}, as it is not in {needed}; ask the operator for it"

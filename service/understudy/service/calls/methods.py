@@ -102,6 +102,12 @@ class Method:
     answer: Answer | Stream
     admit: Admission | None = None
 
+    def denial(self, caller: Caller) -> str:
+        """Return the sentence for a caller that is in none of the groups."""
+        groups = sorted(self.access)
+        needed = f"the group {groups[0]}" if len(groups) == 1 else f"one of the groups {', '.join(groups)}"
+        return f"{caller.name} may not call {self.rpc.name}, as it is not in {needed}; ask the operator for it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Service:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from datetime import UTC, datetime
 from functools import partial
-from importlib import resources
 from time import monotonic
 from typing import Any, Final
 
 from google.protobuf.empty_pb2 import Empty
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -26,16 +22,19 @@ from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
 from understudy.service.calls.caller import Group, only
 from understudy.service.calls.methods import CallContext, MessageCodec, Method
 from understudy.service.calls.metrics import MethodMetrics, RpcMethod
-from understudy.service.calls.served_call import REQUEST_ID_HEADER, Guard, ServedMethod
-from understudy.service.calls.status import Code, Failure, UnsupportedError
-from understudy.service.page import chart
+from understudy.service.calls.served_call import Guard, ServedMethod, ServedMethods
+from understudy.service.calls.status import UnsupportedError
+from understudy.service.page.acts import FIRST, SECOND, Act, Confirmations
+from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
+from understudy.service.page.comparing import recorded
 from understudy.service.page.history import History
 from understudy.service.page.live_numbers import LiveReader
 from understudy.service.page.page_call import PageCall
+from understudy.service.page.rendering import Renderer, root_of, with_headers
+from understudy.service.page.requests import asked, number
 from understudy.service.page.views import Views
 from understudy.service.readiness import Notifier, Readiness
-from understudy.service.rest.rest_call import response_to_failure
 from understudy.service.served_model import ServedModel
 
 FRESH_SECONDS: Final = 0.5
@@ -47,27 +46,6 @@ MAX_STREAMS: Final = 256
 
 PARTS: Final = ("state", "traffic", "curves", "checkpoints")
 """The parts of the overview, which are updated each by itself."""
-
-_POLICY: Final = (
-    "default-src 'none'; style-src 'self'; img-src 'self' data:; script-src 'self'; connect-src 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
-_HEADERS: Final[Mapping[str, str]] = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
-_STATIC_CACHE: Final = "private, max-age=86400"
-"""The links to these files change with their contents."""
-_STATIC: Final[Mapping[str, tuple[str, str]]] = {
-    "page.css": ("page.css", "text/css"),
-    "page.js": ("page.js", "text/javascript"),
-    "htmx.js": ("vendor/htmx.min.js", "text/javascript"),
-    "sse.js": ("vendor/sse.min.js", "text/javascript"),
-}
-_PACKAGE: Final = "understudy.service.page"
-_LARGEST: Final = 2**63 - 1
 
 _Answer = Callable[[PageCall], Awaitable[Response]]
 
@@ -83,6 +61,8 @@ class PageApp:
         settings: The operator's settings of the evaluator.
         history: The scores of the evaluator's ledger.
         guard: Checks who calls; None to admit every caller.
+        methods: The gRPC methods, of which some do what callers do on the page.
+        read_only: Whether nothing may be changed.
         registry: The metrics.
         readiness: The state of the service.
         recorded: Notifies of new entries of the ledger.
@@ -97,6 +77,8 @@ class PageApp:
         settings: EvaluatorSettings,
         history: History,
         guard: Guard | None,
+        methods: ServedMethods,
+        read_only: bool,
         registry: CollectorRegistry,
         readiness: Readiness,
         recorded: Notifier,
@@ -119,8 +101,15 @@ class PageApp:
         self._watch = _served("Watch", "server_stream", guard)
         monitor = DisconnectMonitor()
         self._new_call = partial(PageCall, monitor=monitor, max_body_bytes=0, bodies=BodyBudget(0), executor=executor)
-        self._static = {name: _packaged(file) for name, (file, _) in _STATIC.items()}
-        self._templates = _templates(self._static)
+        self._renderer = Renderer(model.name, readiness)
+        self._acts = ActsApp(
+            methods,
+            Confirmations(model.evaluator, self._views, str(settings.version_policy)),
+            self._renderer,
+            has_callers=guard is not None,
+            read_only=read_only,
+            executor=executor,
+        )
         self._rendering = asyncio.Lock()
         self._rendered: dict[tuple[object, ...], tuple[float, int, str]] = {}
 
@@ -130,6 +119,10 @@ class PageApp:
             self._route("/", self.overview),
             self._route("/parts/{part}", self.part),
             self._route("/checkpoints/{step}", self.checkpoint),
+            self._route("/checkpoints/{step}/life", self.life),
+            self._route("/compare", self.compare),
+            self._route("/acts/{act}", self._acts.confirm),
+            *self._acts.routes(),
             self._route("/static/{name}", self.static),
             Route("/events", _Endpoint(self._stream_events), methods=["GET"]),
         ]
@@ -137,7 +130,7 @@ class PageApp:
     async def overview(self, call: PageCall) -> Response:
         """Return the whole page."""
         parts = {part: await self._part(call, part) for part in PARTS}
-        return HTMLResponse(self._page("overview.html", call, parts=parts, query=_query(call)))
+        return HTMLResponse(self._renderer.page("overview.html", call, parts=parts, query=_query(call)))
 
     async def part(self, call: PageCall) -> Response:
         """Return one part of the overview."""
@@ -148,41 +141,66 @@ class PageApp:
 
     async def checkpoint(self, call: PageCall) -> Response:
         """Return the page of one checkpoint."""
-        step = _number("the step", call.request.path_params["step"])
-        view = await self._run(partial(self._views.checkpoint, step))
-        return HTMLResponse(self._page("checkpoint.html", call, view=view))
+        content = await self._checkpoint(call)
+        return HTMLResponse(self._renderer.page("checkpoint.html", call, step=_step(call), content=content))
+
+    async def life(self, call: PageCall) -> Response:
+        """Return what the page of one checkpoint says."""
+        return HTMLResponse(await self._checkpoint(call))
+
+    async def _checkpoint(self, call: PageCall) -> str:
+        step, root, acts = _step(call), root_of(call), self._acts.allowed(call)
+
+        def render() -> str:
+            view, serving = self._views.checkpoint(step), self._model.evaluator.serving_step
+            return self._renderer.part("life.html", {"root": root, "view": view, "acts": acts, "serving": serving})
+
+        return await self._shared(("checkpoint", root, step, acts), render)
+
+    async def compare(self, call: PageCall) -> Response:
+        """Return two versions beside each other, as the ledger has them."""
+        first, second = asked(call, FIRST), asked(call, SECOND)
+        if first is None or second is None or first == second:
+            raise InvalidInputError("two different steps are needed, such as /compare?first=100&second=200")
+        compared = await self._run(partial(recorded, self._model.evaluator, first, second))
+        acts = self._acts.allowed(call)
+        return HTMLResponse(
+            self._renderer.page("comparison.html", call, first=first, second=second, compared=compared, acts=acts)
+        )
 
     async def static(self, call: PageCall) -> Response:
         """Return a file of the package."""
-        name = call.request.path_params["name"]
-        if name not in _STATIC:
-            raise VersionNotFoundError(f"the page has no file {name!r}")
-        return Response(self._static[name], media_type=_STATIC[name][1], headers={"cache-control": _STATIC_CACHE})
+        return self._renderer.static(call.request.path_params["name"])
 
     async def _part(self, call: PageCall, part: str) -> str:
-        """Return a rendered part; one for all browsers, unless it is older than half a second or than a change."""
-        before, first = _asked(call, "before"), _asked(call, "charts") or 0
-        key = (part, _root(call), before, first)
+        before, first = asked(call, "before"), asked(call, "charts") or 0
+        acts = self._acts.allowed(call) if part == "state" else frozenset()
+        root = root_of(call)
+        render = partial(self._render, part, root, before, first, acts)
+        return await self._shared((part, root, before, first, acts), render)
+
+    async def _shared(self, key: tuple[object, ...], render: Callable[[], str]) -> str:
+        """Return what is rendered: one for all browsers, unless it is older than half a second or than a change."""
         async with self._rendering:
             rendered = self._rendered.get(key)
             generation = self._feed.generation
             if rendered is not None and rendered[1] == generation and monotonic() - rendered[0] < FRESH_SECONDS:
                 return rendered[2]
             began = monotonic()
-            content: str = await self._run(partial(self._render, part, _root(call), before, first))
+            content: str = await self._run(render)
             self._rendered.pop(key, None)
             self._rendered[key] = (began, generation, content)
             if len(self._rendered) > MAX_RENDERED:
                 del self._rendered[next(iter(self._rendered))]
             return content
 
-    def _render(self, part: str, root: str, before: int | None, first: int) -> str:
+    def _render(self, part: str, root: str, before: int | None, first: int, acts: frozenset[Act]) -> str:
         """Read and render a part. Blocks."""
         views = self._views
         values: dict[str, Any] = {"root": root}
         if part == "state":
             views.catch_up()
-            values |= {"served": views.served(), "next": views.next()}
+            values |= {"served": views.served(), "next": views.next(), "acts": acts}
         elif part == "traffic":
             values |= {"live": self._live.read()}
         elif part == "curves":
@@ -190,15 +208,10 @@ class PageApp:
             values |= {"curves": views.curves(first)}
         else:
             values |= {"checkpoints": views.checkpoints(before)}
-        return self._templates.get_template(f"{part}.html").render(values)
+        return self._renderer.part(f"{part}.html", values)
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    def _page(self, name: str, call: PageCall, **values: Any) -> str:
-        """Return a rendered page, which is brief beside its parts."""
-        frame = {"root": _root(call), "model": self._model.name, "readiness": self._readiness.reason}
-        return self._templates.get_template(name).render(frame | values)
 
     def _route(self, path: str, answer: _Answer) -> Route:
         async def without_body(call: PageCall) -> Response:
@@ -209,9 +222,9 @@ class PageApp:
             call = self._new_call(request, self._view)
             response = await self._view.serve(call, without_body)
             if response is None:
-                return self._failed(call)
+                return self._renderer.failed(call)
             self._view.sent(call)
-            return _with_headers(response, call)
+            return with_headers(response, call)
 
         return Route(path, respond, methods=["GET"])
 
@@ -228,23 +241,11 @@ class PageApp:
             call.has_no_body()
             with self._feed.place():
                 response = StreamingResponse(self._feed.events(), media_type="text/event-stream")
-                await _with_headers(response, call)(scope, receive, send_on)
+                await with_headers(response, call)(scope, receive, send_on)
             return response
 
         if await self._watch.serve(call, answer) is None and not has_begun:
-            await self._failed(call)(scope, receive, send)
-
-    def _failed(self, call: PageCall) -> Response:
-        """Return the page of a failure."""
-        failure: Failure = call.failure
-        plain = response_to_failure(failure)
-        content = self._page("failure.html", call, status=plain.status_code, message=failure.message)
-        response = HTMLResponse(content, status_code=plain.status_code)
-        if "retry-after" in plain.headers:
-            response.headers["retry-after"] = plain.headers["retry-after"]
-        if failure.code is Code.UNAUTHENTICATED:
-            response.headers["www-authenticate"] = 'Basic realm="understudy", charset="UTF-8"'
-        return _with_headers(response, call)
+            await self._renderer.failed(call)(scope, receive, send)
 
 
 class _Endpoint:
@@ -268,69 +269,11 @@ def _served(name: str, rpc_type: Any, guard: Guard | None) -> ServedMethod:
     return ServedMethod(method, MethodMetrics(rpc), guard)
 
 
-def _templates(static: Mapping[str, bytes]) -> Environment:
-    environment = Environment(
-        loader=PackageLoader(_PACKAGE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": _shown, "utc": _utc, "iso": _iso, "mib": _mib, "duration": _duration}
-    digests = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in static.items()}
-    environment.globals |= {"digests": digests, "chart": chart}
-    return environment
-
-
-def _packaged(file: str) -> bytes:
-    return resources.files(_PACKAGE).joinpath("static", *file.split("/")).read_bytes()
-
-
-def _with_headers(response: Response, call: PageCall) -> Response:
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers[REQUEST_ID_HEADER] = call.request_id
-    return response
-
-
-def _root(call: PageCall) -> str:
-    return str(call.request.scope.get("root_path", ""))
+def _step(call: PageCall) -> int:
+    return number("the step", call.request.path_params["step"])
 
 
 def _query(call: PageCall) -> str:
     """Return the known parameters as a query, for the parts' own requests."""
-    found = ((name, _asked(call, name)) for name in ("before", "charts"))
+    found = ((name, asked(call, name)) for name in ("before", "charts"))
     return "&".join(f"{name}={value}" for name, value in found if value is not None)
-
-
-def _asked(call: PageCall, name: str) -> int | None:
-    value = call.request.query_params.get(name)
-    return None if value is None else _number(f"the parameter {name}", value)
-
-
-def _number(what: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < len(str(_LARGEST))):
-        raise InvalidInputError(f"{what} is {text!r}; give a number from 0 up")
-    return int(text)
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _mib(size: float) -> str:
-    return f"{size / 1024 / 1024:,.0f} MiB"
-
-
-def _utc(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

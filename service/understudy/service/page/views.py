@@ -5,12 +5,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import VersionNotFoundError
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, VersionState, VersionStatus
+from understudy.evaluator.types import (
+    CheckpointInfo,
+    EvaluationOutcome,
+    EvaluationRecord,
+    LifeEvent,
+    LifeRecord,
+    VersionState,
+    VersionStatus,
+)
 from understudy.service.page.chart import Chart, draw
 from understudy.service.page.history import History
 
@@ -38,6 +47,8 @@ class ServedView:
         why: Why it is served, or why nothing is.
         written_at: When its checkpoint was written, in seconds since the epoch; None if it is not known any more.
         decision: The gate's newest decision on it; None without one.
+        pinned_step: The pinned step; None without a pin.
+        previous_step: The step that was served before; None if that is not known.
         latest_step: The newest step that was ever loaded.
         best_step: The step with the best monitored value.
         best_value: That value.
@@ -48,6 +59,8 @@ class ServedView:
     why: str
     written_at: float | None
     decision: EvaluationRecord | None
+    pinned_step: int | None
+    previous_step: int | None
     latest_step: int | None
     best_step: int | None
     best_value: float | None
@@ -124,12 +137,39 @@ class CurvesView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LifeLine:
+    """Something that happened to a checkpoint.
+
+    Attributes:
+        at: When, in seconds since the epoch.
+        what: What, in a word or two.
+        dataset: The dataset that it is about; empty for none.
+        since_committed: The seconds since the checkpoint was committed; None if that is not known.
+    """
+
+    at: float
+    what: str
+    dataset: str
+    since_committed: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointView:
-    """Everything about one checkpoint: its row, and every entry of the ledger, the newest first."""
+    """Everything about one checkpoint.
+
+    Attributes:
+        row: Its row in the table.
+        digest: Its digest; empty if that is not known.
+        life: What happened to it, in this order.
+        entries: Every entry of the ledger about its step, the newest first.
+        exists: Whether it can be loaded.
+    """
 
     row: CheckpointRow
     digest: str
+    life: Sequence[LifeLine]
     entries: Sequence[EvaluationRecord]
+    exists: bool
 
 
 class Views:
@@ -172,6 +212,8 @@ class Views:
             why=self._why(step),
             written_at=None if info is None else info.created_at,
             decision=None if step is None else _decision(evaluator.ledger.of_step(step)),
+            pinned_step=evaluator.pinned_step,
+            previous_step=evaluator.previous_step,
             latest_step=evaluator.latest_step,
             best_step=best,
             best_value=None if best is None else evaluator.monitored_value(best),
@@ -255,7 +297,19 @@ class Views:
         if info is None and status is None and not entries:
             raise VersionNotFoundError(f"there is no checkpoint of step {step}, and no entry about one")
         digest = info.digest if info is not None else entries[-1].checkpoint_digest if entries else ""
-        return CheckpointView(row=_row(step, info, status, entries), digest=digest, entries=entries[::-1])
+        life = self._evaluator.life_of(step)
+        return CheckpointView(
+            row=_row(step, info, status, entries),
+            digest=digest,
+            life=_life(digest, life, entries),
+            entries=entries[::-1],
+            exists=info is not None,
+        )
+
+    def row(self, step: int) -> CheckpointRow:
+        """Return one checkpoint as the table shows it."""
+        statuses = (status for status in self._evaluator.status() if status.step == step)
+        return _row(step, self._infos().get(step), next(statuses, None), self._evaluator.ledger.of_step(step))
 
     def _infos(self) -> Mapping[int, CheckpointInfo]:
         return {info.step: info for info in self._evaluator.checkpoints()}
@@ -275,6 +329,21 @@ def _row(
         scores=list(scores.values()),
         reason=reason,
     )
+
+
+def _life(digest: str, life: Sequence[LifeRecord], entries: Sequence[EvaluationRecord]) -> list[LifeLine]:
+    """Return what happened to the checkpoint of a digest, by ascending time."""
+    own = [(record.at, record.event.value, "") for record in life if record.checkpoint_digest == digest]
+    committed = next((at for at, what, _ in own if what == LifeEvent.COMMITTED), None)
+    own += [
+        (entry.recorded_at, entry.outcome.value, entry.dataset)
+        for entry in entries
+        if entry.checkpoint_digest == digest
+    ]
+    return [
+        LifeLine(at=at, what=what, dataset=dataset, since_committed=None if committed is None else at - committed)
+        for at, what, dataset in sorted(own, key=itemgetter(0))
+    ]
 
 
 def _state(status: VersionStatus | None, entries: Sequence[EvaluationRecord]) -> tuple[str, str]:

@@ -1,0 +1,244 @@
+"""The paths that act: a confirmation of what will happen, and the form that does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, VersionNotFoundError
+from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
+from understudy.service.calls.methods import Method
+from understudy.service.calls.served_call import ServedMethod, ServedMethods
+from understudy.service.calls.status import PermissionDeniedError
+from understudy.service.page.acts import (
+    DATASET,
+    FIRST,
+    METHOD_OF,
+    PINNED,
+    SECOND,
+    SERVING,
+    STEP,
+    Act,
+    Confirmations,
+)
+from understudy.service.page.comparing import of_response
+from understudy.service.page.forms import (
+    MAX_FORM_BYTES,
+    TOKEN,
+    FormTokens,
+    check_same_origin,
+    fields_of,
+    is_direct,
+)
+from understudy.service.page.page_call import PageCall
+from understudy.service.page.rendering import Renderer, root_of, with_headers
+from understudy.service.page.requests import asked, number
+from understudy.v1 import evaluation_pb2, model_pb2, tensor_pb2
+
+MAX_FORMS_BYTES: Final = 16 * MAX_FORM_BYTES
+"""The most memory of all unfinished forms."""
+
+_SEE_OTHER: Final = 303
+
+
+class ActsApp:
+    """Confirms and does what callers may do. Belongs to the event loop's thread.
+
+    A form is served as a call of the gRPC method that does the same: its handler, the caller's groups and limits,
+    ``grpc_server_*`` and the audit log apply to both. The form must come from this server's page, with a token that is
+    bound to the caller, the act, and what was served when it was shown.
+
+    Without a file of callers, whoever reaches the port may act. Then the page must be opened by an address or as
+    ``localhost``, as another site could have its own name lead to this port.
+
+    Args:
+        methods: The methods that do the acts.
+        confirmations: Says what each act will do.
+        renderer: Renders the pages.
+        has_callers: Whether callers are known.
+        read_only: Whether nothing may be changed.
+        executor: Runs blocking calls.
+    """
+
+    def __init__(
+        self,
+        methods: ServedMethods,
+        confirmations: Confirmations,
+        renderer: Renderer,
+        *,
+        has_callers: bool,
+        read_only: bool,
+        executor: Executor,
+    ) -> None:
+        self._served: Mapping[Act, ServedMethod] = {act: methods[path] for act, path in METHOD_OF.items()}
+        self._confirmations = confirmations
+        self._renderer = renderer
+        self._has_callers = has_callers
+        self._read_only = read_only
+        self._executor = executor
+        self._tokens = FormTokens()
+        self._new_call = partial(
+            PageCall,
+            monitor=DisconnectMonitor(),
+            max_body_bytes=MAX_FORM_BYTES,
+            bodies=BodyBudget(MAX_FORMS_BYTES),
+            executor=executor,
+        )
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the forms."""
+        return [self._route(act) for act in Act]
+
+    def allowed(self, call: PageCall) -> frozenset[Act]:
+        """Return what the caller may do."""
+        return frozenset(act for act in Act if self._refusal(call, act) is None)
+
+    async def confirm(self, call: PageCall) -> Response:
+        """Return what an act will do, with the form that does it."""
+        act = _act(call.request.path_params["act"])
+        refusal = self._refusal(call, act)
+        if refusal is not None:
+            raise PermissionDeniedError(refusal)
+        describe = partial(
+            self._confirmations.of,
+            act,
+            step=asked(call, STEP),
+            first=asked(call, FIRST),
+            second=asked(call, SECOND),
+        )
+        confirmation = await self._run(describe)
+        token = self._tokens.issue(_name(call), act, confirmation.fields)
+        return HTMLResponse(self._renderer.page("confirm.html", call, confirmation=confirmation, token=token))
+
+    def _refusal(self, call: PageCall, act: Act) -> str | None:
+        """Return why the caller may not do something; None if it may."""
+        method = self._served[act].method
+        if call.caller is not None and call.caller.groups.isdisjoint(method.access):
+            return method.denial(call.caller)
+        try:
+            self._check_server(call, method)
+        except PermissionDeniedError as error:
+            return str(error)
+        return None
+
+    def _check_server(self, call: PageCall, method: Method) -> None:
+        """Raise PermissionDeniedError if this server does not let anyone do that, or not from this address."""
+        if method.admit is not None:
+            method.admit(call)
+        if self._read_only:
+            raise PermissionDeniedError(
+                f"this server is read-only, so {method.rpc.name} is refused on its page; restart it without --read-only"
+            )
+        if not self._has_callers and not is_direct(call.header("host")):
+            raise PermissionDeniedError(
+                "without a file of callers, the page acts only if it is opened by an address or as localhost; start "
+                "the server with --callers to act under another name"
+            )
+
+    def _route(self, act: Act) -> Route:
+        served = self._served[act]
+
+        async def answer(call: PageCall) -> Response:
+            self._check_server(call, served.method)
+            check_same_origin(call)
+            return await self._do(act, served.method, call, await self._form(act, call))
+
+        async def respond(request: Request) -> Response:
+            call = self._new_call(request, served)
+            response = await served.serve(call, answer)
+            if response is None:
+                return self._renderer.failed(call)
+            served.sent(call)
+            return with_headers(response, call)
+
+        return Route(f"/acts/{act}", respond, methods=["POST"])
+
+    async def _form(self, act: Act, call: PageCall) -> dict[str, str]:
+        """Return the checked fields of a form.
+
+        Raises:
+            PermissionDeniedError: Its token is not valid.
+            NotEvaluableError: Something else is served or pinned than when it was shown.
+        """
+        fields = fields_of(call.header("content-type") or "", await call.body())
+        hidden = {name: value for name, value in fields.items() if name not in (TOKEN, DATASET)}
+        self._tokens.check(fields.get(TOKEN, ""), _name(call), act, hidden)
+        now = self._confirmations.state()
+        if SERVING in hidden and {name: hidden[name] for name in (SERVING, PINNED)} != now:
+            raise NotEvaluableError(
+                f"meanwhile the serving step is {now[SERVING]} and the pinned one {now[PINNED]}, instead of "
+                f"{hidden[SERVING]} and {hidden[PINNED]}; look again and confirm what will happen now"
+            )
+        return fields
+
+    async def _do(self, act: Act, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:
+        if act is Act.EVALUATE:
+            return await self._evaluate(method, call, fields)
+        if act is Act.COMPARE:
+            return await self._compare(method, call, fields)
+        request = model_pb2.PromoteRequest(action=_ACTIONS[act])
+        if act is Act.PIN:
+            request.version.step = number(STEP, fields[STEP])
+        await method.answer(request, call)  # type: ignore[misc]  # an `Answer`
+        return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
+
+    async def _evaluate(self, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:
+        step = number(STEP, fields[STEP])
+        request = evaluation_pb2.EvaluateDatasetRequest(
+            dataset=fields.get(DATASET, ""), version=tensor_pb2.VersionSelector(step=step)
+        )
+        async for _progress_or_record in method.answer(request, call):  # type: ignore[union-attr]  # a `Stream`
+            pass
+        return RedirectResponse(f"{root_of(call)}/checkpoints/{step}", _SEE_OTHER)
+
+    async def _compare(self, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:
+        dataset = fields.get(DATASET, "")
+        if not dataset:
+            raise InvalidInputError("the form names no dataset; choose one")
+        steps = [number(name, fields[name]) for name in (FIRST, SECOND)]
+        options = evaluation_pb2.CompareOptions(
+            dataset=dataset, versions=[tensor_pb2.VersionSelector(step=step) for step in steps]
+        )
+        response = await method.answer(_one(evaluation_pb2.CompareRequest(options=options)), call)  # type: ignore[misc]
+        compared = of_response(dataset, response)
+        return HTMLResponse(
+            self._renderer.page(
+                "comparison.html",
+                call,
+                first=steps[0],
+                second=steps[1],
+                compared=[compared],
+                acts=self.allowed(call),
+            )
+        )
+
+    async def _run(self, work: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+_ACTIONS: Final = {
+    Act.PIN: model_pb2.PROMOTE_ACTION_PIN,
+    Act.UNPIN: model_pb2.PROMOTE_ACTION_UNPIN,
+    Act.ROLL_BACK: model_pb2.PROMOTE_ACTION_ROLL_BACK,
+}
+
+
+def _act(text: str) -> Act:
+    if text not in set(Act):
+        raise VersionNotFoundError(f"the page has no act {text!r}; it has {', '.join(Act)}")
+    return Act(text)
+
+
+def _name(call: PageCall) -> str:
+    return "" if call.caller is None else call.caller.name
+
+
+async def _one(request: evaluation_pb2.CompareRequest) -> AsyncIterator[evaluation_pb2.CompareRequest]:
+    yield request

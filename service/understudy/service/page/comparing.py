@@ -1,0 +1,243 @@
+"""Two versions beside each other: as recorded in the ledger, or as a comparison computed just now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import NotEvaluableError, VersionNotFoundError
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, Interval
+from understudy.v1 import evaluation_pb2
+
+if TYPE_CHECKING:
+    from understudy.evaluator.evaluation.example_outcomes import Flips
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The second value minus the first, with its interval and its corrected p-value if they are known."""
+
+    value: float
+    interval: Interval | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedMetric:
+    """One metric of two versions; None where a version has no value."""
+
+    name: str
+    values: tuple[float | None, float | None]
+    intervals: tuple[Interval | None, Interval | None]
+    difference: Difference | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPart:
+    """All examples (with an empty name), or a slice of them."""
+
+    name: str
+    examples: int
+    metrics: Sequence[ComparedMetric]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedDataset:
+    """Two versions on one dataset.
+
+    Attributes:
+        dataset: Its name.
+        parts: All examples, then the slices.
+        confidence: The confidence level of the intervals; 0 without any.
+        resamples: How many times the examples were resampled.
+        flips: How their decisions differ; None if that is not recorded.
+        notes: Why something is missing.
+    """
+
+    dataset: str
+    parts: Sequence[ComparedPart]
+    confidence: float
+    resamples: int
+    flips: Flips | None = None
+    notes: Sequence[str] = ()
+
+
+def recorded(evaluator: Evaluator, first: int, second: int) -> list[ComparedDataset]:
+    """Return what the ledger says about two steps, on each dataset that both have a score on. Blocks.
+
+    Raises:
+        VersionNotFoundError: A step has no score.
+        LedgerError: The ledger cannot be read.
+    """
+    scores = [_newest_scores(evaluator, step) for step in (first, second)]
+    for step, found in zip((first, second), scores, strict=True):
+        if not found:
+            raise VersionNotFoundError(f"step {step} has no score in the ledger, so there is nothing to compare")
+    return [_recorded(evaluator, scores[0][name], scores[1][name]) for name in scores[0] if name in scores[1]]
+
+
+def _newest_scores(evaluator: Evaluator, step: int) -> dict[str, EvaluationRecord]:
+    entries = evaluator.ledger.of_step(step)
+    return {entry.dataset: entry for entry in entries if entry.outcome is EvaluationOutcome.SCORED}
+
+
+def _recorded(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationRecord) -> ComparedDataset:
+    notes = []
+    same = first.dataset_digest == second.dataset_digest
+    if not same:
+        notes.append("The content of the dataset changed between the two evaluations, so their scores do not compare.")
+    metrics: Mapping[str, _MetricDifference] = {}
+    slices: Mapping[str, Mapping[str, _MetricDifference]] = {}
+    if same and first.resamples and first.resamples == second.resamples:
+        metrics, slices = _differences(evaluator, first, second)
+    elif same:
+        notes.append("There are no intervals of the differences, as the evaluations were not resampled alike.")
+    flips, reason = _flips(evaluator, first, second) if same else (None, "")
+    base = {part.name: part for part in first.slices}
+    parts = [_part("", second.examples, first, second, metrics, comparable=same)]
+    parts += [
+        _part(part.name, part.examples, base[part.name], part, slices.get(part.name, {}), comparable=same)
+        for part in second.slices
+        if part.name in base
+    ]
+    return ComparedDataset(
+        dataset=first.dataset,
+        parts=parts,
+        confidence=second.confidence if metrics else 0.0,
+        resamples=second.resamples if metrics else 0,
+        flips=flips,
+        notes=[*notes, *([reason] if reason else [])],
+    )
+
+
+def _differences(
+    evaluator: Evaluator, first: EvaluationRecord, second: EvaluationRecord
+) -> tuple[Mapping[str, _MetricDifference], Mapping[str, Mapping[str, _MetricDifference]]]:
+    from understudy.evaluator.evaluation.differences import metric_differences, slice_differences
+
+    results = [_result(evaluator, entry) for entry in (first, second)]
+    confidence = second.confidence
+    (metrics,) = metric_differences(results[0], results[1:], confidence=confidence)
+    (slices,) = slice_differences(results[0], results[1:], confidence=confidence)
+    return metrics, {part.name: part.differences for part in slices}
+
+
+def _result(evaluator: Evaluator, entry: EvaluationRecord) -> EvaluationResult:
+    return EvaluationResult(
+        metrics=entry.metrics,
+        examples=entry.examples,
+        batches=0,
+        step=entry.step,
+        waiting_seconds=0.0,
+        computing_seconds=entry.duration_seconds,
+        slices=entry.slices,
+        resampled=evaluator.ledger.resampled(entry.sequence),
+    )
+
+
+def _flips(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationRecord) -> tuple[Flips | None, str]:
+    try:
+        return evaluator.flips(second.dataset, version=second.step, baseline=first.step), ""
+    except (VersionNotFoundError, NotEvaluableError) as error:
+        return None, f"Which examples changed is not known: {error}"
+
+
+class _MetricDifference(Protocol):
+    """The difference of a metric, as the evaluator or the wire has it."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def p_value(self) -> float: ...
+
+
+class _Bounds(Protocol):
+    """An interval, as the evaluator or the wire has it."""
+
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+class _Scored(Protocol):
+    """A score of all examples or of a slice, as the evaluator or the wire has it."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def intervals(self) -> Mapping[str, _Bounds]: ...
+
+
+def _part(
+    name: str,
+    examples: int,
+    first: _Scored,
+    second: _Scored,
+    differences: Mapping[str, _MetricDifference],
+    *,
+    comparable: bool,
+) -> ComparedPart:
+    metrics = dict.fromkeys([*first.metrics, *second.metrics])
+    return ComparedPart(
+        name=name,
+        examples=examples,
+        metrics=[
+            ComparedMetric(
+                name=metric,
+                values=(
+                    first.metrics.get(metric),
+                    second.metrics.get(metric),
+                ),
+                intervals=(_interval(first, metric), _interval(second, metric)),
+                difference=_difference(first, second, metric, differences) if comparable else None,
+            )
+            for metric in sorted(metrics, key=lambda metric: (metric != "loss", metric))
+        ],
+    )
+
+
+def _interval(score: _Scored, metric: str) -> Interval | None:
+    if metric not in score.intervals:  # looking a name up would add it to a message
+        return None
+    bounds = score.intervals[metric]
+    return Interval(low=bounds.low, high=bounds.high)
+
+
+def _difference(
+    first: _Scored, second: _Scored, metric: str, differences: Mapping[str, _MetricDifference]
+) -> Difference | None:
+    if metric in differences:
+        found = differences[metric]
+        return Difference(value=found.value, interval=Interval(low=found.low, high=found.high), p_value=found.p_value)
+    if metric not in first.metrics or metric not in second.metrics:
+        return None
+    return Difference(value=second.metrics[metric] - first.metrics[metric])
+
+
+def of_response(dataset: str, response: evaluation_pb2.CompareResponse) -> ComparedDataset:
+    """Return a comparison of two versions that was computed on a dataset."""
+    first, second = response.versions
+    base = {part.name: part for part in first.score.slices}
+    slices = {part.name: part.differences for part in second.slice_differences}
+    parts = [
+        _part("", second.score.examples, first.score, second.score, second.metric_differences, comparable=True),
+        *(
+            _part(part.name, part.examples, base[part.name], part, slices[part.name], comparable=True)
+            for part in second.score.slices
+            if part.name in base and part.name in slices
+        ),
+    ]
+    return ComparedDataset(
+        dataset=dataset,
+        parts=parts,
+        confidence=response.confidence if second.metric_differences else 0.0,
+        resamples=response.resamples,
+        notes=list(response.notes),
+    )
