@@ -130,13 +130,14 @@ class TextLifecycle:
         self.version_monitor = VersionStateMonitor(quarantine=self.quarantine, observer=self.observer, life=self.life)
         self.store = CheckpointStore(RunSource(self.run), self.run.leases)
         self.promoted: list[int] = []
+        self.on_promoted: Callable[[int], None] = lambda _step: None
         self.starved: queue.Queue[tuple[int, float, bool]] = queue.Queue()
         self.manager = ServableManager(
             store=self.store,
             slots=self,
             limit=slots,
             version_monitor=self.version_monitor,
-            on_promoted=self.promoted.append,
+            on_promoted=self._promoted,
             clock=self.clock,
             on_starved=lambda *came: self.starved.put(came),
         )
@@ -158,6 +159,10 @@ class TextLifecycle:
 
     def architecture_of(self, checkpoint: LocalCheckpoint) -> str:
         return read(checkpoint.model_file)[0]
+
+    def _promoted(self, step: int) -> None:
+        self.promoted.append(step)
+        self.on_promoted(step)
 
     def complain(self) -> None:
         """Raise the scripted failure of a load."""

@@ -12,9 +12,11 @@ import numpy as np
 from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
+from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
@@ -39,7 +41,11 @@ class WatcherHarness:
     ) -> None:
         self.lifecycle = lifecycle = TextLifecycle(folder)
         state = lifecycle.run.evaluator
-        self.ledger = Ledger(state / "ledger.sqlite")
+        self.outbox = Outbox(state / "ledger.sqlite", [Subscription(destination="test")])
+        self.ledger = Ledger(state / "ledger.sqlite", outbox=self.outbox)
+        self.events = EventBuffer(self.ledger, wake=self.wake)
+        lifecycle.version_monitor._on_quarantined = self.events.quarantined
+        lifecycle.on_promoted = self.promoted
         settings = EvaluatorSettings(state_dir=state, evaluation_policy=policy, **gate)
         further = further_dataset(settings, [dataset.name for dataset in datasets])
         self.datasets = {dataset.name: dataset for dataset in datasets}
@@ -78,6 +84,7 @@ class WatcherHarness:
             backlog=self.backlog,
             best_file=BestFile(state, self.monitor),
             decision_file=DecisionFile(state),
+            events=self.events,
             policy=policy,
             poll_interval_seconds=3600,
         )
@@ -94,6 +101,10 @@ class WatcherHarness:
             ledger=self.ledger,
             recorder=self.recorder,
         )
+
+    def promoted(self, step: int) -> None:
+        if (info := self.lifecycle.store.find(step)) is not None:
+            self.events.promoted(info)
 
     def wake(self) -> None:
         self.watcher.wake()
@@ -148,4 +159,5 @@ class WatcherHarness:
         self.lifecycle.may_load.set()
         self.lifecycle.manager.close(WAIT_SECONDS)
         self.recorder.close()
+        self.outbox.close()
         self.ledger.close()

@@ -32,11 +32,13 @@ from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.life_log import LIFE_FILE, LifeLog
+from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
 from understudy.evaluator.records.table_files import TableFiles
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
+from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gate, Gatekeeper, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Monitor, Ranking, parse_monitor
@@ -81,6 +83,7 @@ class Records:
     ranking: Ranking
     tables: TableFiles
     life: LifeLog
+    outbox: Outbox | None
 
 
 def start_components(
@@ -91,6 +94,7 @@ def start_components(
     datasets: Sequence[EvaluationDataset],
     build_model: BuildModel | None,
     observer: Observer,
+    subscriptions: Sequence[Subscription],
     on_promoted: Callable[[int], None],
     on_device_state: DeviceListener,
     remaining_seconds: Callable[[], float],
@@ -105,6 +109,7 @@ def start_components(
         datasets: The datasets to score them on.
         build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
         observer: Receives events.
+        subscriptions: Who receives events from the outbox; without any, there is no outbox.
         on_promoted: Called with each step that starts serving.
         on_device_state: Called when the devices begin to fail, recover, or fail permanently.
         remaining_seconds: Called when a component is closed; returns how long that may take.
@@ -128,16 +133,21 @@ def start_components(
     strategy = build_strategy(device_settings(settings))
     _lock(settings, stack)
     wake = _WatcherWaker()
-    records = _open_records(settings, monitor, scored, observer, stack, wake=wake)
+    records = _open_records(settings, monitor, scored, observer, stack, subscriptions=subscriptions, wake=wake)
+    events = EventBuffer(None if records.outbox is None else records.ledger, wake=wake)
+    stack.callback(events.close)
 
     quarantine = _new_quarantine(settings)
     store = CheckpointStore(source, settings.state_dir / LEASES_DIR, accepted=accepted)
-    version_monitor = VersionStateMonitor(quarantine=quarantine, observer=observer, life=records.life)
+    version_monitor = VersionStateMonitor(
+        quarantine=quarantine, observer=observer, life=records.life, on_quarantined=events.quarantined
+    )
     streams = OpenStreams()
 
     def tell_promoted(step: int) -> None:
         if (info := store.find(step)) is not None:
             version_monitor.served(info)
+            events.promoted(info)
         freezer.promoted(step)
         on_promoted(step)
 
@@ -219,6 +229,7 @@ def start_components(
         backlog=backlog,
         best_file=BestFile(settings.state_dir, monitor),
         decision_file=DecisionFile(settings.state_dir),
+        events=events,
         policy=settings.evaluation_policy,
         poll_interval_seconds=settings.poll_interval_seconds,
     )
@@ -379,6 +390,7 @@ def _open_records(
     observer: Observer,
     stack: ExitStack,
     *,
+    subscriptions: Sequence[Subscription],
     wake: Callable[[], None],
 ) -> Records:
     """Open the ledger and the files derived from it, and rank the scores that it holds."""
@@ -390,10 +402,14 @@ def _open_records(
 
     content = next((dataset.digest for dataset in datasets if monitor and dataset.name == monitor.dataset), "")
     ranking = Ranking(monitor, content)
-    ledger = Ledger(settings.state_dir / LEDGER_FILE)
+    path = settings.state_dir / LEDGER_FILE
+    outbox = Outbox(path, subscriptions) if subscriptions else None
+    ledger = Ledger(path, outbox=outbox)
     stack.callback(ledger.close)
     life = LifeLog(settings.state_dir / LIFE_FILE)
     stack.callback(life.close)
+    if outbox is not None:
+        stack.callback(outbox.close)
     tables = TableFiles(settings.state_dir / TABLES_DIR)
     recorder = Recorder(
         ledger=ledger,
@@ -409,7 +425,7 @@ def _open_records(
     recorder.recover()
     if monitor is not None:
         ranking.observe(ledger.scored(monitor.dataset))
-    return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables, life=life)
+    return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables, life=life, outbox=outbox)
 
 
 def device_settings(settings: EvaluatorSettings) -> DeviceSettings:

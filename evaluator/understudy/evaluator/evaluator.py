@@ -23,6 +23,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.serving.promotion import Monitor
 from understudy.evaluator.serving.servable import ModelSlot, Servable, borrow_checked
 from understudy.evaluator.serving.serving_controller import ReadySignal
@@ -81,6 +82,7 @@ class Evaluator:
         datasets: The datasets that each checkpoint is scored on, in this order; names are unique.
         build_model: Returns a new Keras model, for checkpoints that hold only variables.
         observer: Receives an event for each batch, load and record.
+        subscriptions: Who receives what happens to checkpoints from the `outbox`; without any, there is none.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Evaluator:
         build_model: Callable[[], Any] | None = None,
         accepted: AcceptedKeys | None = None,
         observer: Observer,
+        subscriptions: Sequence[Subscription] = (),
     ) -> None:
         if settings.require_signature and accepted is None:
             raise ConfigurationError("require_signature is set, and no keys are given")
@@ -102,6 +105,7 @@ class Evaluator:
         self._all_datasets = tuple(datasets)
         self._build_model = build_model
         self._observer = observer
+        self._subscriptions = tuple(subscriptions)
         self._ready = ReadySignal()
         self._device_listener: DeviceListener = lambda _state, _error: None
         self._stack = ExitStack()
@@ -131,6 +135,7 @@ class Evaluator:
                 datasets=self._all_datasets,
                 build_model=self._build_model,
                 observer=self._observer,
+                subscriptions=self._subscriptions,
                 on_promoted=self._ready.give,
                 on_device_state=self._tell_device_state,
                 remaining_seconds=self._remaining_seconds,
@@ -428,6 +433,11 @@ class Evaluator:
     def life_of(self, step: int) -> list[LifeRecord]:
         """Return what happened to the checkpoints of one step, by ascending time, besides what the ledger records."""
         return self._components.records.life.of_step(step)
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """The events that wait to be delivered; None without subscriptions. Open from `start` to `close`."""
+        return self._components.records.outbox
 
     @property
     def serving_step(self) -> int | None:

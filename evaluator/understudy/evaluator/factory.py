@@ -21,6 +21,7 @@ from understudy.evaluator.evaluation.slices import columns_of
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy
+from understudy.evaluator.records.outbox import Subscription
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.types import Observer
 from understudy.experiments import Experiment, load_experiment
@@ -38,7 +39,12 @@ class NamedEvaluator:
     model_name: str
 
 
-def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, observer: Observer) -> NamedEvaluator:
+def create_evaluator(
+    location: CheckpointLocation,
+    settings: EvaluatorSettings,
+    observer: Observer,
+    subscriptions: Sequence[Subscription] = (),
+) -> NamedEvaluator:
     """Configure the devices, load the experiment and the datasets, and build the evaluator. Blocks.
 
     The devices come first, because user code may initialize TensorFlow, after which they cannot be changed.
@@ -64,6 +70,7 @@ def create_evaluator(location: CheckpointLocation, settings: EvaluatorSettings, 
         datasets=_datasets(location, experiment, columns_of(breakdown_options(settings).slices)),
         build_model=None if experiment is None else experiment.build_model,
         observer=observer,
+        subscriptions=subscriptions,
     )
     return NamedEvaluator(evaluator=evaluator, model_name=DEFAULT_MODEL_NAME if experiment is None else experiment.name)
 

@@ -15,6 +15,7 @@ from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFound
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
 from understudy.evaluator.serving.decision_file import DecisionFile, ServingDecision
+from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.promotion import BestFile, Ranking
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
@@ -64,6 +65,7 @@ class CheckpointWatcher:
         backlog: Receives the checkpoints to evaluate.
         best_file: Receives the best checkpoint, once it is leased.
         decision_file: Receives what is serving, for other servers.
+        events: Receives what is committed, and is flushed in every pass.
         policy: Which checkpoints to evaluate.
         poll_interval_seconds: The poll interval, unless woken or `peek` changes.
     """
@@ -81,6 +83,7 @@ class CheckpointWatcher:
         backlog: Backlog,
         best_file: BestFile,
         decision_file: DecisionFile,
+        events: EventBuffer,
         policy: EvaluationPolicy | int,
         poll_interval_seconds: float,
     ) -> None:
@@ -94,6 +97,7 @@ class CheckpointWatcher:
         self._backlog = backlog
         self._best_file = best_file
         self._decision_file = decision_file
+        self._events = events
         self._policy = policy
         self._poll_interval_seconds = poll_interval_seconds
         self._unsettled: dict[_Key, CheckpointInfo] = {}
@@ -141,6 +145,7 @@ class CheckpointWatcher:
             seen = self._store.peek()
             try:
                 self._reconcile(only_if_changed=failures == 0 and self._is_done and not woken)
+                self._events.flush()
                 failures = 0
             except DrainingError:
                 return
@@ -183,6 +188,7 @@ class CheckpointWatcher:
         self._is_done = False
         if not all_known:
             return
+        self._events.flush()  # before the first entry of a new checkpoint, and after what a full disk must not stop
         if not self._skip_by_policy():
             return
         if self._policy == "latest":
@@ -218,6 +224,7 @@ class CheckpointWatcher:
                 self._unsettled[key] = info
             if key not in self._unsettled:
                 self._version_monitor.discovered(info.step)
+                self._events.committed(info)
                 self._ranking.replaced(*key)
                 self._new.append(info)
                 self._unsettled[key] = info

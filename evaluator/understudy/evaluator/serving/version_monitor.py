@@ -31,6 +31,7 @@ class VersionStateMonitor:
         quarantine: Notified of checkpoints that fail to load and of those that load.
         observer: Notified of every finished attempt, and of how long checkpoints took to be scored and served.
         life: Receives what happens to each checkpoint.
+        on_quarantined: Called with each checkpoint that failed, and its failures; must be quick and must not raise.
         clock: Returns the time in seconds since the epoch.
     """
 
@@ -40,11 +41,13 @@ class VersionStateMonitor:
         quarantine: Quarantine,
         observer: Observer,
         life: LifeLog,
+        on_quarantined: Callable[[CheckpointInfo, Failure], None] = lambda _info, _failure: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._quarantine = quarantine
         self._observer = observer
         self._life = life
+        self._on_quarantined = on_quarantined
         self._lock = threading.Lock()
         self._states: dict[int, tuple[VersionState, str]] = {}
         self._latest_step: int | None = None
@@ -109,6 +112,7 @@ class VersionStateMonitor:
         failure = self._quarantine.add(info.key, str(reason), permanent=_is_permanent(error))
         self._set(info.step, VersionState.END, error=str(reason))
         self._observer.checkpoint_loaded("failed", seconds=seconds)
+        self._on_quarantined(info, failure)
         _log.warning(
             "checkpoint in quarantine",
             extra={
