@@ -47,7 +47,7 @@ EVALUATOR_ASSEMBLY = frozenset({"__init__", "assembly", "evaluator", "factory"})
 MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
     "proto": frozenset({"tensorflow", "keras"}),
     "clients": frozenset({"tensorflow", "keras"}),
-    "evaluator": frozenset({"grpc", "prometheus_client"}),
+    "evaluator": frozenset({"grpc", "prometheus_client", "opentelemetry"}),
 }
 """Libraries that a layer is kept free of."""
 
@@ -57,6 +57,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls"}),
+    "tracing": frozenset({"calls", "service_errors"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "page": frozenset({"calls", "readiness", "rest", "served_model"}),
     "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
@@ -180,9 +181,10 @@ def test_a_room_of_the_service_imports_from_the_rooms_it_may(room: str) -> None:
         ("envoy", []),
         ("templates", ["service/understudy/service/server.py"]),
         ("page", ["service/understudy/service/server.py"]),
+        ("tracing", ["service/understudy/service/server.py"]),
     ],
 )
-def test_front_ends_are_imported_by_nothing_and_the_fast_path_and_the_page_by_one_module(
+def test_front_ends_are_imported_by_nothing_and_the_fast_path_the_page_and_traces_by_one_module(
     room: str, importers: list[str]
 ) -> None:
     package = ROOT / "service/understudy/service" / room

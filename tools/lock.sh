@@ -17,11 +17,11 @@ words() { printf '%s\n' "$@"; }
 words "pip==$(sed -n 's/^PIP_VERSION := //p' Makefile)" | lock pip 3.11 -
 # What `[build-system] requires` of pyproject.toml names, and what hatchling needs for an editable installation.
 sed -n '/^requires = \[/,/^\]/s/^ *"\([^"]*\)".*/\1/p' pyproject.toml | cat - <(words editables) | lock build 3.11 -
-lock development 3.11 pyproject.toml --extra server --extra fast --extra examples --extra dev
+lock development 3.11 pyproject.toml --extra server --extra fast --extra otel --extra examples --extra dev
 lock docs 3.11.5 pyproject.toml --extra docs # pymdown-extensions needs a patch release
 words pip-audit cyclonedx-bom | lock audit 3.11 -
 # The image's, with either build of TensorFlow. tensorflow-serving-api requires the other one by name.
 tensorflow='>=2.21,<2.22'
-image() { lock "image-$1" 3.11 pyproject.toml - --extra server-base --extra examples "${@:2}"; }
+image() { lock "image-$1" 3.11 pyproject.toml - --extra server-base --extra examples --extra otel "${@:2}"; }
 words "tensorflow-cpu$tensorflow" "tensorflow-serving-api$tensorflow" | image cpu --no-emit-package tensorflow
 words "tensorflow[and-cuda]$tensorflow" "tensorflow-serving-api$tensorflow" | image cuda

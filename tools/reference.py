@@ -24,6 +24,7 @@ from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuR
 from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.settings import ServeSettings
+from understudy.service.tracing.span_export import SpanExport
 from understudy.service.traffic.drift_metrics import DriftMetrics
 from understudy.service.traffic.request_log_metrics import RequestLogMetrics
 from understudy.trainer.settings import ClusterSettings, TrainSettings
@@ -85,6 +86,7 @@ def _every_metric() -> list[Metric]:
     RefusalCounter(registry)
     RequestLogMetrics(registry)
     DriftMetrics(registry).computed(_drift())
+    SpanExport(registry).shutdown()
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -73,6 +74,17 @@ def test_a_command_whose_extra_is_not_installed_says_what_to_install(monkeypatch
         "Error: this command needs tensorflow, which is not installed; "
         "install it with: pip install 'understudy[server]'\n"
     )
+
+
+def test_traces_without_their_extra_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in sys.modules if name.startswith("understudy.service.tracing")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.environment_variables", None)
+
+    result = run("serve", "--run-dir", str(tmp_path), "--grpc-port", "0", "--http-port", "0", "--tracing")
+
+    assert result.exit_code == 1
+    assert "install it with: pip install 'understudy[otel]'" in result.stderr
 
 
 def test_a_missing_module_of_somebody_else_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

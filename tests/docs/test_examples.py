@@ -40,7 +40,7 @@ def name_of(page: Path) -> str:
 def free_ports() -> dict[int, int]:
     """Return a free port for each documented one."""
     with ExitStack() as stack:
-        sockets = {port: stack.enter_context(socket.socket()) for port in (GRPC_PORT, HTTP_PORT, 12345, 12346)}
+        sockets = {port: stack.enter_context(socket.socket()) for port in (GRPC_PORT, HTTP_PORT, 4318, 12345, 12346)}
         for each in sockets.values():
             each.bind(("127.0.0.1", 0))
         return {port: each.getsockname()[1] for port, each in sockets.items()}

@@ -39,9 +39,12 @@ def test_exactly_one_folder_of_checkpoints_is_needed(given: dict[str, Any]) -> N
         ("drift_sample", float("nan")),
         ("drift_hours", 0),
         ("drift_max_features", 0),
+        ("tracing_sample", 1.5),
+        ("tracing_sample", float("nan")),
+        ("tracing_endpoint", "collector:4318"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_what_was_expected(name: str, value: float) -> None:
+def test_a_value_out_of_range_is_named_with_what_was_expected(name: str, value: float | str) -> None:
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(SettingsError, match=f"^{name} is .*; give "):
         ServeSettings(run_dir=RUN, **arguments)
@@ -51,6 +54,13 @@ def test_redaction_without_a_log_is_refused() -> None:
     with pytest.raises(SettingsError, match="redact"):
         ServeSettings(run_dir=RUN, request_log_redact=("user",))
     ServeSettings(run_dir=RUN, request_log_redact=("user",), drift_reference="test")
+
+
+@pytest.mark.parametrize("given", [{"tracing_sample": 0.5}, {"tracing_endpoint": "http://collector:4318"}])
+def test_settings_of_traces_without_traces_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="without tracing"):
+        ServeSettings(run_dir=RUN, **given)
+    ServeSettings(run_dir=RUN, tracing=True, **given)
 
 
 @pytest.mark.parametrize("path", ["models", "/models/", "//models", "/..", '/a"b', "/a b", "https://example.com/a"])

@@ -40,6 +40,7 @@ _EXTRA_OF: Final = {
     "h5py": "server",
     "joserfc": "server",
     "keras": "server",
+    "opentelemetry": "otel",
     "prometheus_client": "server",
     "psutil": "server",
     "pyvoy": "fast",

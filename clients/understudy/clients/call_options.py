@@ -10,6 +10,7 @@ import grpc
 
 from understudy.clients.client_errors import UnauthenticatedError
 from understudy.clients.token import AUTHORIZATION, BearerToken
+from understudy.clients.trace_context import current_trace_context
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys in lower case with their values; a value is bytes if its key ends with ``-bin``."""
@@ -88,7 +89,12 @@ class CallDefaults:
             )
         return GrpcArguments(
             timeout=default_timeout_seconds if timeout_seconds is None else timeout_seconds,
-            metadata=(*self.metadata, *self._authorization(metadata, credentials), *metadata),
+            metadata=(
+                *current_trace_context(),
+                *self.metadata,
+                *self._authorization(metadata, credentials),
+                *metadata,
+            ),
             credentials=credentials,
             wait_for_ready=wait_for_ready,
         )

@@ -368,8 +368,11 @@ class Observer(Protocol):
         fill_seconds: float,
         compute_seconds: float,
         step: int | None = None,
+        tokens: Sequence[object] = (),
     ) -> None:
-        """A batch is done. Called by one thread at a time, because batches run one at a time.
+        """A batch is done; its outcomes are delivered next.
+
+        Called by one thread at a time, because batches run one at a time.
 
         Args:
             operation: The operation that the batch was for.
@@ -378,6 +381,7 @@ class Observer(Protocol):
             fill_seconds: How long the batch was held open for more requests.
             compute_seconds: From the call of the function until the outputs are in host memory.
             step: The step of the checkpoint that computed a Predict batch; None for Evaluate.
+            tokens: The callers of the requests of a Predict batch, by their tokens; see `ResultSink`.
         """
 
     def request_failed(self, *, step: int, seconds: float) -> None:

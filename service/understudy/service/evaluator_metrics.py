@@ -27,6 +27,7 @@ from understudy.evaluator.types import (
 )
 from understudy.service.calls.metrics import TalliedHistogram
 from understudy.service.calls.served_call import audit_record
+from understudy.service.calls.trace import TracedBatch, TracedFuture, join_batch
 
 REMEMBERED_STEPS = 64
 """How many versions to keep: those that were used last."""
@@ -142,11 +143,18 @@ class ServiceObserver:
         registry: Where to register the metrics.
         statistics: Keeps the statistics of every version.
         on_record: Called on one of the evaluator's threads after each entry.
+        traces: Whether there may be `TracedFuture`s among the predictions.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, *, statistics: InferenceStatistics, on_record: Callable[[], None]
+        self,
+        registry: CollectorRegistry,
+        *,
+        statistics: InferenceStatistics,
+        on_record: Callable[[], None],
+        traces: bool = False,
     ) -> None:
+        self._traces_predictions = traces
         self._statistics = statistics
         self._on_record = on_record
 
@@ -256,6 +264,7 @@ class ServiceObserver:
         fill_seconds: float,
         compute_seconds: float,
         step: int | None = None,
+        tokens: Sequence[object] = (),
     ) -> None:
         """A batch left the device."""
         self._queue_seconds.observe_each(queue_seconds)
@@ -267,6 +276,24 @@ class ServiceObserver:
             self._statistics.batch_computed(
                 step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
             )
+            if self._traces_predictions and any(isinstance(token, TracedFuture) for token in tokens):
+                ended = time.monotonic()
+                batch = TracedBatch(
+                    began=ended - compute_seconds,
+                    ended=ended,
+                    fill_seconds=fill_seconds,
+                    examples=examples,
+                    requests=len(tokens),
+                    step=step,
+                )
+                join_batch(batch, tokens, queue_seconds)
+                self._exemplify(batch)
+
+    def _exemplify(self, batch: TracedBatch) -> None:
+        """Name the traces of a batch in the histograms of its durations."""
+        for prediction in batch.predictions:
+            self._queue_seconds.exemplify(prediction.queue_seconds, prediction.trace.ids)
+        self._compute_seconds.exemplify(batch.ended - batch.began, batch.predictions[0].trace.ids)
 
     def request_failed(self, *, step: int, seconds: float) -> None:
         """The computation of a Predict request failed; ``grpc_server_handled_total`` counts it."""

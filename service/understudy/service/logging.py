@@ -15,6 +15,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REFUSAL, REQUEST_ID
+from understudy.service.calls.trace import TRACE_IDS
 from understudy.service.settings import LogFormat, LogLevel
 
 _INTERVAL_SECONDS: Final = 10.0
@@ -38,7 +39,7 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _add_request_id,
+        _add_ids,
     ]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
@@ -154,9 +155,11 @@ def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
-def _add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _add_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     if identifier := REQUEST_ID.get():
         event.setdefault("request_id", identifier)
+    if (ids := TRACE_IDS.get()) is not None:
+        event.update(ids._asdict())
     return event
 
 

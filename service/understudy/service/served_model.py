@@ -178,7 +178,7 @@ class Predictor:
         """
         if self._sink is None:
             self._sink = EventLoopSink(asyncio.get_running_loop())
-        future = self._sink.new_future()
+        future = self._sink.new_future() if call.trace is None else call.trace.new_future(self._sink.loop)
         self._evaluator.predict_for(future, self._sink, inputs, version=version, deadline=deadline, dispatch=False)
         self._requests += 1
         self._examples += len(next(iter(inputs.values())))
@@ -207,10 +207,13 @@ class EventLoopSink:
 
     Args:
         loop: The event loop.
+
+    Attributes:
+        loop: The event loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._thread = threading.get_ident()
         self.new_future = loop.create_future
 
@@ -228,7 +231,7 @@ class EventLoopSink:
             _resolve(outcomes)
             return
         with suppress(RuntimeError):  # the loop is closed, so nothing waits
-            self._loop.call_soon_threadsafe(_resolve, outcomes)
+            self.loop.call_soon_threadsafe(_resolve, outcomes)
 
 
 def _resolve(outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:

@@ -50,6 +50,7 @@ from understudy.service.traffic.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
+    from understudy.service.tracing.tracing import Tracing
 
 POLL_SECONDS = 0.5
 """How often to check whether training has ended."""
@@ -80,7 +81,7 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ser
 
     Raises:
         ServiceError: A port is not available, a certificate cannot be used, or the front end does not start.
-        ModuleNotFoundError: The front end's extra is not installed.
+        ModuleNotFoundError: The front end's extra is not installed, or that of the traces.
         ExperimentError: The experiment cannot be loaded.
         EvaluatorError: A setting, a dataset or the ledger cannot be used.
         CheckpointError: Another evaluator uses the state folder, or it holds something else.
@@ -150,7 +151,8 @@ class Service:
         4. The HTTP port closes, which until then reports the draining in ``/readyz``, and serves ``/metrics``.
         5. The request log writes what it holds, and drift is no longer computed, as no request can reach them any more.
         6. The evaluator closes, as no call can reach it any more; until then the running ones could.
-        7. The executors stop, on which all of the above ran blocking work.
+        7. The traces that wait are sent, as no span can be added any more.
+        8. The executors stop, on which all of the above ran blocking work.
 
         Raises the errors of `serve`.
         """
@@ -160,14 +162,16 @@ class Service:
             # Certificates and ports first: what is wrong with them is reported at once, before TensorFlow is imported.
             certificates = self._start_certificates(stack)
             guard = await self._start_guard(stack)
+            tracing = await self._start_tracing(stack)
             front_end = self._make_front_end(certificates)
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
-            opened, history = await self._start_evaluator(stack)
+            opened, history = await self._start_evaluator(stack, tracing)
             samplers = await self._start_samplers(stack, opened.evaluator)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers))
-            methods = served_methods(all_services(handlers, self._readiness, template_codecs()), self._registry, guard)
+            services = all_services(handlers, self._readiness, template_codecs())
+            methods = served_methods(services, self._registry, guard, None if tracing is None else tracing.calls)
             routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard, methods).routes()]
             await self._start_http(stack, listener, routes, certificates)
             await self._start_front_end(stack, front_end, methods)
@@ -241,11 +245,31 @@ class Service:
             except Exception as error:  # noqa: BLE001 - else later changes would never be used
                 _log.warning("cannot use a changed file yet", reason=f"{type(error).__name__}: {error}")
 
-    async def _start_evaluator(self, stack: AsyncExitStack) -> tuple[NamedEvaluator, History]:
+    async def _start_tracing(self, stack: AsyncExitStack) -> Tracing | None:
+        """Start to record traces, if they are on, until the stack is closed."""
+        settings = self._settings
+        if not settings.tracing:
+            return None
+        from understudy.service.tracing.tracing import Tracing, is_disabled  # imports OpenTelemetry's SDK
+
+        if is_disabled():
+            _log.warning("no traces are recorded, as OTEL_SDK_DISABLED is true")
+            return None
+        start = functools.partial(
+            Tracing, self._registry, share=settings.tracing_sample, endpoint=settings.tracing_endpoint
+        )
+        tracing = await self._loop.run_in_executor(self._executor, start)
+        stack.push_async_callback(self._loop.run_in_executor, self._executor, tracing.close)
+        return tracing
+
+    async def _start_evaluator(self, stack: AsyncExitStack, tracing: Tracing | None) -> tuple[NamedEvaluator, History]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
         observer = ServiceObserver(
-            self._registry, statistics=self._statistics, on_record=self._recorded.notify_threadsafe
+            self._registry,
+            statistics=self._statistics,
+            on_record=self._recorded.notify_threadsafe,
+            traces=tracing is not None,
         )
         self._readiness.held_back = lambda: observer.held_back
         state_dir = self._settings.evaluator_state_dir

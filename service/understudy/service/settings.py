@@ -299,6 +299,29 @@ class ServeSettings:
             "metavar": "N",
         },
     )
+    tracing: bool = field(
+        default=False,
+        metadata={
+            "help": "Send traces of requests and checkpoints to a receiver of OpenTelemetry over OTLP/HTTP; needs the "
+            "extra understudy[otel]. The variables OTEL_* apply."
+        },
+    )
+    tracing_endpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "The base URL of the receiver, such as http://collector:4318; by default "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.",
+            "metavar": "URL",
+        },
+    )
+    tracing_sample: float | None = field(
+        default=None,
+        metadata={
+            "help": "The share of requests that is traced, from 0 to 1, where their callers have not decided; by "
+            "default as OTEL_TRACES_SAMPLER says, else 0.01.",
+            "metavar": "SHARE",
+        },
+    )
     drain_seconds: float = field(
         default=30.0,
         metadata={"help": "How long calls under way may take to finish after SIGTERM.", "metavar": "SECONDS"},
@@ -360,7 +383,18 @@ class ServeSettings:
         if self.grpc_port == self.http_port != 0:
             raise SettingsError(f"grpc_port and http_port are both {self.grpc_port}; give each its own")
         self._check_traffic()
+        self._check_tracing()
         self._check_tls()
+
+    def _check_tracing(self) -> None:
+        if self.tracing_sample is not None:
+            self._check_range("tracing_sample", low=0, high=1)
+        if self.tracing_endpoint is not None and not self.tracing_endpoint.startswith(("http://", "https://")):
+            raise SettingsError(
+                f"tracing_endpoint is {self.tracing_endpoint!r}; give a URL such as http://collector:4318"
+            )
+        if not self.tracing and (self.tracing_sample is not None or self.tracing_endpoint is not None):
+            raise SettingsError("tracing_endpoint or tracing_sample is given without tracing; give it too")
 
     def _check_traffic(self) -> None:
         for name in ("request_log_sample", "drift_sample"):

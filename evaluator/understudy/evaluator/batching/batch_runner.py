@@ -296,6 +296,7 @@ class BatchRunner:
             fill_seconds=fill_seconds,
             compute_seconds=compute_seconds,
             step=handle.step,
+            tokens=[request.token for request in batch],
         )
 
     def _fail(

@@ -15,6 +15,7 @@ from understudy.service.calls.caller import Access, Caller
 from understudy.service.calls.metrics import RpcMethod, methods_of
 from understudy.service.calls.parsing import parse
 from understudy.service.calls.status import UnsupportedError
+from understudy.service.calls.trace import CallTrace
 
 _Request_co = TypeVar("_Request_co", covariant=True)
 _Response_contra = TypeVar("_Response_contra", contravariant=True)
@@ -28,18 +29,21 @@ class CallContext:
         caller: Who calls; None if the service has no file of callers, or the method is open to all.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
         method: The path of the method, such as ``/package.Service/Method``; empty outside of a server.
+        trace: Records the call; None if it is not traced.
     """
 
-    __slots__ = ("audited", "caller", "deadline", "method")
+    __slots__ = ("audited", "caller", "deadline", "method", "trace")
 
     audited: Mapping[str, Any] | None
     caller: Caller | None
+    trace: CallTrace | None
 
     def __init__(self, *, deadline: float | None) -> None:
         self.audited = None
         self.caller = None
         self.deadline = deadline
         self.method = ""
+        self.trace = None
 
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]

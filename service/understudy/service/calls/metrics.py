@@ -5,6 +5,7 @@ Calls have the metric names and labels of go-grpc-middleware, which dashboards e
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from understudy.service.calls.status import Code
+from understudy.service.calls.trace import TraceIds
 
 
 def new_registry() -> CollectorRegistry:
@@ -57,10 +60,11 @@ class Tally:
         bounds: The upper bounds of the buckets, ascending; an unbounded bucket is added.
     """
 
-    __slots__ = ("_bounds", "_fell_into", "sum")
+    __slots__ = ("_bounds", "_exemplars", "_fell_into", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
+        self._exemplars: list[Exemplar | None] = [None] * (len(bounds) + 1)
         self._fell_into = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -69,10 +73,18 @@ class Tally:
         self._fell_into[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return the buckets for exposition: the number of values up to each bound."""
+    def exemplify(self, value: float, ids: TraceIds) -> None:
+        """Name the trace of a counted value, in place of the one that its bucket named before."""
+        self._exemplars[bisect_left(self._bounds, value)] = Exemplar(ids._asdict(), value, time.time())
+
+    def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """Return the buckets for exposition: the number of values up to each bound, and a trace of some of them."""
         bounds = map(floatToGoString, (*self._bounds, inf))
-        return list(zip(bounds, map(float, accumulate(self._fell_into)), strict=True))
+        counts = map(float, accumulate(self._fell_into))
+        return [
+            (bound, count) if exemplar is None else (bound, count, exemplar)
+            for bound, count, exemplar in zip(bounds, counts, self._exemplars, strict=True)
+        ]
 
 
 class TalliedHistogram(Collector):
@@ -89,6 +101,7 @@ class TalliedHistogram(Collector):
         self._name, self._text = name, text
         self._tally = Tally(bounds)
         self.observe = self._tally.observe
+        self.exemplify = self._tally.exemplify
         registry.register(self)
 
     def observe_each(self, values: Iterable[float]) -> None:

@@ -26,8 +26,9 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.calls.caller import CallShare
 from understudy.service.calls.methods import CallContext, Method, Service
-from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
+from understudy.service.calls.metrics import MethodMetrics, RpcMethod, RpcMetrics
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
+from understudy.service.calls.trace import TRACE_IDS, CallTrace
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 """The metadata key of the id that links a call's log lines to the caller's logs, in requests and responses."""
@@ -67,6 +68,7 @@ class Call(CallContext, ABC):
         self.caller = None
         self.deadline = None
         self.share = None
+        self.trace = None
         self.started = time.monotonic()
         self.received_bytes = 0
         came = self.header(REQUEST_ID_HEADER)
@@ -106,6 +108,19 @@ class Call(CallContext, ABC):
     async def fail(self, failure: Failure) -> None:
         """Send a failure to the caller, if it is still there."""
 
+    def span_name(self) -> str:
+        """Return the name of the span of the call."""
+        return self.method[1:]
+
+    def span_attributes(self) -> dict[str, str | int]:
+        """Return the attributes of the span that are known when the call begins, by OpenTelemetry's conventions."""
+        return {"rpc.system.name": "grpc", "rpc.method": self.method[1:]}
+
+    def span_outcome(self, failure: Failure | None) -> dict[str, str | int]:
+        """Return the attributes of the span that are known when the call has ended."""
+        code = (Code.OK if failure is None else failure.code).name
+        return {"rpc.status_code": code, "rpc.response.status_code": code}
+
 
 _log = structlog.get_logger(__name__)
 _threshold: Final = logging.getLogger(__name__)
@@ -131,6 +146,13 @@ class Guard(Protocol):
         """
 
 
+class CallTracer(Protocol):
+    """Decides which calls are traced."""
+
+    def begin(self, call: Call) -> CallTrace | None:
+        """Return the trace of a call that begins now; None if it is not traced."""
+
+
 class ServedMethod:
     """One method as every front end serves it. Belongs to the event loop's thread.
 
@@ -138,15 +160,19 @@ class ServedMethod:
         method: The method.
         metrics: Counts and times its calls.
         guard: Checks who calls; None to admit every caller.
+        tracer: Traces the calls; None for none.
 
     Attributes:
         method: The method.
         encode: Returns the bytes of a response.
     """
 
-    def __init__(self, method: Method, metrics: MethodMetrics, guard: Guard | None = None) -> None:
+    def __init__(
+        self, method: Method, metrics: MethodMetrics, guard: Guard | None = None, tracer: CallTracer | None = None
+    ) -> None:
         self.method = method
         self._guard = guard
+        self._tracer = tracer
         self._metrics = metrics
         self._path = method.rpc.path
         self._admit = method.admit
@@ -166,6 +192,9 @@ class ServedMethod:
         self._metrics.started_calls += 1
         call.method = self._path
         REQUEST_ID.set(call.request_id)
+        if self._tracer is not None:
+            call.trace = self._tracer.begin(call)
+            TRACE_IDS.set(None if call.trace is None else call.trace.ids)
         try:
             call.open()
             if self._guard is not None:
@@ -238,6 +267,9 @@ class ServedMethod:
         if call.share is not None:
             call.share.leave()
         self._metrics.handled(Code.OK if failure is None else failure.code, seconds=seconds)
+        if call.trace is not None:
+            self._metrics.seconds.exemplify(seconds, call.trace.ids)
+            call.trace.end(failure, call.span_outcome(failure))
         if failure is not None or call.audited is not None:
             audit_call(call, self._path, failure)
         if failure is not None:
@@ -262,8 +294,23 @@ ServedMethods = Mapping[str, ServedMethod]
 """The methods that front ends serve, by path, such as ``/package.Service/Method``."""
 
 
+_UNTRACED: Final = frozenset(
+    {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "understudy.v1.MetricsService",
+    }
+)
+"""The services whose calls are not traced: probes and scrapes."""
+_PROBES: Final = frozenset({"ServerLive", "ServerReady", "ModelReady"})
+
+
 def served_methods(
-    services: Iterable[Service], registry: CollectorRegistry, guard: Guard | None = None
+    services: Iterable[Service],
+    registry: CollectorRegistry,
+    guard: Guard | None = None,
+    tracer: CallTracer | None = None,
 ) -> ServedMethods:
     """Return the methods of services as front ends serve them.
 
@@ -271,10 +318,20 @@ def served_methods(
         services: The services.
         registry: Where to register the ``grpc_server_*`` metrics.
         guard: Checks who calls; None to admit every caller.
+        tracer: Traces the calls, but for probes and scrapes; None for none.
     """
     methods = [method for service in services for method in service.methods]
     metrics = RpcMetrics(registry, [method.rpc for method in methods])
-    return {method.rpc.path: ServedMethod(method, metrics.of(method.rpc.path), guard) for method in methods}
+    return {
+        method.rpc.path: ServedMethod(
+            method, metrics.of(method.rpc.path), guard, None if _is_probe(method.rpc) else tracer
+        )
+        for method in methods
+    }
+
+
+def _is_probe(method: RpcMethod) -> bool:
+    return method.service in _UNTRACED or method.name in _PROBES
 
 
 AUDIT_LOGGER: Final = "understudy.audit"

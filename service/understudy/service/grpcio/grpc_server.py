@@ -190,11 +190,12 @@ class GrpcCall(Call):
         context: grpc's context of the call.
     """
 
-    __slots__ = ("_cancelled", "context", "request")
+    __slots__ = ("_cancelled", "_metadata", "context", "request")
 
     def __init__(self, request: Any, context: Context) -> None:
         self.context = context
         self.request = request
+        self._metadata = context.invocation_metadata() or ()  # grpc converts it each time
         self._cancelled = False
         super().__init__()
 
@@ -210,7 +211,7 @@ class GrpcCall(Call):
 
     def header(self, name: str) -> str | bytes | None:
         """See `Call`."""
-        return next((value for key, value in self.context.invocation_metadata() or () if key == name), None)
+        return next((value for key, value in self._metadata if key == name), None)
 
     def open(self) -> None:
         """See `Call`."""

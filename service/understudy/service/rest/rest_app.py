@@ -184,9 +184,14 @@ class RestApp:
         """Return the route of one path, which is a form of a gRPC method."""
         served = self._methods[method]
 
+        async def respond_to_call(call: RestCall) -> Response:
+            response = await answer(call)
+            call.status = response.status_code
+            return response
+
         async def respond(request: Request) -> Response:
-            call = self._new_call(request, served)
-            response = await served.serve(call, answer)
+            call = self._new_call(request, served, route=path)
+            response = await served.serve(call, respond_to_call)
             if response is None:
                 response = call.failure_response()
             else:

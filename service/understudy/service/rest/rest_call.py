@@ -36,6 +36,7 @@ TOTAL_SECONDS = 120.0
 MAX_BYTES_AT_ONCE: Final = 32_768
 """Bodies up to this size are parsed and rendered on the event loop; larger ones on another thread."""
 
+HTTP_OK: Final = 200
 TOO_SLOW: Final = 408
 TOO_LARGE: Final = 413
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -92,12 +93,25 @@ class RestCall(WatchedCall):
         max_body_bytes: The largest body to accept.
         bodies: Bounds the memory of unfinished bodies.
         executor: Decompresses bodies, and parses and renders large ones, with one thread.
+        route: The path of the method, with the names of its variables, for its trace.
 
     Attributes:
         request: The request.
+        status: The HTTP status of a call that succeeded.
     """
 
-    __slots__ = ("_bodies", "_body_ended", "_executor", "_failure", "_max_body_bytes", "_probe", "_served", "request")
+    __slots__ = (
+        "_bodies",
+        "_body_ended",
+        "_executor",
+        "_failure",
+        "_max_body_bytes",
+        "_probe",
+        "_route",
+        "_served",
+        "request",
+        "status",
+    )
 
     def __init__(
         self,
@@ -108,10 +122,13 @@ class RestCall(WatchedCall):
         max_body_bytes: int,
         bodies: BodyBudget,
         executor: Executor,
+        route: str = "",
     ) -> None:
         self.request = request
         self._served = served
+        self._route = route
         self._failure: Failure = CALLER_GONE
+        self.status = HTTP_OK
         self._max_body_bytes = max_body_bytes
         self._bodies = bodies
         self._executor = executor
@@ -155,6 +172,26 @@ class RestCall(WatchedCall):
     async def fail(self, failure: Failure) -> None:
         """Keep the failure for `failure_response`."""
         self._failure = failure
+
+    def span_name(self) -> str:
+        """See `Call`."""
+        return f"{self.request.method} {self._route}"
+
+    def span_attributes(self) -> dict[str, str | int]:
+        """See `Call`. The method is the one of gRPC that the path is a form of."""
+        request = self.request
+        return {
+            "http.request.method": request.method,
+            "http.route": self._route,
+            "url.path": request.url.path,
+            "url.scheme": request.url.scheme,
+            "rpc.method": self.method[1:],
+        }
+
+    def span_outcome(self, failure: Failure | None) -> dict[str, str | int]:
+        """See `Call`."""
+        status = self.status if failure is None else http_status(failure)
+        return {**super().span_outcome(failure), "http.response.status_code": status}
 
     def failure_response(self) -> JSONResponse:
         """Return the response of a failed call."""
@@ -224,12 +261,14 @@ def response_to_failure(failure: Failure) -> JSONResponse:
         headers["retry-after"] = str(math.ceil(failure.retry_after_seconds))
     if failure.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = 'Bearer realm="understudy"'
-    status = HTTP_STATUS[failure.code]
-    if isinstance(failure, HttpFailure):
-        status = failure.status
-        if failure.closes:
-            headers["connection"] = "close"
-    return JSONResponse({"error": failure.message}, status_code=status, headers=headers)
+    if isinstance(failure, HttpFailure) and failure.closes:
+        headers["connection"] = "close"
+    return JSONResponse({"error": failure.message}, status_code=http_status(failure), headers=headers)
+
+
+def http_status(failure: Failure) -> int:
+    """Return the HTTP status of a failure."""
+    return failure.status if isinstance(failure, HttpFailure) else HTTP_STATUS[failure.code]
 
 
 def _timeout_seconds(own: str | None, envoys: str | None) -> float:

@@ -1,0 +1,1 @@
+"""Traces by OpenTelemetry, with ``--tracing``. Imports its SDK, so the service imports it only then."""
