@@ -35,6 +35,7 @@ EVALUATOR_PACKAGES: Mapping[str, frozenset[str]] = {
     "batching": frozenset(),
     "datasets": frozenset(),
     "model": frozenset(),
+    "tuning": frozenset({"model"}),
     "records": frozenset({"datasets"}),
     "serving": frozenset({"datasets", "records"}),
     "evaluation": frozenset({"batching", "datasets", "model", "records", "serving"}),

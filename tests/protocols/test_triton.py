@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from testkit.fetched import INSTALL_SECONDS
 from testkit.served import Pair
 from testkit.values import DTYPES, EVERY, EVERY_STEP, PLAIN, packed, values
 from understudy.clients import Client
-from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
@@ -123,7 +122,7 @@ def test_it_describes_the_model(report: Report) -> None:
 
 def test_it_tells_how_the_model_is_run(report: Report) -> None:
     config = value(report, "config")["config"] if over_grpc(report) else value(report, "config")
-    assert config["max_batch_size"] == EvaluatorSettings(state_dir=Path()).max_batch_size
+    assert config["max_batch_size"] == DEFAULT_MAX_BATCH_SIZE
     assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
     assert config["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}]
     assert config["instance_group"][0]["count"] == 2

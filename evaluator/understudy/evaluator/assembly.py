@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
-from understudy.evaluator.model.devices import DeviceSettings, build_strategy, user_name
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy, has_gpu, user_name
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
@@ -45,7 +45,11 @@ from understudy.evaluator.serving.promotion import BestFile, Monitor, Ranking, p
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
-from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, EvaluatorSettings
+from understudy.evaluator.tuning.choice import FoundSettings, Threads
+from understudy.evaluator.tuning.self_tuner import TUNING_SETTLING_SECONDS, SelfTuner, TunedModel
+from understudy.evaluator.tuning.trial import TrialRequest
+from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.evaluator.types import DeviceListener, EvaluationOutcome, EvaluationRecord, Observer
 
 LEDGER_FILE = "ledger.sqlite"
@@ -93,6 +97,7 @@ def start_components(
     accepted: AcceptedKeys | None,
     datasets: Sequence[EvaluationDataset],
     build_model: BuildModel | None,
+    tuning: TuningStart | None,
     observer: Observer,
     subscriptions: Sequence[Subscription],
     on_promoted: Callable[[int], None],
@@ -108,6 +113,7 @@ def start_components(
         accepted: The keys of which one must have signed each checkpoint; None if they need not be signed.
         datasets: The datasets to score them on.
         build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
+        tuning: What was found at earlier starts; None for no self-tuning.
         observer: Receives events.
         subscriptions: Who receives events from the outbox; without any, there is no outbox.
         on_promoted: Called with each step that starts serving.
@@ -130,7 +136,10 @@ def start_components(
     gate = build_gate(settings, monitor, names, slices=sliced)
     if gate is not None:
         breakdown = dataclasses.replace(breakdown, resamples=gate.resamples(breakdown.resamples))
-    strategy = build_strategy(device_settings(settings))
+    strategy = build_strategy(device_settings(settings, tuning))
+    if has_gpu(strategy):
+        tuning = None
+    found = FoundSettings() if tuning is None or tuning.found is None else tuning.found
     _lock(settings, stack)
     wake = _WatcherWaker()
     records = _open_records(settings, monitor, scored, observer, stack, subscriptions=subscriptions, wake=wake)
@@ -149,13 +158,15 @@ def start_components(
             version_monitor.served(info)
             events.promoted(info)
         freezer.promoted(step)
+        if tuner is not None:
+            tuner.promoted(step)
         on_promoted(step)
 
     manager = _build_manager(
         settings,
         slots=_SlotFactory(
             strategy,
-            max_batch_size=settings.max_batch_size,
+            max_batch_size=settings.max_batch_size or max(found.max_batch_size, DEFAULT_MAX_BATCH_SIZE),
             on_trace=observer.function_traced,
             build_model=build_model,
             allow_unsafe_models=settings.allow_unsafe_models,
@@ -172,7 +183,12 @@ def start_components(
         settling_seconds=SETTLING_SECONDS,
     )
     engine = Engine(
-        engine_settings(settings, strategy.extended.worker_devices), observer, on_device_state=on_device_state
+        engine_settings(settings, strategy.extended.worker_devices, found), observer, on_device_state=on_device_state
+    )
+    tuner = (
+        None
+        if tuning is None
+        else _build_tuner(settings, tuning, strategy, manager=manager, store=store, engine=engine)
     )
     scorer = DatasetScorer(
         engine=engine,
@@ -191,6 +207,7 @@ def start_components(
         engine=engine,
         streams=streams,
         freezer=freezer,
+        tuner=tuner,
         manager=manager,
         remaining_seconds=remaining_seconds,
     )
@@ -235,6 +252,8 @@ def start_components(
     )
     manager.start()
     freezer.start()
+    if tuner is not None:
+        tuner.start()
     for thread in (worker, watcher):
         stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
         thread.start()
@@ -338,6 +357,7 @@ def _close_in_order(
     engine: Engine,
     streams: OpenStreams,
     freezer: Freezer,
+    tuner: SelfTuner | None,
     manager: ServableManager,
     remaining_seconds: Callable[[], float],
 ) -> None:
@@ -351,6 +371,7 @@ def _close_in_order(
         lambda: engine.close(remaining_seconds()),  # the queued batches run, and their handles are released
         streams.close,  # the streams release their handles
         lambda: freezer.close(remaining_seconds()),
+        *([] if tuner is None else [lambda: tuner.close(remaining_seconds())]),
         lambda: manager.close(remaining_seconds()),  # refuses waiting evaluations, and waits for all handles
         on_demand.close,  # its threads wait for nothing any more
     )
@@ -428,8 +449,65 @@ def _open_records(
     return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables, life=life, outbox=outbox)
 
 
-def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
-    """Return the device settings, for `understudy.evaluator.model.devices.build_strategy`."""
+@contextmanager
+def _leased(store: CheckpointStore, step: int) -> Iterator[LocalCheckpoint]:
+    with store.lease(store.info(step)) as lease:
+        yield lease.checkpoint
+
+
+def _build_tuner(
+    settings: EvaluatorSettings,
+    tuning: TuningStart,
+    strategy: Any,
+    *,
+    manager: ServableManager,
+    store: CheckpointStore,
+    engine: Engine,
+) -> SelfTuner:
+    devices = strategy.extended.worker_devices
+
+    def serving(step: int) -> TunedModel:
+        architecture = manager.servable(step).slot.architecture
+        return TunedModel(architecture=architecture, lease=functools.partial(_leased, store, step))
+
+    def apply(found: FoundSettings) -> None:
+        batching = engine_settings(settings, devices, found)
+        engine.set_batching(max_batch_size=batching.max_batch_size, gathering_seconds=batching.gathering_seconds)
+
+    def request(checkpoint: LocalCheckpoint, threads: Threads) -> TrialRequest:
+        return TrialRequest(
+            model_file=str(checkpoint.model_file),
+            kind=checkpoint.kind.value,
+            experiment=tuning.experiment,
+            allow_unsafe_models=settings.allow_unsafe_models,
+            devices=settings.devices,
+            logical_cpus=settings.logical_cpus,
+            frozen_memory_mib=settings.frozen_memory_mib,
+            threads=threads,
+        )
+
+    in_effect = device_settings(settings, tuning)
+    return SelfTuner(
+        file=tuning.file,
+        serving=serving,
+        apply=apply,
+        request=request,
+        given=Threads(intra_op=settings.intra_op_threads, inter_op=settings.inter_op_threads),
+        in_effect=Threads(
+            intra_op=in_effect.intra_op_threads or in_effect.default_intra_op_threads,
+            inter_op=in_effect.inter_op_threads or in_effect.default_inter_op_threads,
+        ),
+        replicas=len(devices),
+        settling_seconds=TUNING_SETTLING_SECONDS,
+    )
+
+
+def device_settings(settings: EvaluatorSettings, tuning: TuningStart | None = None) -> DeviceSettings:
+    """Return the device settings, with the threads that were found where none are given.
+
+    They are for `understudy.evaluator.model.devices.build_strategy`.
+    """
+    found = Threads() if tuning is None or tuning.found is None else tuning.found.threads
     return DeviceSettings(
         devices=settings.devices,
         logical_cpus=settings.logical_cpus,
@@ -437,6 +515,8 @@ def device_settings(settings: EvaluatorSettings) -> DeviceSettings:
         precision=settings.precision,
         intra_op_threads=settings.intra_op_threads,
         inter_op_threads=settings.inter_op_threads,
+        default_intra_op_threads=found.intra_op,
+        default_inter_op_threads=found.inter_op,
     )
 
 
@@ -469,13 +549,21 @@ def breakdown_options(settings: EvaluatorSettings) -> BreakdownOptions:
         raise ConfigurationError(str(error)) from error
 
 
-def engine_settings(settings: EvaluatorSettings, devices: Sequence[str]) -> EngineSettings:
-    """Return the batch settings for these devices, which have the names of `tf.distribute`."""
+def engine_settings(
+    settings: EvaluatorSettings, devices: Sequence[str], found: FoundSettings | None = None
+) -> EngineSettings:
+    """Return the batch settings for these devices, which have the names of `tf.distribute`.
+
+    What was found counts where nothing is given.
+    """
+    found = found or FoundSettings()
     cpus_only = all(tf.DeviceSpec.from_string(name).device_type == "CPU" for name in devices)
+    given_delay = settings.max_batch_delay_ms
     return EngineSettings(
-        max_batch_size=settings.max_batch_size * len(devices),
+        max_batch_size=min(settings.max_batch_size or found.max_batch_size, settings.max_queue_examples) * len(devices),
         max_queue_examples=settings.max_queue_examples,
-        max_batch_delay_seconds=settings.max_batch_delay_ms / _MILLISECONDS,
+        max_batch_delay_seconds=(given_delay or 0.0) / _MILLISECONDS,
+        gathering_seconds=found.gathering_seconds if given_delay is None and cpus_only else 0.0,
         max_device_failures=settings.max_device_failures,
         inline_batches=settings.inline_batches and cpus_only,
         overlap_batches=not cpus_only,

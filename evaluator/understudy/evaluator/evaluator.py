@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.evaluation.example_outcomes import Flips
     from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
     from understudy.evaluator.model.devices import MemoryKind
+    from understudy.evaluator.tuning.tuning_file import TuningStart
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Evaluator:
             signed.
         datasets: The datasets that each checkpoint is scored on, in this order; names are unique.
         build_model: Returns a new Keras model, for checkpoints that hold only variables.
+        tuning: What was found at earlier starts; None for no self-tuning.
         observer: Receives an event for each batch, load and record.
         subscriptions: Who receives what happens to checkpoints from the `outbox`; without any, there is none.
     """
@@ -93,6 +95,7 @@ class Evaluator:
         datasets: Sequence[EvaluationDataset] = (),
         build_model: Callable[[], Any] | None = None,
         accepted: AcceptedKeys | None = None,
+        tuning: TuningStart | None = None,
         observer: Observer,
         subscriptions: Sequence[Subscription] = (),
     ) -> None:
@@ -104,6 +107,7 @@ class Evaluator:
         self._datasets = {dataset.name: dataset for dataset in datasets}
         self._all_datasets = tuple(datasets)
         self._build_model = build_model
+        self._tuning = tuning
         self._observer = observer
         self._subscriptions = tuple(subscriptions)
         self._ready = ReadySignal()
@@ -134,6 +138,7 @@ class Evaluator:
                 accepted=self._accepted,
                 datasets=self._all_datasets,
                 build_model=self._build_model,
+                tuning=self._tuning,
                 observer=self._observer,
                 subscriptions=self._subscriptions,
                 on_promoted=self._ready.give,
@@ -227,6 +232,11 @@ class Evaluator:
         step = None if version == "serving" else self._resolve(version)
         examples = check_forms(forms, components.manager.servable(step).slot.signature.inputs)
         components.engine.check_admission(None, examples=examples)
+
+    @property
+    def max_batch_size(self) -> int:
+        """The most examples of one call on each replica at present."""
+        return self._components.engine.settings.max_batch_size // self.replicas
 
     def dispatch(self) -> None:
         """Run the queued requests if the devices are idle."""

@@ -25,6 +25,8 @@ The service maps each to one gRPC status; any other exception is a defect and be
 NotFrozenError                    a model's weights stay variables; never reaches a caller
 ├── NoFasterError                 constants make it no faster
 └── FreezingCancelledError        another version is serving
+
+TrialError                        the cost of a model's calls could not be measured; never reaches a caller
 """
 
 from __future__ import annotations
@@ -132,6 +134,10 @@ class NoFasterError(NotFrozenError):
 
 class FreezingCancelledError(NotFrozenError):
     """Another version is serving, or the evaluator is shutting down."""
+
+
+class TrialError(Exception):
+    """The cost of a model's calls could not be measured, for this reason."""
 
 
 _GRAPH_ERROR = "Graph execution error:"

@@ -23,6 +23,7 @@ from understudy.evaluator.evaluator_errors import ConfigurationError, StorageErr
 from understudy.evaluator.model.devices import build_strategy
 from understudy.evaluator.records.outbox import Subscription
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
+from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.evaluator.types import Observer
 from understudy.experiments import Experiment, load_experiment
 
@@ -59,7 +60,8 @@ def create_evaluator(
     _check_follow(location, settings)
     _check_state_dir(settings.state_dir)
     breakdown_options(settings)
-    build_strategy(device_settings(settings))
+    tuning = TuningStart.read(settings, location.experiment)
+    build_strategy(device_settings(settings, tuning))
     experiment = None if location.experiment is None else load_experiment(location.experiment)
     settings = replace(settings, slice=(*settings.slice, *getattr(experiment, "slices", ())))
     accepted = accepted_keys(settings.require_signature, run=settings.run_name, folder=location.folder)
@@ -69,6 +71,7 @@ def create_evaluator(
         accepted=accepted,
         datasets=_datasets(location, experiment, columns_of(breakdown_options(settings).slices)),
         build_model=None if experiment is None else experiment.build_model,
+        tuning=tuning,
         observer=observer,
         subscriptions=subscriptions,
     )

@@ -22,6 +22,10 @@ MIN_SLOTS = 2
 """One for the serving version, and one to load the next checkpoint into."""
 
 
+DEFAULT_MAX_BATCH_SIZE = 256
+"""For each replica, until a better one is found."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings:
     """All settings, validated. Each field's metadata holds its help text for the command line.
@@ -58,15 +62,16 @@ class EvaluatorSettings:
     intra_op_threads: int | None = field(
         default=None,
         metadata={
-            "help": "Threads that one operation may use; by default the cores are shared out among several replicas on "
-            "the CPU.",
+            "help": "Threads that one operation may use; found by --self-tuning unless given. At first the cores are "
+            "shared out among several replicas on the CPU.",
             "metavar": "N",
         },
     )
     inter_op_threads: int | None = field(
         default=None,
         metadata={
-            "help": "Operations that may run at the same time; by default at least one for each replica on the CPU.",
+            "help": "Operations that may run at the same time; found by --self-tuning unless given. At first at least "
+            "one for each replica on the CPU.",
             "metavar": "N",
         },
     )
@@ -141,16 +146,31 @@ class EvaluatorSettings:
             "metavar": "every|latest|K",
         },
     )
-    max_batch_size: int = field(
-        default=256,
-        metadata={"help": "Examples that one call of the model takes at most on each replica.", "metavar": "EXAMPLES"},
+    max_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Examples that one call of the model takes at most on each replica; found by --self-tuning unless "
+            f"given, {DEFAULT_MAX_BATCH_SIZE} at first.",
+            "metavar": "EXAMPLES",
+        },
     )
     max_queue_examples: int = field(
         default=4096, metadata={"help": "Examples that may wait for a device.", "metavar": "EXAMPLES"}
     )
-    max_batch_delay_ms: float = field(
-        default=0.0,
-        metadata={"help": "How long a batch waits for more requests, in milliseconds.", "metavar": "MS"},
+    max_batch_delay_ms: float | None = field(
+        default=None,
+        metadata={
+            "help": "How long a batch waits for more requests, in milliseconds. Unless given, it waits only for "
+            "requests that are likely to follow, as long as --self-tuning finds that it pays.",
+            "metavar": "MS",
+        },
+    )
+    self_tuning: bool = field(
+        default=True,
+        metadata={
+            "help": "Find threads, batch size and waiting for the served model by trials in processes of low priority, "
+            "once it has served for a while; the state folder keeps what was found. Has no effect with GPUs."
+        },
     )
     inline_batches: bool = field(
         default=True,
@@ -247,11 +267,14 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         self._check_at_least("slots", MIN_SLOTS)
-        for name in ("max_batch_size", "evaluation_batch_size", "load_attempts", "max_device_failures"):
+        for name in ("evaluation_batch_size", "load_attempts", "max_device_failures"):
             self._check_at_least(name, 1)
-        self._check_at_least("max_queue_examples", self.max_batch_size)
-        for name in ("max_batch_delay_ms", "frozen_memory_mib"):
-            self._check_at_least(name, 0)
+        if self.max_batch_size is not None:
+            self._check_at_least("max_batch_size", 1)
+        self._check_at_least("max_queue_examples", self.max_batch_size or 1)
+        self._check_at_least("frozen_memory_mib", 0)
+        if self.max_batch_delay_ms is not None:
+            self._check_at_least("max_batch_delay_ms", 0)
         self._check_durations()
         if self.monitor_mode not in ("min", "max", None):
             raise ConfigurationError(f"monitor_mode is {self.monitor_mode!r}; give min or max")

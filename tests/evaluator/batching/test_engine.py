@@ -637,3 +637,67 @@ def test_an_evaluation_waits_for_what_was_launched_before_it(overlapping: Engine
     overlapping.go()
     evaluation.result(TIMEOUT)
     assert order == ["predict", "evaluate"]
+
+
+@pytest.fixture
+def gathering() -> Iterator[EngineHarness]:
+    built = EngineHarness(max_batch_size=8, max_queue_examples=16, gathering_seconds=1000.0)
+    yield built
+    built.close()
+
+
+def test_a_batch_waits_for_as_many_requests_as_there_were_before(gathering: EngineHarness) -> None:
+    first = gathering.occupy()
+    queued = [gathering.predict(1.0), gathering.predict(2.0)]
+    gathering.go()
+    assert outputs(first) == [0.0]
+
+    last = gathering.predict(3.0)
+
+    assert [outputs(future) for future in [*queued, last]] == [[2.0], [4.0], [6.0]]
+    assert gathering.slot.batches == [1, 3]
+
+
+def test_a_lone_request_after_a_lone_request_waits_for_no_company(gathering: EngineHarness) -> None:
+    gathering.go()
+    assert [outputs(gathering.predict(value)) for value in (1.0, 2.0, 3.0)] == [[2.0], [4.0], [6.0]]
+    assert gathering.slot.batches == [1, 1, 1]
+
+
+def test_a_full_batch_waits_for_no_company(gathering: EngineHarness) -> None:
+    gathering.occupy()
+    full = [gathering.predict(1.0, 2.0, 3.0, 4.0) for _ in range(2)]
+    gathering.go()
+    assert [len(outputs(future)) for future in full] == [4, 4]
+
+
+def test_company_that_does_not_come_is_waited_for_no_longer_than_set() -> None:
+    harness = EngineHarness(gathering_seconds=0.05)
+    harness.occupy()
+    queued = [harness.predict(1.0), harness.predict(2.0)]
+    harness.go()
+    assert [outputs(future) for future in queued] == [[2.0], [4.0]]
+    harness.close()
+
+
+def test_an_evaluation_does_not_wait_for_company(gathering: EngineHarness) -> None:
+    first = gathering.occupy()
+    queued = gathering.predict(1.0)
+    gathering.go()
+    assert outputs(first) == [0.0]
+
+    scored = gathering.engine.run(lambda: "scored", examples=1)
+
+    assert outputs(queued) == [2.0]
+    assert scored.result(TIMEOUT) == "scored"
+
+
+def test_batches_follow_a_change_of_their_settings(harness: EngineHarness) -> None:
+    harness.occupy()
+    futures = [harness.predict(1.0) for _ in range(4)]
+    harness.engine.set_batching(max_batch_size=2, gathering_seconds=0.0)
+    harness.go()
+    for future in futures:
+        future.result(TIMEOUT)
+    assert harness.slot.batches == [1, 2, 2]
+    assert harness.engine.settings.max_batch_size == 2

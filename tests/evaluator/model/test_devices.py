@@ -22,6 +22,8 @@ LAYOUTS: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
     ({"logical_cpus": 3, "devices": ("CPU:0", "cpu:2")}, (2, max(1, CORES // 2), max(2, CORES))),
     ({"logical_cpus": 3, "devices": ("CPU:1",)}, (1, 0, 0)),
     ({"logical_cpus": 2, "intra_op_threads": 5, "inter_op_threads": 7}, (2, 5, 7)),
+    ({"default_intra_op_threads": 1, "default_inter_op_threads": 2}, (1, 1, 2)),
+    ({"intra_op_threads": 3, "default_intra_op_threads": 1}, (1, 3, 0)),
 ]
 """Settings, and the replicas, the threads within an operation and the threads between operations that they lead to."""
 

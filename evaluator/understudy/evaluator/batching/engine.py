@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from understudy.evaluator.batching.batch_runner import BatchRunner, DeviceHealth, InlineJudge
@@ -45,6 +45,8 @@ class EngineSettings:
         max_batch_size: The maximum number of examples of one batch. A larger request is a separate batch.
         max_queue_examples: The maximum number of queued examples, for Predict and for Evaluate each.
         max_batch_delay_seconds: How long the oldest request may wait for more requests to fill its batch.
+        gathering_seconds: How long an idle device waits for as many requests as there were before: those of the last
+            batch, and those that waited when it was done. A lone request after a lone request does not wait.
         inline_batches: Whether a brief batch may run on the thread that calls `Engine.dispatch`.
         max_device_failures: The number of consecutive runs that fail because of a device before the state is
             ``FAILING``.
@@ -55,6 +57,7 @@ class EngineSettings:
     max_batch_size: int = 256
     max_queue_examples: int = 4096
     max_batch_delay_seconds: float = 0.0
+    gathering_seconds: float = 0.0
     inline_batches: bool = True
     max_device_failures: int = 5
     overlap_batches: bool = False
@@ -97,10 +100,23 @@ class Engine:
         self._changed = threading.Condition(lock)
         self._room = threading.Condition(lock)
         self._scheduler = BatchScheduler(settings.max_batch_size)
+        self._last_requests = 0
         self._closing = False
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
         self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
         self._thread.start()
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The present options."""
+        return self._settings
+
+    def set_batching(self, *, max_batch_size: int, gathering_seconds: float) -> None:
+        """Change these two settings; the batches that are formed from now on follow them."""
+        with self._changed:
+            self._settings = replace(self._settings, max_batch_size=max_batch_size, gathering_seconds=gathering_seconds)
+            self._scheduler.max_batch_size = max_batch_size
+            self._latency.max_batch_size = max_batch_size
 
     def submit(
         self,
@@ -312,6 +328,7 @@ class Engine:
         with self._changed:
             if not patient and not self._may_overlap():
                 return None
+            expected = self._last_requests + self._scheduler.predicts.requests
             while not self._scheduler:
                 if self._closing:
                     return None
@@ -319,6 +336,7 @@ class Engine:
             began = time.monotonic()
             if not self._scheduler.is_evaluate_next():
                 self._wait_for_more(self._scheduler.predicts.oldest())
+                self._gather(expected)
             return time.monotonic() - began
 
     def _next_job(self, fill_seconds: float) -> Job:
@@ -327,7 +345,9 @@ class Engine:
             if self._scheduler.is_evaluate_next():
                 self._notify_room()
                 return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
-            return self._predicting(self._scheduler.next_predict_batch(), fill_seconds)
+            batch = self._scheduler.next_predict_batch()
+            self._last_requests = len(batch)
+            return self._predicting(batch, fill_seconds)
 
     def _take_brief_predicts(self) -> Job | None:
         with self._changed:
@@ -352,6 +372,19 @@ class Engine:
         while not self._closing and (left := until - time.monotonic()) > 0:
             if self._scheduler.predicts.examples_like(oldest) >= self._settings.max_batch_size:
                 return
+            self._changed.wait(left)
+
+    def _gather(self, expected: int) -> None:
+        """Wait a moment until as many requests are queued as are likely to come; not while an evaluation waits."""
+        until = time.monotonic() + self._settings.gathering_seconds
+        queue = self._scheduler.predicts
+        while (
+            queue.requests < expected
+            and queue.examples < self._settings.max_batch_size
+            and not self._scheduler.evaluates
+            and not self._closing
+            and (left := until - time.monotonic()) > 0
+        ):
             self._changed.wait(left)
 
 

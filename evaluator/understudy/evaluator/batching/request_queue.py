@@ -141,6 +141,11 @@ class PredictQueue:
     def __iter__(self) -> Iterator[PredictRequest]:
         return itertools.chain.from_iterable(self._groups.values())
 
+    @property
+    def requests(self) -> int:
+        """The number of queued requests."""
+        return sum(map(len, self._groups.values()))
+
     def append(self, request: PredictRequest) -> None:
         """Append a request to its group."""
         self._groups.setdefault(request.group, deque()).append(request)
@@ -205,12 +210,13 @@ class BatchScheduler:
         max_batch_size: The maximum number of examples of one Predict batch.
 
     Attributes:
+        max_batch_size: See the argument. It may be changed.
         predicts: The queued Predict requests.
         evaluates: The queued batches of evaluations, in the order of arrival.
     """
 
     def __init__(self, max_batch_size: int) -> None:
-        self._max_batch_size = max_batch_size
+        self.max_batch_size = max_batch_size
         self.predicts = PredictQueue()
         self.evaluates: deque[EvaluateRequest] = deque()
         self._predicts_in_a_row = 0
@@ -231,11 +237,11 @@ class BatchScheduler:
 
     def extra_predict_batch(self) -> list[PredictRequest]:
         """Dequeue a Predict batch out of turn, or nothing if none is queued."""
-        return self.predicts.take_batch(self._max_batch_size)
+        return self.predicts.take_batch(self.max_batch_size)
 
     def next_predicts(self) -> list[PredictRequest]:
         """Return the batch that `extra_predict_batch` would dequeue."""
-        return self.predicts.next_batch(self._max_batch_size)
+        return self.predicts.next_batch(self.max_batch_size)
 
     def next_evaluate(self) -> EvaluateRequest:
         """Dequeue the next batch of an evaluation."""
@@ -254,10 +260,13 @@ class LatencyEstimator:
 
     Args:
         max_batch_size: The maximum number of examples of one batch.
+
+    Attributes:
+        max_batch_size: See the argument. It may be changed.
     """
 
     def __init__(self, max_batch_size: int) -> None:
-        self._max_batch_size = max_batch_size
+        self.max_batch_size = max_batch_size
         self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_BATCHES)
         self._recent_large: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._batch_seconds = 0.0
@@ -265,11 +274,11 @@ class LatencyEstimator:
 
     def observe(self, examples: int, seconds: float) -> None:
         """Add the duration of a batch, including all work of its thread."""
-        if examples > self._max_batch_size:
+        if examples > self.max_batch_size:
             return
         self._recent.append((examples, seconds))
         self._batch_seconds = sum(seconds for _, seconds in self._recent) / len(self._recent)
-        if 2 * examples >= self._max_batch_size:
+        if 2 * examples >= self.max_batch_size:
             self._recent_large.append(seconds)
             self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
 
@@ -278,7 +287,7 @@ class LatencyEstimator:
 
         Full batches count as long as recent large batches took, and the rest as long as an average batch.
         """
-        full, rest = divmod(examples, self._max_batch_size)
+        full, rest = divmod(examples, self.max_batch_size)
         return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from understudy.devices import driver, layout
 from understudy.devices.errors import DeviceLayoutError
+from understudy.devices.host import usable_cores
 from understudy.devices.nvml import GpuReading, Nvml, NvmlUnavailableError
 from understudy.devices.selection import canonical
 from understudy.evaluator.evaluator_errors import DeviceError
@@ -58,8 +59,10 @@ class DeviceSettings:
         gpu_memory_limit_mib: The maximum memory to allocate on each GPU; None for as much as needed.
         precision: How GPUs multiply float32: ``exact``, or ``fast`` with TF32.
         intra_op_threads: Threads within one operation; None divides the cores among several replicas on the CPU, and
-            leaves the choice to TensorFlow for a single replica.
+            leaves the choice to TensorFlow for a single replica whose CPU time is not limited.
         inter_op_threads: Operations that run at once; None for at least one for each replica on the CPU.
+        default_intra_op_threads: Instead of None, unless TensorFlow is already running.
+        default_inter_op_threads: Likewise.
     """
 
     devices: tuple[str, ...] = ()
@@ -68,6 +71,8 @@ class DeviceSettings:
     precision: Precision = "exact"
     intra_op_threads: int | None = None
     inter_op_threads: int | None = None
+    default_intra_op_threads: int | None = field(default=None, compare=False)
+    default_inter_op_threads: int | None = field(default=None, compare=False)
 
 
 def build_strategy(settings: DeviceSettings) -> Any:
@@ -161,16 +166,21 @@ def _set_threads(settings: DeviceSettings, devices: tuple[str, ...]) -> None:
         raise DeviceError(
             f"TensorFlow is already running with other threads ({error}); set them before anything else uses it"
         ) from error
-    replicas = sum(name.startswith("CPU") for name in devices)
-    if replicas > 1:
-        with contextlib.suppress(RuntimeError):  # already initialized; the user set no number
-            _share_out_cores(settings, replicas)
+    with contextlib.suppress(RuntimeError):  # already initialized; the user set no number
+        _set_default_threads(settings, sum(name.startswith("CPU") for name in devices))
 
 
-def _share_out_cores(settings: DeviceSettings, replicas: int) -> None:
-    """Divide the cores among the replicas: operations that each use all cores compete with each other."""
-    cores = len(os.sched_getaffinity(0))
-    if settings.intra_op_threads is None:
-        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // replicas))
-    if settings.inter_op_threads is None:
-        tf.config.threading.set_inter_op_parallelism_threads(max(replicas, cores))
+def _set_default_threads(settings: DeviceSettings, replicas: int) -> None:
+    """Set the threads that the user did not.
+
+    The cores are divided among the replicas on the CPU: operations that each use all cores compete with each other.
+    For one replica, TensorFlow's own default counts cores that a limit of CPU time takes away again.
+    """
+    cores = usable_cores()
+    intra, inter = settings.default_intra_op_threads, settings.default_inter_op_threads
+    if replicas > 1 or (replicas and cores < len(os.sched_getaffinity(0))):
+        intra, inter = intra or max(1, cores // replicas), inter or max(replicas, cores)
+    if settings.intra_op_threads is None and intra is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(intra)
+    if settings.inter_op_threads is None and inter is not None:
+        tf.config.threading.set_inter_op_parallelism_threads(inter)

@@ -223,7 +223,7 @@ class Slot:
         if self._with_constants is not None:
             self._predict(self._probe.example(1))
 
-    def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None]) -> int:
+    def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None], largest: int | None = None) -> int:
         """Make constants of the weights for `forward` and `launch`, until `thaw` or `load` is called.
 
         Evaluations keep the variables. Takes up to some seconds, while other threads may use the slot.
@@ -231,6 +231,7 @@ class Slot:
         Args:
             limit_mib: The memory that the constants may take.
             check_wanted: Called between the parts of the work; raises FreezingCancelledError.
+            largest: The most examples to compare and time on; by default as many as one pass takes.
 
         Returns:
             The memory that the constants take, in bytes, about.
@@ -239,7 +240,7 @@ class Slot:
             NotFrozenError: The slot keeps its variables, for this reason.
         """
         try:
-            self._with_constants = frozen = self._make_frozen(limit_mib, check_wanted)
+            self._with_constants = frozen = self._make_frozen(limit_mib, check_wanted, largest)
         except FreezingCancelledError:
             raise
         except Exception as error:
@@ -265,6 +266,10 @@ class Slot:
             self._pass.run_on_each(self._probe.example(1))
         else:
             self.forward(self._probe.example(self.replicas))
+
+    def generated_inputs(self, examples: int) -> Arrays:
+        """Return inputs on which the model ran, ``[examples, ...]``, the same each time."""
+        return self._probe.example(examples)
 
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
@@ -411,7 +416,7 @@ class Slot:
             _log.warning("constants for the weights are dropped", extra={"reason": self._not_frozen})
         return outputs
 
-    def _make_frozen(self, limit_mib: int, check_wanted: Callable[[], None]) -> ForwardPass:
+    def _make_frozen(self, limit_mib: int, check_wanted: Callable[[], None], largest: int | None) -> ForwardPass:
         """Freeze the forward pass; both are timed only for the first weights that are loaded into it."""
         if isinstance(self._pass, ReplicaForward):
             raise NotFrozenError("on GPUs, each replica has a function of its own")
@@ -421,7 +426,7 @@ class Slot:
         try:
             frozen = freeze(
                 self._pass,
-                samples=self._samples,
+                samples=lambda: self._samples(largest),
                 limit_mib=limit_mib,
                 is_faster=timed is self._pass,
                 check_wanted=check_wanted,
@@ -436,8 +441,9 @@ class Slot:
         replicas = self.replicas
         return sorted({1, replicas - 1, replicas, replicas + 1, self._max_batch_size * replicas} - {0})
 
-    def _samples(self) -> Iterator[Arrays]:
-        return itertools.chain.from_iterable(map(self._probe.examples_of_each_kind, self._warm_up_sizes()))
+    def _samples(self, largest: int | None) -> Iterator[Arrays]:
+        sizes = (size for size in self._warm_up_sizes() if largest is None or size <= largest)
+        return itertools.chain.from_iterable(map(self._probe.examples_of_each_kind, sizes))
 
     def _outputs(self, inputs: Arrays) -> Tensors:
         check_values("input", inputs, self._pass.input_ranges)

@@ -123,7 +123,10 @@ class InferenceHandler:
         del call
         self._model.check_name(request.name)
         described = self._model.evaluator.metadata(version_of(request.version))
-        return inference_pb2.ModelConfigResponse(config=_config_of(request.name, described, self._settings))
+        config = _config_of(
+            request.name, described, self._settings, max_batch_size=self._model.evaluator.max_batch_size
+        )
+        return inference_pb2.ModelConfigResponse(config=config)
 
     async def model_statistics(
         self, request: inference_pb2.ModelStatisticsRequest, call: CallContext
@@ -250,7 +253,9 @@ def _metadata_of(name: str, steps: Sequence[int], described: ModelDescription) -
     )
 
 
-def _config_of(name: str, described: ModelDescription, settings: EvaluatorSettings) -> model_config_pb2.ModelConfig:
+def _config_of(
+    name: str, described: ModelDescription, settings: EvaluatorSettings, *, max_batch_size: int
+) -> model_config_pb2.ModelConfig:
     """Return the configuration of a version."""
     kinds = model_config_pb2.ModelInstanceGroup
     on_gpus = any("GPU" in device for device in described.devices)
@@ -261,7 +266,7 @@ def _config_of(name: str, described: ModelDescription, settings: EvaluatorSettin
         version_policy=model_config_pb2.ModelVersionPolicy(
             latest=model_config_pb2.ModelVersionPolicy.Latest(num_versions=settings.slots)
         ),
-        max_batch_size=settings.max_batch_size,
+        max_batch_size=max_batch_size,
         input=[
             model_config_pb2.ModelInput(name=spec.name, data_type=config_type(spec.dtype), dims=_shape(spec)[1:])
             for spec in described.signature.inputs
@@ -274,7 +279,7 @@ def _config_of(name: str, described: ModelDescription, settings: EvaluatorSettin
             kinds(name="replicas", count=described.replicas, kind=kinds.KIND_GPU if on_gpus else kinds.KIND_CPU)
         ],
         dynamic_batching=model_config_pb2.ModelDynamicBatching(
-            max_queue_delay_microseconds=round(settings.max_batch_delay_ms * _MICROSECONDS_PER_MILLISECOND),
+            max_queue_delay_microseconds=round((settings.max_batch_delay_ms or 0.0) * _MICROSECONDS_PER_MILLISECOND),
             preserve_ordering=True,
         ),
     )

@@ -1,0 +1,128 @@
+"""Chooses settings by what calls of a model cost. Arithmetic alone; docs/decisions/self-tuning.md has its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
+
+MIN_GAIN = 1.05
+"""Less than this is not worth settings other than the usual ones."""
+
+_PAIR = 2
+SIZES = (1, _PAIR, 8, 32, 64, 128, 256, 512, 1024)
+"""The examples of a call on each replica that are measured, as far as they are sensible."""
+
+LONGEST_CALL_SECONDS = 0.1
+"""A call that takes longer keeps small requests waiting for too long; larger ones are neither measured nor chosen."""
+
+REQUEST_SECONDS = 150e-6
+"""The CPU time of a request outside of the model, about, of which each batch brings one for every eight examples."""
+
+BATCH_SECONDS = 100e-6
+"""The time of a batch outside of the model, about: the handover between threads."""
+
+_SMALLEST_LARGEST_BATCH = 32
+_NEAR = 1.03
+_JUDGED_SIZES = (1, 8, 32, 128)
+_EXAMPLES_OF_A_REQUEST = 8
+_LONGEST_GATHERING_SECONDS = 0.005
+_BRIEF_SECONDS = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads:
+    """TensorFlow's threads: within an operation, and for operations at the same time; None for the default."""
+
+    intra_op: int | None = None
+    inter_op: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallCost:
+    """What a call costs: elapsed seconds, and CPU seconds of all threads."""
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What calls cost with these threads, by the number of examples on each replica. It always has size 1."""
+
+    threads: Threads
+    calls: Mapping[int, CallCost]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundSettings:
+    """Settings that suit a model and a machine.
+
+    Attributes:
+        threads: TensorFlow's threads.
+        max_batch_size: Examples that one call takes at most on each replica.
+        gathering_seconds: How long a batch waits for requests like those of the batch before.
+    """
+
+    threads: Threads = Threads()
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    gathering_seconds: float = 0.0
+
+
+def choose(measurements: Sequence[Measurement], *, cores: int) -> FoundSettings:
+    """Return the settings under which the model costs least. The first measurement is of the default threads.
+
+    Other threads must be better by `MIN_GAIN`.
+
+    Args:
+        measurements: What was measured; at least one.
+        cores: How many cores there are for the model and the transport together.
+    """
+    usual, *others = measurements
+    best = max((usual, *others), key=lambda found: gain(found, usual, cores=cores))
+    if gain(best, usual, cores=cores) < MIN_GAIN:
+        best = usual
+    return FoundSettings(
+        threads=best.threads,
+        max_batch_size=_largest_batch(best.calls),
+        gathering_seconds=_gathering_seconds(best.calls),
+    )
+
+
+def gain(found: Measurement, usual: Measurement, *, cores: int) -> float:
+    """Return how many times as much is answered as with the usual threads: a geometric mean over the batch sizes.
+
+    Batches run one at a time, and share the cores with the transport. So a batch takes the longer of its elapsed time
+    and of all CPU time, divided by the cores. More threads shorten the first and add to the second.
+    """
+    sizes = [size for size in _JUDGED_SIZES if size in found.calls and size in usual.calls]
+    logs = [math.log(_seconds(usual, size, cores) / _seconds(found, size, cores)) for size in sizes]
+    return math.exp(sum(logs) / len(logs))
+
+
+def _seconds(measured: Measurement, size: int, cores: int) -> float:
+    call = measured.calls[size]
+    transport = REQUEST_SECONDS * math.ceil(size / _EXAMPLES_OF_A_REQUEST)
+    return max(call.wall_seconds + BATCH_SECONDS, (call.cpu_seconds + transport) / cores)
+
+
+def _largest_batch(calls: Mapping[int, CallCost]) -> int:
+    """Return the smallest size that costs about as little for each example as the best."""
+    costs = {
+        size: (call.wall_seconds + BATCH_SECONDS) / size
+        for size, call in calls.items()
+        if size >= _SMALLEST_LARGEST_BATCH and call.wall_seconds <= LONGEST_CALL_SECONDS
+    }
+    least = min(costs.values(), default=0.0)
+    return min((size for size, cost in costs.items() if cost <= _NEAR * least), default=_SMALLEST_LARGEST_BATCH)
+
+
+def _gathering_seconds(calls: Mapping[int, CallCost]) -> float:
+    """Return half of what a call costs whatever its size: a batch may wait so long to save another batch."""
+    one, pair = calls[1], calls.get(_PAIR)
+    if pair is None or one.wall_seconds < _BRIEF_SECONDS:
+        return 0.0
+    fixed = 2 * one.wall_seconds - pair.wall_seconds
+    return min(max(0.0, fixed / 2), _LONGEST_GATHERING_SECONDS)
