@@ -100,11 +100,11 @@ def _score(slot: Any, x: Any, y: Any, slices: tuple[str, ...], resamples: int) -
         batch = Batch(inputs={name: x[rows]}, targets={"targets": y[rows]}, features={"group": group})
         state = scorer.update(state, batch)
         if not options.is_empty:
-            breakdown.add(batch, state.increments, {})
+            assert state.scored is not None
+            breakdown.add(batch, state.scored, {})
     scorer.result(state)
     if not options.is_empty:
-        assert state.program is not None
-        breakdown.finish(state.program.increments, state.summed)
+        breakdown.finish()
 
 
 if __name__ == "__main__":

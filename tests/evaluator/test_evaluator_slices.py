@@ -17,23 +17,25 @@ from understudy.evaluator.types import Batch
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 
-SETTINGS = ("country", "age:18,30", "age:q2", "cuntry")
+SETTINGS = ("country", "age:18,30", "age:q2", "town")
 AGES = np.array([10.0, 20.0, 20.0, 40.0, 50.0] * 8)
 COUNTRIES = np.array([b"FR", b"DE"] * 20, object)
 GOALS = np.where(COUNTRIES == b"FR", GOAL, GOAL + 1)
 
 
-def data(name: str = "test") -> ArrayDataset:
+def data(name: str = "test", **more: Any) -> ArrayDataset:
     inputs = {"x": np.zeros((40, FEATURES), np.float32), "y": np.repeat(GOALS[:, None], FEATURES, 1).astype("f4")}
-    return ArrayDataset(name, {**inputs, "age": AGES, "country": COUNTRIES}, features=["age", "country"])
+    features = {"age": AGES, "country": COUNTRIES, **more}
+    return ArrayDataset(name, {**inputs, **features}, features=list(features))
 
 
-def test_slices_and_intervals_are_recorded_and_paired(tmp_path: Path) -> None:
+def test_slices_and_intervals_are_recorded_and_paired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RealRun(tmp_path)
     run.publish(3, 4)
     settings: dict[str, Any] = {"slice": SETTINGS, "resamples": 50, "slice_min_examples": 9, "evaluation_batch_size": 7}
-    with run.running(datasets=[data()], **settings) as evaluator:
-        third, fourth = wait_for_records(evaluator, 2)
+    elsewhere = data("elsewhere", town=COUNTRIES)
+    with run.running(datasets=[data(), elsewhere], **settings) as evaluator:
+        third, _, fourth, _ = wait_for_records(evaluator, 4)
         slices = {part.name: part for part in third.slices}
         assert {name: part.examples for name, part in slices.items()} == {
             "country=DE": 20,
@@ -52,7 +54,9 @@ def test_slices_and_intervals_are_recorded_and_paired(tmp_path: Path) -> None:
         assert 1.0 < third.intervals["mae"].low < 1.5 < third.intervals["mae"].high < 2.0
         assert (third.resamples, third.confidence) == (50, 0.95)
         (note,) = third.notes
-        assert "there is no feature 'cuntry' to slice by; there are label, predicted, x, age, country" in note
+        assert "there is no feature 'town' to slice by; there are label, predicted, x, age, country" in note
+        (warned,) = (record for record in caplog.records if getattr(record, "reason", "") == note)
+        assert (warned.levelname, warned.dataset) == ("WARNING", "test")  # type: ignore[attr-defined]
         compared = evaluator.compare(
             [4, 3], "test", bootstrap=BootstrapOptions(resamples=50, slices=parse_slices(SETTINGS[:3]))
         ).result(WAIT_SECONDS)
@@ -94,6 +98,7 @@ def test_a_stream_has_slices_and_intervals_by_options(tmp_path: Path) -> None:
     ("settings", "complaint"),
     [
         ({"slice": ("age:30,18",)}, "the edges 30,18 do not ascend"),
+        ({"slice": ("country*agee",)}, "no dataset has a feature 'agee'; there are label, predicted, age, country"),
         ({"resamples": -1}, "-1 resamples were requested; give 0 to 10000"),
         ({"confidence": 1.0}, "the confidence is 1.0"),
         ({"slice_min_examples": 0}, "slice_min_examples is 0; give at least 1"),
@@ -102,5 +107,5 @@ def test_a_stream_has_slices_and_intervals_by_options(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_used_are_refused_at_the_start(
     tmp_path: Path, settings: dict[str, Any], complaint: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=complaint), RealRun(tmp_path).running(**settings):
+    with pytest.raises(ConfigurationError, match=complaint), RealRun(tmp_path).running(datasets=[data()], **settings):
         pass

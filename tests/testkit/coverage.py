@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import tensorflow as tf
 
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions
 from understudy.evaluator.evaluation.slices import parse_slices
@@ -28,7 +30,22 @@ class Sums:
     """
 
     initial = np.zeros(6 + 2 * _BINS)
-    needs: ClassVar = {name: frozenset[int]() for name in ("accuracy", "f1", "rmse", "auc")}
+    needs: ClassVar = {name: frozenset({0}) for name in ("accuracy", "f1", "rmse", "auc")}
+    means: ClassVar[dict[int, int]] = {}
+
+    def leaves(self, arguments: Any) -> Any:
+        return [tf.constant(*arguments)]
+
+    def __call__(self, batches: Any) -> Any:
+        found = np.concatenate([np.asarray(leaf) for (leaf,) in batches])
+        return found, np.ones((len(found), 1))
+
+    def sums(self, increments: Any, starts: Any, states: Any) -> tuple[bool, ...]:
+        del increments, starts, states
+        return (True,)
+
+    def flat(self, values: Any) -> Any:
+        return values
 
     def results(self, states: Any) -> dict[str, Any]:
         count, right, hits, alarms, misses, squares = states[:, :6].T
@@ -42,6 +59,15 @@ class Sums:
                 "rmse": np.sqrt(squares / count),
                 "auc": (positives * below).sum(axis=1) / pairs,
             }
+
+
+def scored(increments: Any) -> Any:
+    """Return a scored batch whose examples have these increments."""
+    state = SimpleNamespace(metrics=Sums.initial)
+    data = SimpleNamespace(as_arguments=lambda: (increments,))
+    return SimpleNamespace(
+        program=SimpleNamespace(increments=Sums(), runs_model=False), data=data, before=state, after=state
+    )
 
 
 def draw_increments(rng: np.random.Generator, examples: int) -> tuple[Any, Any]:
@@ -74,8 +100,8 @@ def count_covered(seed: int, draws: int, *, resamples: int = 400) -> Counter[str
         options = BreakdownOptions(slices=parse_slices(["rare"]), resamples=resamples, seed=seed * draws + number)
         breakdown = Breakdown(options, {"y": OutputTask(kind="binary")})
         batch = Batch(inputs={"x": np.zeros(EXAMPLES)}, targets={"y": np.zeros(EXAMPLES)}, features={"rare": rare})
-        breakdown.add(batch, increments, {})
-        found = breakdown.finish(Sums(), ())  # type: ignore[arg-type] # all that it asks
+        breakdown.add(batch, scored(increments), {})
+        found = breakdown.finish()
         intervals = dict(found.intervals)
         (part,) = (part for part in found.slices if part.name == "rare=True")
         intervals["rare slice"] = part.intervals["accuracy"]

@@ -93,9 +93,9 @@ def score_parts(
     for rows, group in zip(batches, groups, strict=True):
         batch = dataclasses.replace(as_batch(slot, *rows), features={GROUP: group})
         state = scorer.update(state, batch, keep_outputs=True)
-        breakdown.add(batch, state.increments, state.outputs)
-    assert state.program is not None
-    return breakdown.finish(state.program.increments, state.summed, without_increments=state.program.without_increments)
+        assert state.scored is not None
+        breakdown.add(batch, state.scored, state.outputs)
+    return breakdown.finish()
 
 
 def chosen(batches: Sequence[Rows], counts: Sequence[Any]) -> list[Rows]:

@@ -139,24 +139,32 @@ def leave_gradients_as_they_are(optimizer: Any) -> None:
     optimizer._all_reduce_sum_gradients = list  # noqa: SLF001
 
 
-def convert_bitcasts() -> None:
-    """Let `tf.vectorized_map` compute the operation Bitcast for many elements at once.
+def convert_for_examples() -> None:
+    """Let `tf.vectorized_map` compute the operations Bitcast and InTopKV2 for many elements at once.
 
-    Reason: TensorFlow has no rule for this operation, with which Keras finds the class of the highest score, and would
-    compute the elements one after another.
+    Reason: TensorFlow has no rules for them, and would compute the elements one after another. Keras finds the class of
+    the highest score with the first, and whether a class is among the best with the second.
     """
     import tensorflow as tf
 
     pfor = _module("tensorflow.python.ops.parallel_for.pfor")
     purpose = "to compute the metrics of single examples"
     known = _private(pfor, "_pfor_converter_registry", purpose)
-    if "Bitcast" in known:
-        return
+    wrap = _private(pfor, "wrap", purpose)
 
-    def convert(operation: Any) -> Any:
-        return _private(pfor, "wrap", purpose)(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
+    def convert_bitcast(operation: Any) -> Any:
+        return wrap(tf.bitcast(operation.stacked_input(0), operation.get_attr("type")), True)
 
-    _private(pfor, "RegisterPFor", purpose)("Bitcast")(convert)
+    def convert_in_top_k(operation: Any) -> Any:
+        operation.stack_inputs()
+        scores, classes, best = (operation.input(place).t for place in range(3))
+        together = tf.reshape(scores, [-1, tf.shape(scores)[-1]])
+        held = tf.raw_ops.InTopKV2(predictions=together, targets=tf.reshape(classes, [-1]), k=tf.reshape(best, [-1])[0])
+        return wrap(tf.reshape(held, tf.shape(classes)), True)
+
+    for name, convert in {"Bitcast": convert_bitcast, "InTopKV2": convert_in_top_k}.items():
+        if name not in known:
+            _private(pfor, "RegisterPFor", purpose)(name)(convert)
 
 
 def worker_count(strategy: Any) -> int:

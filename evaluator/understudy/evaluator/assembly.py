@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
 from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
-from understudy.evaluator.evaluation.slices import parse_slices
+from understudy.evaluator.evaluation.slices import check_columns, parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy, has_gpu, user_name
 from understudy.evaluator.model.loaders import BuildModel, loader_for
@@ -132,6 +132,7 @@ def start_components(
     names = [dataset.name for dataset in scored]
     monitor = parse_monitor(settings.monitor, settings.monitor_mode, names)
     breakdown = breakdown_options(settings)
+    _check_slices(breakdown, datasets)
     sliced = [frozenset(feature.name for feature in setting.features) for setting in breakdown.slices]
     gate = build_gate(settings, monitor, names, slices=sliced)
     if gate is not None:
@@ -545,6 +546,13 @@ def breakdown_options(settings: EvaluatorSettings) -> BreakdownOptions:
             confidence=settings.confidence,
             lenient=True,
         )
+    except InvalidInputError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _check_slices(breakdown: BreakdownOptions, datasets: Iterable[EvaluationDataset]) -> None:
+    try:
+        check_columns(breakdown.slices, (dataset.columns for dataset in datasets))
     except InvalidInputError as error:
         raise ConfigurationError(str(error)) from error
 

@@ -9,6 +9,7 @@ value for each example; they have to be named to be read. A ``.npy`` file holds 
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +29,7 @@ WEIGHT_KEY = "sample_weight"
 
 _INPUT_ALIASES = ("x",)
 _TARGET_ALIASES = ("y", "targets")
+_POSITIONAL = re.compile(r"arr_\d+")
 _TEXT = "OSU"
 
 
@@ -84,6 +86,11 @@ def input_keys(inputs: Sequence[Tensor]) -> list[tuple[str, ...]]:
 def target_keys(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[tuple[str, ...]]:
     """Return the keys under which the target of each output is looked up, the preferred one first."""
     return _keys(outputs, _TARGET_ALIASES, first=len(inputs))
+
+
+def is_renamed(key: str) -> bool:
+    """Return whether arrays under a key have the name of an input or output of the model, which may be another."""
+    return key in (*_INPUT_ALIASES, *_TARGET_ALIASES) or _POSITIONAL.fullmatch(key) is not None
 
 
 def tensor_of(key: str, tensors: Sequence[TensorT], keys: Sequence[tuple[str, ...]]) -> TensorT | None:

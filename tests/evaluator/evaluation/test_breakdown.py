@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from testkit.coverage import EXAMPLES, Sums, count_covered, draw_increments
+from testkit.coverage import EXAMPLES, Sums, count_covered, draw_increments, scored
 from understudy.evaluator.evaluation import breakdown as module
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.evaluation.differences import holm, p_value
@@ -18,15 +18,15 @@ from understudy.evaluator.model.output_tasks import OutputTask
 from understudy.evaluator.types import Batch
 
 
-def break_down(options: BreakdownOptions, *, batches: int = 1, summed: tuple[bool, ...] = ()) -> BrokenDown:
+def break_down(options: BreakdownOptions, *, batches: int = 1) -> BrokenDown:
     increments, _ = draw_increments(np.random.default_rng(7), EXAMPLES)
     breakdown = Breakdown(options, {"y": OutputTask(kind="binary")})
     features = {"place": np.arange(EXAMPLES), "half": np.arange(EXAMPLES) // 250}
     for rows in np.array_split(np.arange(EXAMPLES), batches):
         part = {name: values[rows] for name, values in features.items()}
         batch = Batch(inputs={"x": rows}, targets={"y": rows}, features=part)
-        breakdown.add(batch, increments[rows], {})
-    return breakdown.finish(Sums(), summed)  # type: ignore[arg-type] # all that it asks
+        breakdown.add(batch, scored(increments[rows]), {})
+    return breakdown.finish()
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "rmse", "auc"])
@@ -84,13 +84,6 @@ def test_more_slices_than_there_may_be_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "MAX_SLICES", 3)
     with pytest.raises(InvalidInputError, match="more than 3 slices in all"):
         break_down(BreakdownOptions(slices=parse_slices(["half", "place:100,200"])))
-
-
-def test_metrics_whose_state_is_no_sum_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sums, "needs", {**Sums.needs, "auc": frozenset({0}), "f1": frozenset({1})})
-    found = break_down(BreakdownOptions(slices=parse_slices(["half"]), resamples=5), summed=(False, True))
-    assert set(found.intervals) == set(found.slices[0].metrics) == {"accuracy", "f1", "rmse"}
-    assert found.notes == ("auc has neither slices nor intervals, because the state is not a sum over the examples",)
 
 
 def test_holms_correction_is_that_of_the_textbook() -> None:

@@ -40,6 +40,10 @@ class EvaluationDataset(Protocol):
     def examples(self) -> int | None:
         """The number of examples, or None if unknown."""
 
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """The names that its examples have for their parts; None if a slice may know them by names of the model."""
+
     def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """Yield the examples in order in batches of ``batch_size``; the last batch may be smaller.
 
@@ -70,6 +74,7 @@ class ArrayDataset:
         self._arrays = {key: as_bytes(array) for key, array in arrays.items()}
         self.examples = _common_length(name, self._arrays)
         self.digest = digest_of(self._arrays)
+        self.columns = columns_of_arrays({key: array.ndim == 1 for key, array in self._arrays.items()})
 
     def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
@@ -82,6 +87,18 @@ class ArrayDataset:
                 sample_weights={key: array[examples] for key, array in whole.sample_weights.items()},
                 features={key: array[examples] for key, array in whole.features.items()},
             )
+
+
+def columns_of_arrays(has_one_value: Mapping[str, bool]) -> frozenset[str] | None:
+    """Return `EvaluationDataset.columns` of arrays.
+
+    Args:
+        has_one_value: Whether each array has a single value for an example, by its key.
+    """
+    renamed = [key for key in has_one_value if example_arrays.is_renamed(key)]
+    if any(has_one_value[key] for key in renamed):
+        return None
+    return frozenset(has_one_value.keys() - set(renamed) - {example_arrays.WEIGHT_KEY})
 
 
 def arrange(dataset: str, arrays: Arrays, signature: Signature, *, features: Collection[str] = ()) -> Batch:
@@ -210,6 +227,7 @@ class ExperimentDataset:
         cardinality = int(examples.cardinality())
         self.examples: int | None = cardinality if cardinality >= 0 else None
         self.digest = self._fingerprint()
+        self.columns = self._columns()
 
     def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
         """See `EvaluationDataset`."""
@@ -237,6 +255,13 @@ class ExperimentDataset:
             raise ConfigurationError(
                 f"dataset {self.name!r} has elements {spec}; expected (x, y) or (x, y, sample_weight), one example each"
             )
+
+    def _columns(self) -> frozenset[str] | None:
+        x = self._examples.element_spec[0]
+        leaves = dict(_leaves(x))
+        if isinstance(x, Mapping):
+            return frozenset(leaves)
+        return None if any(spec.shape.rank in {0, None} for spec in leaves.values()) else frozenset()
 
     def _fingerprint(self) -> str:
         head = next(iter(self._examples.batch(FINGERPRINT_EXAMPLES).take(1).as_numpy_iterator()), None)

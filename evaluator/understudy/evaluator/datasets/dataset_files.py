@@ -25,7 +25,14 @@ from typing import Any
 import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.datasets.dataset import EvaluationDataset, ExperimentDataset, arrange, checked_name, load_npz
+from understudy.evaluator.datasets.dataset import (
+    EvaluationDataset,
+    ExperimentDataset,
+    arrange,
+    checked_name,
+    columns_of_arrays,
+    load_npz,
+)
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
 from understudy.evaluator.settings import check_exists
 from understudy.evaluator.types import Array, Batch
@@ -127,7 +134,9 @@ class RecordDataset:
         self._features = frozenset(features)
         self._files = tuple(files)
         digest, examples = hashlib.sha256(), 0
+        self.columns: frozenset[str] | None = None
         for record in self._records():
+            self.columns = self.columns if examples else _columns_of(record)
             digest.update(hashlib.sha256(record).digest())
             examples += 1
         if not examples:
@@ -174,6 +183,23 @@ class RecordDataset:
             raise InvalidInputError(
                 f"dataset {self.name!r}: feature {key!r} has the shapes {shapes} in one batch; expected one shape"
             ) from error
+
+
+def _columns_of(record: bytes) -> frozenset[str] | None:
+    """Return the names of a record's features; see `EvaluationDataset.columns`."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except DecodeError:  # `RecordDataset.batches` refuses it
+        return None
+    return columns_of_arrays(
+        {
+            key: len(getattr(value, value.WhichOneof("kind") or "bytes_list").value) == 1
+            for key, value in features.items()
+        }
+    )
 
 
 def read_records(origin: str, files: Sequence[Path]) -> Iterator[bytes]:

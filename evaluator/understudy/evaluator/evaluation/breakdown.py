@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from understudy.evaluator.evaluation.draws import draw
+from understudy.evaluator.evaluation.part_scores import (
+    WHOLE,
+    Part,
+    PartMetrics,
+    PartSums,
+    PartUpdates,
+    Program,
+    Scored,
+    ScoredMembers,
+)
 from understudy.evaluator.evaluation.slices import (
     MAX_SLICES,
     Members,
@@ -39,6 +50,11 @@ MAX_MEMORY = 512 * 2**20
 """The most memory that the states of the resamples of one evaluation take, in bytes."""
 
 _NUMBER_BYTES = 8
+
+_WAITING_EXAMPLES = 4096
+_WAITING_BYTES = 32 * 2**20
+_WAITING_DRAWS = 2**21
+"""Batches are added together up to these numbers: examples, bytes, and draws of all examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,42 +148,45 @@ class BrokenDown:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(kw_only=True)
-class _Sums:
-    """The sums over some examples: how many, their increments, and both for each resample."""
-
-    examples: int
-    state: Array
-    counts: Array
-    states: Array
-
-
 class Breakdown:
-    """Sums the increments of examples, for all of them and for each slice. For one thread.
+    """Scores slices and resamples. For one thread.
 
-    Its memory depends on the state of the metrics, the slices and the resamples, not on the examples.
+    Most metrics are sums of what their examples add, and losses are means of those of batches; both are computed for
+    many batches at once. The others are updated with the examples of each slice and resample. Its memory depends on the
+    state of the metrics, the slices and the resamples, not on the examples.
 
     Args:
         options: What to compute.
         tasks: What each output of the model is for, by its name, in the model's order.
+        between_pieces: Called between the pieces of a large batch.
     """
 
-    def __init__(self, options: BreakdownOptions, tasks: Mapping[str, OutputTask]) -> None:
+    def __init__(
+        self,
+        options: BreakdownOptions,
+        tasks: Mapping[str, OutputTask],
+        *,
+        between_pieces: Callable[[], None] = lambda: None,
+    ) -> None:
         self._tasks = tasks
         self._options = options
+        self._between_pieces = between_pieces
         self._slicer = Slicer(settings=options.slices, lenient=options.lenient)
-        self._examples = 0
-        self._whole: _Sums | None = None
-        self._slices: dict[str, dict[str, _Sums]] = {setting.text: {} for setting in options.slices}
         self._resamples = options.resamples
+        self._examples = 0
+        self._counts: dict[str, Counter[str]] = {setting.text: Counter() for setting in options.slices}
+        self._waiting: list[ScoredMembers] = []
+        self._sums: PartSums | None = None
+        self._updates: PartUpdates | None = None
         self._notes: dict[str, None] = {}
+        self._program: Program | None = None
 
-    def add(self, batch: Batch, increments: Array | None, outputs: Arrays) -> Sequence[Members]:
+    def add(self, batch: Batch, scored: Scored, outputs: Arrays) -> Sequence[Members]:
         """Add the next batch, and return the slices that its examples belong to.
 
         Args:
             batch: The examples.
-            increments: What they add to the state, ``[examples, state]``; None if that is not known.
+            scored: The same, as they were scored.
             outputs: The model's outputs by name, if the options need predictions and they are known.
 
         Raises:
@@ -176,72 +195,111 @@ class Breakdown:
         targets = by_output(batch, list(self._tasks))
         columns = {**batch.inputs, **batch.features}
         members = list(self._slicer.members(targets, self._predictions(outputs), columns))
-        examples = batch.examples
-        if increments is None:
-            return members
-        state = increments.shape[1]
-        self._limit(state, members)
-        draws = draw(self._options.seed, self._resamples, self._examples, examples).astype(np.float64)
-        if self._whole is None:
-            self._whole = self._no_sums(state)
-        _add(self._whole, increments, draws)
-        for setting in members:
-            of_setting = self._slices[setting.setting]
-            for name, rows in setting.rows():
-                if name not in of_setting:
-                    of_setting[name] = self._no_sums(state)
-                _add(of_setting[name], increments[rows], draws[:, rows])
-        self._examples += examples
+        self._program = scored.program
+        increments = scored.program.increments
+        self._count(members, increments)
+        leaves = () if increments is None else increments.leaves(scored.data.as_arguments())
+        self._wait(ScoredMembers(scored=scored, members=members, examples=batch.examples, leaves=leaves))
         return members
 
-    def finish(
-        self, increments: StateIncrements | None, summed: Sequence[bool], *, without_increments: str = ""
-    ) -> BrokenDown:
-        """Return the metrics of the slices, and the intervals.
-
-        Args:
-            increments: What computed the increments; None if there are none.
-            summed: Whether the increments of all batches add up to the state, for each of its variables.
-            without_increments: Why there are none.
-        """
+    def finish(self) -> BrokenDown:
+        """Return the metrics of the slices, and the intervals."""
+        self._flush()
         for note in (*self._slicer.notes, *self._slicer.refused().values()):
             self._note(note)
-        if self._whole is None or increments is None:
-            self._note(f"there are neither slices nor intervals, because {without_increments}")
+        if self._program is None:
             return BrokenDown(notes=tuple(self._notes))
-        usable = {name for name, needed in increments.needs.items() if all(summed[index] for index in needed)}
-        unusable = sorted(increments.needs.keys() - usable)
-        if unusable:
-            self._note(
-                f"{', '.join(unusable)} {'have' if len(unusable) > 1 else 'has'} neither slices nor intervals, because "
-                "the state is not a sum over the examples"
-            )
-        scored, skipped = self._all_slices()
-        parts = [("", self._whole), *scored]
-        states = increments.initial + np.stack([sums.state for _, sums in parts])
-        values = _only(increments.results(states), usable)
-        resampled = self._resampled(increments, parts, usable)
-        intervals = {name: self._intervals(of_part) for name, of_part in resampled.items()}
-        slices = [
+        found = PartMetrics()
+        unusable = None
+        if self._sums is not None:
+            self._sums.put_into(found)
+            unusable = self._sums.unusable()
+        if self._updates is not None:
+            self._updates.put_into(found, unusable)
+            for note in self._updates.notes:
+                self._note(note)
+        return self._broken_down(found)
+
+    def _broken_down(self, found: PartMetrics) -> BrokenDown:
+        intervals = {
+            part: {metric: interval(values, self._options.confidence) for metric, values in of_part.items()}
+            for part, of_part in found.resampled.items()
+        }
+        least = self._options.slice_min_examples
+        slices = list(self._all_slices())
+        scored = [
             SliceScore(
-                name=name,
-                examples=sums.examples,
-                metrics={metric: float(of_parts[index]) for metric, of_parts in values.items()},
-                intervals=intervals.get(name, {}),
+                name=part.name,
+                examples=examples,
+                metrics=found.metrics.get(part, {}),
+                intervals=intervals.get(part, {}),
             )
-            for index, (name, sums) in enumerate(parts)
-            if index
+            for part, examples in slices
+            if examples >= least
         ]
+        skipped = [
+            SliceScore(name=part.name, examples=examples, notes=(f"fewer than {least} examples",))
+            for part, examples in slices
+            if examples < least
+        ]
+        left_out = {part.name for part in skipped}
         return BrokenDown(
-            intervals=intervals.get("", {}),
-            slices=(*slices, *skipped),
+            intervals=intervals.get(WHOLE, {}),
+            slices=(*scored, *skipped),
             resampled={
-                f"{metric}[{name}]" if name else metric: found.astype(np.float32)
-                for name, of_part in resampled.items()
-                for metric, found in of_part.items()
+                f"{metric}[{part.name}]" if part.name else metric: values.astype(np.float32)
+                for part, of_part in found.resampled.items()
+                if part.name not in left_out
+                for metric, values in of_part.items()
             },
             notes=tuple(self._notes),
         )
+
+    def _wait(self, batch: ScoredMembers) -> None:
+        """Let a batch wait for others of its form, to be added together: that costs little more than one of them."""
+        if self._waiting and batch.form != self._waiting[0].form:
+            self._flush()
+        self._waiting.append(batch)
+        most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples))
+        is_full = sum(each.examples for each in self._waiting) >= most
+        is_large = sum(each.bytes for each in self._waiting) >= _WAITING_BYTES
+        is_alone = batch.scored.program.runs_model  # which may compute other outputs for joined batches
+        if is_full or is_large or is_alone or self._sums is None or self._updates is not None:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Add the waiting batches to the parts."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        program = waiting[0].scored.program
+        examples = sum(each.examples for each in waiting)
+        drawn = draw(self._options.seed, self._resamples, self._examples, examples)
+        draws = np.concatenate([np.ones((1, examples), np.uint8), drawn]).astype(np.float64)
+        self._examples += examples
+        unusable: Collection[str] | None = None
+        if program.increments is not None:
+            self._sums = self._sums or PartSums(program.increments, self._resamples)
+            self._sums.add(waiting, draws)
+            unusable = self._sums.unusable()
+        if unusable is None or unusable:
+            self._update(program, waiting, draws, unusable)
+
+    def _update(
+        self, program: Program, batches: Sequence[ScoredMembers], draws: Array, unusable: Collection[str] | None
+    ) -> None:
+        """Update the metrics that are no sums, if that is known since the first batch."""
+        if self._updates is None and draws.shape[1] == self._examples:
+            self._updates = PartUpdates(program, self._resamples, self._between_pieces)
+        if self._updates is None:
+            names = ", ".join(unusable or ())
+            self._note(
+                f"{names}: no slices and no intervals, because the state of later batches is no sum over examples"
+            )
+            return
+        ends = np.cumsum([each.examples for each in batches])
+        for each, counts in zip(batches, np.split(draws, ends[:-1], axis=1), strict=True):
+            self._updates.add(each, counts)
 
     def _predictions(self, outputs: Arrays) -> dict[str, Array]:
         """Return the predicted classes of the examples, for the outputs that predict one."""
@@ -255,66 +313,42 @@ class Breakdown:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
-    def _no_sums(self, state: int) -> _Sums:
-        return _Sums(
-            examples=0,
-            state=np.zeros(state),
-            counts=np.zeros(self._resamples),
-            states=np.zeros((self._resamples, state)),
-        )
+    def _count(self, members: Sequence[Members], increments: StateIncrements | None) -> None:
+        """Count examples, and drop what there may not be: settings with too many values, resamples that are too large.
 
-    def _limit(self, state: int, members: list[Members]) -> None:
-        """Drop settings with too many values, and the resamples if their states would need too much memory."""
+        Raises:
+            InvalidInputError: There are too many slices in all.
+        """
         for text in self._slicer.refused():
-            self._slices[text] = {}
-        count = 1 + sum(
-            len(of_setting.keys() | set(_names(members, text))) for text, of_setting in self._slices.items()
-        )
-        if count - 1 > MAX_SLICES:
+            self._counts[text] = Counter()
+            for states in (self._sums, self._updates):
+                if states is not None:
+                    states.forget(text)
+        for each in members:
+            sizes = np.bincount(each.indices, minlength=len(each.names)).tolist()
+            self._counts[each.setting].update(dict(zip(each.names, sizes, strict=True)))
+        slices = sum(map(len, self._counts.values()))
+        if slices > MAX_SLICES:
             raise InvalidInputError(
                 f"there are more than {MAX_SLICES} slices in all; give fewer, or buckets such as 'age:18,30,65'"
             )
-        needed = count * self._resamples * state * _NUMBER_BYTES
-        if needed > MAX_MEMORY:
+        state = 0 if increments is None else len(increments.initial)
+        if (1 + slices) * self._resamples * state * _NUMBER_BYTES > MAX_MEMORY:
             self._note(
-                f"there are no intervals, because {self._resamples} resamples of {count - 1} slices with states of "
+                f"there are no intervals, because {self._resamples} resamples of {slices} slices with states of "
                 f"{state} numbers take more than {MAX_MEMORY // 2**20} MiB; give fewer resamples or slices"
             )
+            self._flush()
             self._resamples = 0
-            for sums in (self._whole, *(sums for of_setting in self._slices.values() for sums in of_setting.values())):
-                if sums is not None:
-                    sums.counts, sums.states = np.zeros(0), np.zeros((0, state))
+            for states in (self._sums, self._updates):
+                if states is not None:
+                    states.forget_resamples()
 
-    def _all_slices(self) -> tuple[list[tuple[str, _Sums]], list[SliceScore]]:
-        """Return the slices that are scored, and the scores of those with too few examples, by setting and name."""
-        least = self._options.slice_min_examples
-        found = [
-            (name, sums)
-            for of_setting in self._slices.values()
-            for name, sums in sorted(of_setting.items(), key=lambda item: _sorted_by(item[0]))
-        ]
-        skipped = [
-            SliceScore(name=name, examples=sums.examples, notes=(f"fewer than {least} examples",))
-            for name, sums in found
-            if sums.examples < least
-        ]
-        return [(name, sums) for name, sums in found if sums.examples >= least], skipped
-
-    def _resampled(
-        self, increments: StateIncrements, parts: Sequence[tuple[str, _Sums]], usable: Iterable[str]
-    ) -> dict[str, dict[str, Array]]:
-        """Return the metrics of each part in each resample; NaN where a resample has none of its examples."""
-        if not self._resamples:
-            return {}
-        found = {}
-        for name, sums in parts:
-            values = _only(increments.results(increments.initial + sums.states), usable)
-            drawn = sums.counts > 0
-            found[name] = {metric: np.where(drawn, of_metric, np.nan) for metric, of_metric in values.items()}
-        return found
-
-    def _intervals(self, values: Mapping[str, Array]) -> dict[str, Interval]:
-        return {name: interval(of_metric, self._options.confidence) for name, of_metric in values.items()}
+    def _all_slices(self) -> Iterator[tuple[Part, int]]:
+        """Yield the slices with the numbers of their examples, by setting and name."""
+        for text, of_setting in self._counts.items():
+            for name in sorted(of_setting, key=_sorted_by):
+                yield Part(text, name), of_setting[name]
 
 
 def interval(values: Array, confidence: float) -> Interval:
@@ -324,26 +358,6 @@ def interval(values: Array, confidence: float) -> Interval:
         warnings.simplefilter("ignore", RuntimeWarning)  # of values that are all NaN
         low, high = np.nanquantile(values, [tail, 1.0 - tail])
     return Interval(low=float(low), high=float(high))
-
-
-def _add(sums: _Sums, increments: Array, draws: Array) -> None:
-    sums.examples += len(increments)
-    sums.state += increments.sum(axis=0)
-    if len(sums.counts):
-        sums.counts += draws.sum(axis=1)
-        sums.states += draws @ increments
-
-
-def _names(members: Iterable[Members], setting: str) -> Iterator[str]:
-    for found in members:
-        if found.setting == setting:
-            yield from found.names
-
-
-def _only(values: Mapping[str, Array], usable: Iterable[str]) -> dict[str, Array]:
-    """Return the metrics that are usable; one with several values is there as ``name/0``, ``name/1``, ..."""
-    names = set(usable)
-    return {name: found for name, found in values.items() if name in names or name.rpartition("/")[0] in names}
 
 
 def _sorted_by(name: str) -> tuple[tuple[int, float, str], ...]:

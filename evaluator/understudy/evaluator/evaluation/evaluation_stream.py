@@ -34,13 +34,11 @@ class ExampleScores(NamedTuple):
 
     ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name,
     each ``[examples, ...]``; empty unless the stream keeps them, or if there are none apart from the score.
-    ``increments`` are what the examples add to the state of the metrics, float64 ``[examples, state]``, if the scorer
-    computes them. ``members`` says which slices the examples belong to, if the stream has any.
+    ``members`` says which slices the examples belong to, if the stream has any.
     """
 
     losses: Array | None
     outputs: Arrays
-    increments: Array | None = None
     members: Sequence[Members] = ()
 
 
@@ -70,7 +68,10 @@ class EvaluationStream:
         self._scorer = scorer
         self._engine = engine
         self._options = breakdown or BreakdownOptions()
-        self._breakdown = None if self._options.is_empty else Breakdown(self._options, handle.slot.output_tasks)
+        self._breakdown: Breakdown | None = None
+        if not self._options.is_empty:
+            tasks = handle.slot.output_tasks
+            self._breakdown = Breakdown(self._options, tasks, between_pieces=self._between_pieces)
         self._keep_outputs = keep_outputs or self._options.needs_predictions
         self._lock = threading.Lock()
         self._state = scorer.start()
@@ -170,7 +171,7 @@ class EvaluationStream:
                 raise self._failure
             state = self._state
         metrics = self._scorer.result(state)
-        parts = self._broken_down(state)
+        parts = BrokenDown() if self._breakdown is None else self._breakdown.finish()
         return EvaluationResult(
             metrics=metrics,
             examples=state.examples,
@@ -218,21 +219,14 @@ class EvaluationStream:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
-        return ExampleScores(state.example_losses, state.outputs, state.increments, self._add_to_parts(batch, state))
+        return ExampleScores(state.example_losses, state.outputs, self._add_to_parts(batch, state))
 
     def _add_to_parts(self, batch: Batch, state: ScoreState) -> Sequence[Members]:
         """Add a batch to the slices and resamples, and return the slices of its examples."""
-        if self._breakdown is None:
+        if self._breakdown is None or state.scored is None:
             return ()
         self._between_pieces()
-        return self._breakdown.add(batch, state.increments, state.outputs)
-
-    def _broken_down(self, state: ScoreState) -> BrokenDown:
-        if self._breakdown is None or state.program is None:
-            return BrokenDown()
-        return self._breakdown.finish(
-            state.program.increments, state.summed, without_increments=state.program.without_increments
-        )
+        return self._breakdown.add(batch, state.scored, state.outputs)
 
     def _between_pieces(self) -> None:
         """Yield to predictions, and stop if the stream was closed."""

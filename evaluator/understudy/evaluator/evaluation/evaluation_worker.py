@@ -52,6 +52,7 @@ _PERMANENT = (InvalidInputError, NotEvaluableError)
 _TRANSIENT = (CancelledError, DrainingError, LedgerError, OverloadedError)
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
+_MAX_WARNED = 1000
 
 
 class DatasetScorer:
@@ -82,6 +83,7 @@ class DatasetScorer:
         self._batch_size = batch_size
         self._with_tables = with_tables
         self._breakdown = breakdown or BreakdownOptions()
+        self._warned: set[tuple[str, str]] = set()
 
     def score(
         self,
@@ -118,6 +120,7 @@ class DatasetScorer:
         tables = TableCollector(slot.output_tasks, slot.signature.outputs) if self._with_tables and record else None
         result = self._run(servable, dataset, is_wanted, deadline, progress=progress, tables=tables)
         duration = time.monotonic() - began
+        self._warn(dataset.name, result.notes)
         if record:
             return self._recorder.record_score(
                 servable.digest,
@@ -146,6 +149,13 @@ class DatasetScorer:
             resamples=result.resamples,
             confidence=result.confidence,
         )
+
+    def _warn(self, dataset: str, notes: Iterable[str]) -> None:
+        """Log what a score lacks, once for each dataset."""
+        for note in notes:
+            if (dataset, note) not in self._warned and len(self._warned) < _MAX_WARNED:
+                self._warned.add((dataset, note))
+                _log.warning("an evaluation lacks something", extra={"dataset": dataset, "reason": note})
 
     def scoring_digest(self, servable: Servable) -> str:
         """Identify how a servable is scored: with which metrics, slices and resamples, and whether with tables."""

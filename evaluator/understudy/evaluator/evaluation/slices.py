@@ -166,6 +166,30 @@ def columns_of(settings: Iterable[SliceSetting]) -> frozenset[str]:
     return frozenset(feature.name for setting in settings for feature in setting.features if feature.is_column)
 
 
+def check_columns(settings: Iterable[SliceSetting], columns: Iterable[frozenset[str] | None]) -> None:
+    """Refuse slices by features that no dataset has, as far as the datasets know them.
+
+    Args:
+        settings: The slice settings.
+        columns: The names of the features of each dataset; None if they are not known.
+
+    Raises:
+        SliceError: No dataset has a feature.
+    """
+    of_datasets = list(columns)
+    known = [each for each in of_datasets if each is not None]
+    if len(known) < len(of_datasets) or not known:
+        return
+    there = frozenset[str]().union(*known)
+    for setting in settings:
+        missing = [feature.name for feature in setting.features if feature.is_column and feature.name not in there]
+        if missing:
+            raise SliceError(
+                f"slice {setting.text!r}: no dataset has a feature {missing[0]!r}; there are "
+                f"{', '.join((LABEL, PREDICTED, *sorted(there)))}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Members:
     """The examples of one batch that belong to the slices of one setting.

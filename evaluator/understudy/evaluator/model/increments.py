@@ -3,11 +3,14 @@
 The state of most metrics is a sum over examples: an update with a batch adds what updates with each of its examples
 alone would add. The score of any part of the examples then follows from the sum over them, without another pass over
 the data, and the score of a resample from the sum weighted by how often each example was drawn. Whether a state is such
-a sum is not assumed, but checked on every batch: the increments must add up to what the update added.
+a sum is not assumed, but checked on every batch: the increments must add up to what the update added. Losses that are
+divided by a batch's weights or by the length of its mask are no such sum; see
+`understudy.evaluator.model.batch_means`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from understudy.compat import convert_bitcasts, mask_of, put_mask
+from understudy.compat import convert_for_examples, mask_of, put_mask
 from understudy.evaluator.evaluator_errors import first_line
+from understudy.evaluator.model.batch_means import ROUNDING, STATE_ROUNDING
 from understudy.evaluator.types import Array
 
 MAX_STATE = 2**16
@@ -24,9 +28,6 @@ MAX_STATE = 2**16
 
 _MAX_ELEMENTS = 2**22
 """The number of increments computed at once."""
-
-_ROUNDING = 1e-5
-"""The allowed difference of a sum of increments, relative to the sum of the variable's largest increments."""
 
 
 class NoIncrementsError(ValueError):
@@ -67,6 +68,8 @@ class StateIncrements:
 
     Attributes:
         initial: The state before the first batch, float64 ``[state]``.
+        means: The variables that are means of numbers: the index of the variable of each total, which that of its count
+            follows, with the place of the total in the state.
         needs: For each metric, the indices of the variables that it is computed from.
 
     Raises:
@@ -75,7 +78,7 @@ class StateIncrements:
     """
 
     def __init__(self, program: Scoring, initial: Sequence[Any], arguments: Sequence[Any], device: str) -> None:
-        convert_bitcasts()
+        convert_for_examples()
         self._program = program
         self._initial = initial
         self._specs = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
@@ -83,11 +86,13 @@ class StateIncrements:
         self._device = device
         self._arguments = arguments
         self.initial = self.flat(initial)
+        self.means = dict(self._find_means())
         if len(self.initial) > MAX_STATE:
             raise NoIncrementsError(f"their state has {len(self.initial)} numbers, more than {MAX_STATE}")
         try:
             flat = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
             self._add = _function(self._increments).get_concrete_function([_any_length(leaf) for leaf in flat])
+            self._used = frozenset(_used_arguments(self._add, len(flat)))
             vectors = tf.TensorSpec([None, len(self.initial)], tf.float64)
             self._finish = _function(self._results).get_concrete_function(vectors)
             self.needs = _needs(_function(program.results).get_concrete_function(self._specs), len(self._specs))
@@ -96,19 +101,37 @@ class StateIncrements:
                 f"a metric cannot be computed for each example ({type(error).__name__}: {first_line(error)})"
             ) from error
 
-    def __call__(self, arguments: Sequence[Any]) -> Array:
-        """Return what each example of a batch adds to the state, float64 ``[examples, state]``."""
-        leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(arguments) if leaf is not None]
+    def leaves(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return what the increments of a batch are computed from: tensors, cut to one row if only their form matters.
+
+        Args:
+            arguments: The batch, as for the program.
+        """
+        given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(arguments) if leaf is not None]
+        return [leaf if place in self._used else leaf[:1] for place, leaf in enumerate(given)]
+
+    def __call__(self, batches: Sequence[Sequence[Any]]) -> tuple[Array, Array]:
+        """Return what each example of some batches adds to the state, and what losses may be divided by.
+
+        Args:
+            batches: The `leaves` of each batch, of one form.
+
+        Returns:
+            Float64 ``[examples, state]``, and float64 ``[examples, divisors]``: 1, then for each output with a mask or
+            weights the number of its elements that the mask keeps, the sum of their weights, or both.
+        """
+        leaves = [
+            parts[0] if len(parts) == 1 or place not in self._used else tf.concat(parts, axis=0)
+            for place, parts in enumerate(zip(*batches, strict=True))
+        ]
         step = max(1, _MAX_ELEMENTS // max(1, len(self.initial)))
-        examples = int(leaves[0].shape[0])
-        if examples <= step:
-            return np.asarray(self._add(leaves))
-        return np.concatenate(
-            [
-                np.asarray(self._add([leaf[start : start + step] for leaf in leaves]))
-                for start in range(0, examples, step)
-            ]
-        )
+        examples = max(int(leaf.shape[0]) for leaf in leaves)
+        pieces = []
+        for start in range(0, examples, step):
+            piece = [leaf[start : start + step] if place in self._used else leaf for place, leaf in enumerate(leaves)]
+            pieces.append(np.asarray(self._add(piece)))
+        found = np.concatenate(pieces)
+        return found[:, : len(self.initial)], found[:, len(self.initial) :]
 
     def results(self, states: Array) -> dict[str, Array]:
         """Return the metrics of some states, float64 ``[states]``, by name; ``name/0``, ... if one has several values.
@@ -132,21 +155,30 @@ class StateIncrements:
         """Return the values of the variables as a state."""
         return np.concatenate([np.zeros(0), *(np.asarray(value, np.float64).ravel() for value in values)])
 
-    def sums(self, increments: Array, before: Array, after: Array) -> tuple[bool, ...]:
-        """Return for each variable whether the increments of a batch add up to what the update added.
+    def sums(self, increments: Array, starts: Array, states: Array) -> tuple[bool, ...]:
+        """Return for each variable whether the increments of every batch add up to what its update added.
 
         Args:
-            increments: The increments, ``[examples, state]``.
-            before: The state before the update, ``[state]``.
-            after: The state after it.
+            increments: The increments of some batches, ``[examples, state]``.
+            starts: The index of the first example of each batch, int64 ``[batches]``.
+            states: The state before the first batch and after each, ``[1 + batches, state]``.
         """
-        added, size = increments.sum(axis=0), np.abs(increments).sum(axis=0)
+        added, size = np.add.reduceat(increments, starts), np.add.reduceat(np.abs(increments), starts)
+        apart = np.abs(np.diff(states, axis=0) - added)
+        reached = np.maximum(np.abs(states[:-1]), np.abs(states[1:]))
         held = []
         for part in self._parts():
-            state = np.maximum(np.abs(before[part]), np.abs(after[part])).max(initial=0.0)
-            allowed = _ROUNDING * size[part].max(initial=0.0) + 4 * float(np.finfo(np.float32).eps) * state
-            held.append(bool(np.all(~(np.abs(after[part] - before[part] - added[part]) > allowed))))
+            state = reached[:, part].max(axis=1, initial=0.0)
+            allowed = ROUNDING * size[:, part].max(axis=1, initial=0.0) + STATE_ROUNDING * state
+            held.append(not (apart[:, part] > allowed[:, np.newaxis]).any())
         return tuple(held)
+
+    def _find_means(self) -> Iterator[tuple[int, int]]:
+        names = [variable.name.rpartition("/")[2] for variable in self._program.variables]
+        places = [part.start for part in self._parts()]
+        for index, pair in enumerate(itertools.pairwise(names)):
+            if pair == ("total", "count") and self._sizes[index] == self._sizes[index + 1] == 1:
+                yield index, places[index]
 
     def _parts(self) -> Iterator[slice]:
         start = 0
@@ -181,7 +213,10 @@ class StateIncrements:
             return tf.concat([tf.reshape(value, [-1]) for value in added], axis=0)
 
         with tf.device(self._device):
-            return tf.vectorized_map(of_one, present)
+            divisors = list(_divisors(predictions, weights))
+            added = tf.vectorized_map(of_one, present)
+            ones = tf.ones([tf.shape(added)[0]], tf.float64)
+            return tf.concat([added, tf.stack([ones, *divisors], axis=1)], axis=1)
 
     def _packed(self, flat: Sequence[Any]) -> Any:
         values = iter(flat)
@@ -205,8 +240,34 @@ def _function(function: Callable[..., Any]) -> Any:
     return tf.function(function, autograph=False)
 
 
+def _divisors(predictions: Any, weights: Any) -> Iterator[Any]:
+    """Yield what losses of the outputs may be divided by, float64 ``[examples]`` each."""
+    outputs = tf.nest.flatten(predictions)
+    of_outputs = tf.nest.flatten(weights)
+    if len(of_outputs) != len(outputs):
+        of_outputs = of_outputs * len(outputs) if len(of_outputs) == 1 else [None] * len(outputs)
+    for output, weight in zip(outputs, of_outputs, strict=True):
+        given = [tf.cast(each, tf.float64) for each in (mask_of(output), weight) if each is not None]
+        if len(given) > 1:
+            given.append(_times(*given))
+        for each in given:
+            yield tf.reduce_sum(tf.reshape(each, [tf.shape(each)[0], -1]), axis=1)
+
+
+def _times(mask: Any, weights: Any) -> Any:
+    """Return weights ``[examples, ...]`` where a mask with as many axes or more keeps them."""
+    more = (1,) * (mask.shape.rank - weights.shape.rank)
+    return mask * tf.reshape(weights, tf.concat([tf.shape(weights), more], axis=0)) if more else mask * weights
+
+
 def _any_length(leaf: Any) -> Any:
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+
+def _used_arguments(function: Any, arguments: int) -> Iterator[int]:
+    """Yield the indices of a concrete function's arguments whose values matter, not only their shapes."""
+    places = {tensor.op.name: index for index, tensor in enumerate(function.inputs[:arguments])}
+    yield from _arguments_of(function.outputs[0].op, places, but="Shape")
 
 
 def _needs(function: Any, variables: int) -> dict[str, frozenset[int]]:
@@ -218,10 +279,13 @@ def _needs(function: Any, variables: int) -> dict[str, frozenset[int]]:
     }
 
 
-def _arguments_of(operation: Any, places: Mapping[str, int]) -> Iterator[int]:
+def _arguments_of(operation: Any, places: Mapping[str, int], *, but: str = "") -> Iterator[int]:
+    """Yield the arguments that an operation depends on, except through operations of one type."""
     waiting, seen = deque([operation]), {operation.name}
     while waiting:
         current = waiting.popleft()
+        if current.type == but:
+            continue
         if current.name in places:
             yield places[current.name]
         for other in (*(tensor.op for tensor in current.inputs), *current.control_inputs):

@@ -44,13 +44,22 @@ class GatheredForward(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoredBatch:
+    """A batch and the states before and after it. Immutable."""
+
+    program: ScoringProgram
+    data: ScoringData
+    before: ProgramState
+    after: ProgramState
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoreState:
     """The state of one stream. Immutable: `Scorer.update` returns a new one.
 
     ``example_losses`` are those of the last batch, float64 ``[examples]``, if requested and available. ``outputs`` are
-    the model's for the last batch, by name, if requested; empty if the program itself runs the model. ``increments``
-    are what its examples add to the state, float64 ``[examples, state]``, if requested and available; ``summed`` says
-    for each variable of the state whether the increments of all batches so far add up to it.
+    the model's for the last batch, by name, if requested; empty if the program itself runs the model. ``scored`` is
+    the last batch with the states around it, from which slices and resamples are computed, if requested.
     """
 
     program: ScoringProgram | None = None
@@ -60,8 +69,7 @@ class ScoreState:
     batches: int = 0
     example_losses: Array | None = None
     outputs: Arrays = field(default_factory=dict)
-    increments: Array | None = None
-    summed: tuple[bool, ...] = ()
+    scored: ScoredBatch | None = None
 
     @property
     def without_example_losses(self) -> str:
@@ -163,9 +171,9 @@ class Scorer:
         outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
         data = self._data(inputs, labels, outputs, masks)
         try:
-            values = program.update(state.values or program.initial, data)
+            before = state.values or program.initial
+            values = program.update(before, data)
             example_losses = program.example_losses(data) if program.example_losses else None
-            increments = program.increments(data.as_arguments()) if program.increments else None
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
         return ScoreState(
@@ -176,8 +184,9 @@ class Scorer:
             batches=state.batches + 1,
             example_losses=example_losses,
             outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
-            increments=increments,
-            summed=_summed(program, state, values, increments),
+            scored=ScoredBatch(program=program, data=data, before=before, after=values)
+            if program.is_broken_down
+            else None,
         )
 
     def result(self, state: ScoreState) -> dict[str, float]:
@@ -266,18 +275,6 @@ class Scorer:
             return None
         complete = {name: leaves.get(name) for name in self._interface.outputs.names}
         return alone(self._interface.outputs.unflatten(complete))
-
-
-def _summed(
-    program: ScoringProgram, before: ScoreState, after: ProgramState, increments: Array | None
-) -> tuple[bool, ...]:
-    """Return for each variable whether the increments of all batches, the last included, add up to it."""
-    if program.increments is None or increments is None:
-        return ()
-    flat = program.increments.flat
-    last = flat((before.values or program.initial).metrics)
-    held = program.increments.sums(increments, last, flat(after.metrics))
-    return tuple(one and other for one, other in zip(before.summed or held, held, strict=True))
 
 
 def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:

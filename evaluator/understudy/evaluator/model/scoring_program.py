@@ -96,8 +96,10 @@ class ScoringProgram:
     Attributes:
         example_losses: Computes the losses of a batch's examples, if requested and available.
         without_example_losses: Why there are no per-example losses although they were requested.
+        is_broken_down: Whether slices and resamples are computed from its batches.
         increments: Computes what each example adds to the state, if requested and available.
         without_increments: Why there are no increments although they were requested.
+        runs_model: Whether it runs the model, instead of using gathered outputs.
         target_ranges: The valid classes of targets, in the order of the targets' leaves; None for any value.
     """
 
@@ -113,12 +115,14 @@ class ScoringProgram:
     ) -> None:
         self.example_losses: Callable[[ScoringData], Array] | None = None
         self.without_example_losses = ""
+        self.is_broken_down = False
         self.increments: StateIncrements | None = None
         self.without_increments = ""
         self._model = model
         self._interface = interface
         self._device = devices[0]
         self._options = options
+        self.runs_model = options.calls_model or options.custom_step
         self._on_trace = on_trace
         self._loss = keras.metrics.Mean(name=LOSS)
         self._create_variables(data)
@@ -137,6 +141,7 @@ class ScoringProgram:
 
     def add_increments(self, data: ScoringData) -> None:
         """Trace the increments of examples, or note why there are none. As exclusive as building the program."""
+        self.is_broken_down = True
         if self._options.custom_step or self._options.keeps_logs:
             self.without_increments = "the model computes its metrics in a way of its own"
         elif self._outside.initial:
@@ -157,6 +162,27 @@ class ScoringProgram:
         with self._outside.swapped_in(state.outside):
             metrics, logs = self._update(list(state.metrics), *data.as_arguments())
             return ProgramState(metrics=tuple(metrics), outside=self._outside.read(), logs=logs)
+
+    def update_with(self, state: ProgramState, data: ScoringData, rows: Array) -> ProgramState:
+        """Return the state after some examples of a batch.
+
+        Args:
+            state: The state before them.
+            data: The batch.
+            rows: Their indices, int64 ``[examples]``; an example may be there more than once.
+        """
+
+        def take(leaves: Any) -> Any:
+            return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.gather(leaf, rows), leaves)
+
+        taken = ScoringData(
+            inputs=take(data.inputs),
+            targets=take(data.targets),
+            sample_weights=take(data.sample_weights),
+            outputs=take(data.outputs),
+            masks=take(data.masks),
+        )
+        return self.update(state, taken)
 
     def result(self, state: ProgramState) -> dict[str, float]:
         """Return the metrics by name. Metrics with several values appear as ``name/0``, ``name/1``, ..."""

@@ -1,0 +1,356 @@
+"""The scores of parts: of all examples and of slices, each as it is and in every resample.
+
+A part's states are counted together, ``[1 + resamples]``: the first takes each example once, the others as often as it
+is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from understudy.evaluator.evaluation.slices import Members
+from understudy.evaluator.model.batch_means import MeanForm, possible_forms
+from understudy.evaluator.types import Array
+
+if TYPE_CHECKING:
+    from understudy.evaluator.model.increments import StateIncrements  # imports TensorFlow
+
+MAX_UPDATES = 2000
+"""The most updates that a batch takes for metrics that are updated with the examples of each part."""
+
+_RESULTS_AT_ONCE = 2**22
+_UPDATES_BETWEEN = 16
+
+
+class Part(NamedTuple):
+    """All examples, with empty texts, or a slice of a setting."""
+
+    setting: str
+    name: str
+
+
+WHOLE = Part("", "")
+
+
+class Program(Protocol):
+    """The parts of `understudy.evaluator.model.scoring_program.ScoringProgram` that score parts."""
+
+    increments: StateIncrements | None
+    without_increments: str
+    runs_model: bool
+    initial: Any
+
+    def update_with(self, state: Any, data: Any, rows: Array) -> Any:
+        """Return the state after some examples of a batch."""
+
+    def result(self, state: Any) -> dict[str, float]:
+        """Return the metrics at a state."""
+
+
+class Scored(Protocol):
+    """A batch and the states before and after it; see `understudy.evaluator.model.scorer.ScoredBatch`."""
+
+    @property
+    def program(self) -> Program:
+        """What scored it."""
+
+    @property
+    def data(self) -> Any:
+        """Its examples."""
+
+    @property
+    def before(self) -> Any:
+        """The state before it."""
+
+    @property
+    def after(self) -> Any:
+        """The state after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredMembers:
+    """A batch that was scored, and which slices its examples belong to.
+
+    Attributes:
+        scored: The batch.
+        members: The slices.
+        examples: The number of its examples.
+        leaves: What the increments of its examples are computed from; empty if they have none.
+    """
+
+    scored: Scored
+    members: Sequence[Members]
+    examples: int
+    leaves: Sequence[Any] = ()
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What batches must have in common to be added together."""
+        return tuple((leaf.dtype, tuple(leaf.shape[1:])) for leaf in self.leaves)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the leaves."""
+        return sum(math.prod(leaf.shape) * leaf.dtype.size for leaf in self.leaves)
+
+    def parts(self) -> Iterator[tuple[Part, Array]]:
+        """Yield each slice with the indices of its examples, ascending."""
+        for setting in self.members:
+            for name, rows in setting.rows():
+                yield Part(setting.setting, name), rows
+
+
+@dataclass(kw_only=True)
+class PartMetrics:
+    """The metrics of parts by name, and their values in the resamples, ``[resamples]`` each."""
+
+    metrics: dict[Part, dict[str, float]] = field(default_factory=dict)
+    resampled: dict[Part, dict[str, Array]] = field(default_factory=dict)
+
+    def put(self, part: Part, values: Mapping[str, Array], drawn: Array) -> None:
+        """Add the metrics of a part.
+
+        Args:
+            part: The part.
+            values: Each metric, ``[1 + resamples]``, by name.
+            drawn: Whether each state has any example; the others have no value.
+        """
+        self.metrics.setdefault(part, {}).update({name: float(each[0]) for name, each in values.items()})
+        if len(drawn) > 1:
+            known = {name: np.where(drawn, each, np.nan)[1:] for name, each in values.items()}
+            self.resampled.setdefault(part, {}).update(known)
+
+
+class PartSums:
+    """The states of parts whose variables are sums over the examples, or means of the losses of batches.
+
+    Args:
+        increments: Computes what examples add.
+        resamples: The number of resamples.
+    """
+
+    def __init__(self, increments: StateIncrements, resamples: int) -> None:
+        self._increments = increments
+        self._resamples = resamples
+        self._summed: tuple[bool, ...] = ()
+        self._forms: list[MeanForm] | None = None
+        self._states: dict[Part, _States] = {}
+
+    def add(self, batches: Sequence[ScoredMembers], draws: Array) -> None:
+        """Add batches of one form.
+
+        Args:
+            batches: The batches.
+            draws: How often to take each of their examples, float64 ``[1 + resamples, examples]``.
+        """
+        added, divisors = self._increments([each.leaves for each in batches])
+        starts = np.cumsum([0, *(each.examples for each in batches)])
+        flat = self._increments.flat
+        states = [flat(batches[0].scored.before.metrics), *(flat(each.scored.after.metrics) for each in batches)]
+        self._check(added, divisors, starts, np.stack(states))
+        self._of(WHOLE).add(added, draws)
+        for part, rows in _joined(batches, starts):
+            self._of(part).add(added[rows], draws[:, rows])
+        if not self._forms:
+            return
+        for start, end, each in zip(starts[:-1], starts[1:], batches, strict=True):
+            of_batch = added[start:end], divisors[start:end], draws[:, start:end]
+            self._of(WHOLE).add_means(self._forms, *of_batch)
+            for part, rows in each.parts():
+                self._of(part).add_means(self._forms, *(of_batch[0][rows], of_batch[1][rows], of_batch[2][:, rows]))
+
+    def unusable(self) -> list[str]:
+        """Return the metrics that depend on a variable which is neither a sum nor a mean."""
+        held = {index for index, is_sum in enumerate(self._summed) if is_sum}
+        totals = {form.total for form in self._forms or ()}
+        for variable, total in self._increments.means.items():
+            if total in totals:
+                held |= {variable, variable + 1}
+        return sorted(name for name, needed in self._increments.needs.items() if not needed <= held)
+
+    def forget(self, setting: str) -> None:
+        """Forget the slices of a setting."""
+        self._states = {part: states for part, states in self._states.items() if part.setting != setting}
+
+    def forget_resamples(self) -> None:
+        """Forget the resamples."""
+        self._resamples = 0
+        for states in self._states.values():
+            states.keep_first()
+
+    def put_into(self, found: PartMetrics) -> None:
+        """Add the metrics of all parts, except those that are unusable."""
+        unusable = set(self.unusable())
+        replaced = self._replaced_totals()
+        size = (1 + self._resamples) * len(self._increments.initial)
+        at_once = max(1, _RESULTS_AT_ONCE // max(1, size))
+        parts = list(self._states.items())
+        for start in range(0, len(parts), at_once):
+            some = parts[start : start + at_once]
+            values = self._increments.results(
+                np.concatenate([self._increments.initial + states.with_means(replaced) for _, states in some])
+            )
+            usable = {name: each for name, each in values.items() if not _is_of(name, unusable)}
+            for index, (part, states) in enumerate(some):
+                rows = slice(index * (1 + self._resamples), (index + 1) * (1 + self._resamples))
+                found.put(part, {name: each[rows] for name, each in usable.items()}, states.counts > 0)
+
+    def _of(self, part: Part) -> _States:
+        if part not in self._states:
+            self._states[part] = _States(1 + self._resamples, len(self._increments.initial))
+        return self._states[part]
+
+    def _check(self, added: Array, divisors: Array, starts: Array, states: Array) -> None:
+        """Find out which variables are sums, and which forms of losses still hold."""
+        held = self._increments.sums(added, starts[:-1], states)
+        self._summed = tuple(one and other for one, other in zip(self._summed or held, held, strict=True))
+        if self._forms is None:
+            self._forms = list(possible_forms(self._increments.means.values(), divisors.shape[1]))
+        for start, end, before, after in zip(starts[:-1], starts[1:], states[:-1], states[1:], strict=True):
+            self._forms = [
+                form for form in self._forms if form.holds(added[start:end], divisors[start:end], before, after)
+            ]
+
+    def _replaced_totals(self) -> dict[int, MeanForm]:
+        """Return the forms of the losses that are no sums, by the places of their totals."""
+        sums = {
+            total for variable, total in self._increments.means.items() if all(self._summed[variable : variable + 2])
+        }
+        return {form.total: form for form in reversed(self._forms or ()) if form.total not in sums}
+
+
+class _States:
+    """The states of one part: sums of increments, and sums of the means of batches by their form."""
+
+    def __init__(self, ways: int, state: int) -> None:
+        self.counts = np.zeros(ways)
+        self._sums = np.zeros((ways, state))
+        self._means: dict[MeanForm, Array] = {}
+
+    def add(self, increments: Array, draws: Array) -> None:
+        self.counts += draws.sum(axis=1)
+        self._sums += draws @ increments
+
+    def add_means(self, forms: Sequence[MeanForm], increments: Array, divisors: Array, draws: Array) -> None:
+        for form in forms:
+            found = self._means.setdefault(form, np.zeros((len(self.counts), 2)))
+            found += form.added(increments, divisors, draws)
+
+    def with_means(self, forms: Mapping[int, MeanForm]) -> Array:
+        """Return the sums, with the totals and counts of these forms in their places, ``[ways, state]``."""
+        states = self._sums.copy() if forms else self._sums
+        for total, form in forms.items():
+            states[:, total : total + 2] = self._means[form]
+        return states
+
+    def keep_first(self) -> None:
+        self.counts, self._sums = self.counts[:1], self._sums[:1]
+        self._means = {form: means[:1] for form, means in self._means.items()}
+
+
+class PartUpdates:
+    """The states of parts, each updated with its examples of every batch: for metrics of any kind.
+
+    An update takes about as long as that of a whole batch. Resamples are therefore limited to `MAX_UPDATES` updates for
+    a batch, and left out for models whose own code runs in the update, with a note.
+
+    Args:
+        program: Scores batches.
+        resamples: The number of resamples.
+        between_pieces: Called between updates.
+
+    Attributes:
+        notes: What was left out, and why.
+    """
+
+    def __init__(self, program: Program, resamples: int, between_pieces: Callable[[], None]) -> None:
+        self._program = program
+        self._between_pieces = between_pieces
+        self._updates = 0
+        self._states: dict[Part, list[Any]] = {}
+        self._resamples = resamples
+        self._slice_resamples = resamples
+        self.notes: list[str] = []
+        if resamples and program.increments is None:
+            self._forget_resamples(program.without_increments)
+        elif resamples and program.runs_model:
+            self._forget_resamples("the model itself would have to run for each of them")
+
+    def add(self, batch: ScoredMembers, draws: Array) -> None:
+        """Update the parts with their examples of a batch; see `PartSums.add`."""
+        parts = dict(batch.parts())
+        self._limit(len(self._states.keys() | parts.keys() | {WHOLE}))
+        if self._resamples:
+            self._update(WHOLE, batch, np.arange(batch.examples), draws[: 1 + self._resamples])
+        for part, rows in parts.items():
+            self._update(part, batch, rows, draws[: 1 + self._slice_resamples, rows])
+
+    def forget(self, setting: str) -> None:
+        """Forget the slices of a setting."""
+        self._states = {part: states for part, states in self._states.items() if part.setting != setting}
+
+    def forget_resamples(self) -> None:
+        """Forget the resamples."""
+        self._resamples = self._slice_resamples = 0
+
+    def put_into(self, found: PartMetrics, names: Collection[str] | None) -> None:
+        """Add these metrics of all parts; all metrics if None."""
+        for part, states in self._states.items():
+            kept = states[: 1 + (self._slice_resamples if part.name else self._resamples)]
+            drawn = np.array([state is not None for state in kept])
+            values = self._results([self._program.initial if state is None else state for state in kept])
+            if values:
+                wanted = {name: each for name, each in values.items() if names is None or _is_of(name, names)}
+                found.put(part, wanted, drawn)
+
+    def _update(self, part: Part, batch: ScoredMembers, rows: Array, draws: Array) -> None:
+        states = self._states.setdefault(part, [None] * len(draws))
+        for way, counts in enumerate(draws.astype(np.int64)):
+            chosen = np.repeat(rows, counts)
+            if len(chosen):
+                state = self._program.initial if states[way] is None else states[way]
+                states[way] = self._program.update_with(state, batch.scored.data, chosen)
+                self._updates += 1
+                if self._updates % _UPDATES_BETWEEN == 0:
+                    self._between_pieces()
+
+    def _limit(self, parts: int) -> None:
+        if self._slice_resamples and parts * (1 + self._slice_resamples) > MAX_UPDATES:
+            self._slice_resamples = 0
+            self.notes.append(
+                f"no slice has intervals of metrics that are updated for each resample: {parts} parts with "
+                f"{self._resamples} resamples take more than {MAX_UPDATES} updates for a batch"
+            )
+        if self._resamples and parts + self._resamples > MAX_UPDATES:
+            self._forget_resamples(f"{self._resamples} resamples take more than {MAX_UPDATES} updates for a batch")
+
+    def _forget_resamples(self, reason: str) -> None:
+        self.forget_resamples()
+        self.notes.append(f"metrics that are updated for each part have no intervals, because {reason}")
+
+    def _results(self, states: Sequence[Any]) -> dict[str, Array]:
+        increments = self._program.increments
+        if increments is not None:
+            return increments.results(np.stack([increments.flat(state.metrics) for state in states]))
+        found = [self._program.result(state) for state in states]
+        return {name: np.array([each[name] for each in found]) for name in found[0]}
+
+
+def _joined(batches: Sequence[ScoredMembers], starts: Array) -> Iterator[tuple[Part, Array]]:
+    """Yield each slice of some batches with the places of its examples in all of them, ascending."""
+    rows: dict[Part, list[Array]] = {}
+    for start, batch in zip(starts[:-1], batches, strict=True):
+        for part, of_batch in batch.parts():
+            rows.setdefault(part, []).append(start + of_batch)
+    for part, found in rows.items():
+        yield part, np.concatenate(found)
+
+
+def _is_of(name: str, metrics: Collection[str]) -> bool:
+    """Return whether a value is one of these metrics, or one of the several values of one, as ``metric/0``."""
+    return name in metrics or name.rpartition("/")[0] in metrics
