@@ -24,7 +24,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "experiments": frozenset(),
     "trainer": frozenset({"checkpoints", "experiments"}),
     "evaluator": frozenset({"checkpoints", "experiments"}),
-    "service": frozenset({"evaluator", "proto"}),
+    "service": frozenset({"evaluator", "proto", "clients"}),
     "cli": frozenset({"proto", "clients", "checkpoints", "experiments", "trainer", "evaluator", "service"}),
 }
 """The table of DESIGN.md."""
@@ -56,6 +56,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "callers": frozenset({"calls", "service_errors", "tls"}),
     "calls": frozenset(),
     "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
+    "fleet": frozenset({"calls", "readiness", "served_model", "service_errors"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls"}),
     "tracing": frozenset({"calls", "service_errors"}),

@@ -23,6 +23,7 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
 from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
+from understudy.service.fleet.fleet_metrics import FleetMetrics
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
 from understudy.service.traffic.drift_metrics import DriftMetrics
@@ -58,6 +59,12 @@ class _IdleEvaluator:
         return {"GPU:0": reading}
 
 
+class _IdleLink:
+    """A stub of a connection, for the gauge of servers that follow."""
+
+    is_connected = False
+
+
 def _drift() -> LiveDrift:
     """Return the drift of one input."""
     feature = FeatureDrift(
@@ -87,6 +94,7 @@ def _every_metric() -> list[Metric]:
     RequestLogMetrics(registry)
     DriftMetrics(registry).computed(_drift())
     SpanExport(registry).shutdown()
+    FleetMetrics(registry, _IdleLink())
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(

@@ -49,4 +49,7 @@ def test_a_token_that_exists_is_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused() -> None:
     assert "without quotes" in token('a"b').stderr
     assert "cannot be written" in token("a", "--output", "missing/a.token").stderr
-    assert "'admin' is not one of 'predict', 'evaluate', 'promote', 'observe'" in token("a", "--group", "admin").stderr
+    assert (
+        "'admin' is not one of 'predict', 'evaluate', 'promote', 'observe', 'follow'"
+        in token("a", "--group", "admin").stderr
+    )

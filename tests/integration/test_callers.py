@@ -56,7 +56,9 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
         *(METRICS, f"/{OWN}.ModelService/ListCheckpoints", f"/{OIP}/ModelStatistics", f"/{OIP}/RepositoryIndex"),
         *(f"/{OWN}.EvaluationService/ListEvaluations", f"/{OWN}.EvaluationService/WatchEvaluations"),
         *(f"/{OWN}.EvaluationService/GetEvaluationTables", f"/{OWN}.EvaluationService/GetExamples"),
+        f"/{OWN}.FleetService/GetFleet",
     ),
+    "follow": (f"/{OWN}.FleetService/Follow", f"/{OWN}.FleetService/ReadCheckpoint"),
 }
 """The methods that need one group. Every other one but these of `OPEN` needs any group."""
 OPEN: Final = (

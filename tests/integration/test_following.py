@@ -49,7 +49,7 @@ def follow(replicas: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start(name: str) -> RunningService:
-            evaluator = {"follow": tmp_path / "run" / "evaluator", "poll_interval_seconds": 3600.0}
+            evaluator = {"follow": str(tmp_path / "run" / "evaluator"), "poll_interval_seconds": 3600.0}
             settings = {"run_dir": tmp_path / "run"}
             running = running_service(settings, evaluator, replicas=replicas, state_dir=tmp_path / name)
             return stack.enter_context(running)
@@ -145,7 +145,7 @@ def test_another_checkpoint_of_the_same_step_is_not_served(chief: Chief, follow:
         ({"is_run": False}, {}, "^follow goes with run_dir"),
         ({"eval_data": {"test": Path("test.npz")}}, {}, "^follow goes without eval_data and experiment"),
         ({"experiment": "digits"}, {}, "^follow goes without eval_data and experiment"),
-        ({}, {"follow": Path("own")}, "^follow is own, the state folder of this server; .*--state-dir"),
+        ({}, {"follow": "own"}, "^follow is own, the state folder of this server; .*--state-dir"),
         ({}, {"version_policy": "best"}, "^version_policy goes without follow"),
         ({}, {"gate": ("test/loss < 1",)}, "^gate goes without follow"),
     ],
@@ -156,6 +156,6 @@ def test_what_would_decide_beside_the_evaluator_is_refused(
     with pytest.raises(ConfigurationError, match=message):
         create_evaluator(
             CheckpointLocation(**{"folder": Path("run"), "is_run": True, **location}),
-            EvaluatorSettings(**{"state_dir": Path("own"), "follow": Path("run/evaluator"), **settings}),
+            EvaluatorSettings(**{"state_dir": Path("own"), "follow": "run/evaluator", **settings}),
             SilentObserver(),
         )

@@ -248,11 +248,13 @@ class RunSource:
     Args:
         run_dir: The run folder.
         accepted: The keys of which one must have signed each manifest; None if they need not be signed.
+        is_private: Whether its folders are copies of an evaluator's private ones.
     """
 
-    def __init__(self, run_dir: RunDir, *, accepted: AcceptedKeys | None = None) -> None:
+    def __init__(self, run_dir: RunDir, *, accepted: AcceptedKeys | None = None, is_private: bool = False) -> None:
         self._run = run_dir
         self._accepted = accepted
+        self._is_private = is_private
         self._refused: set[str] = set()
         self._known: dict[int, tuple[_FolderStamp, Checkpoint]] = {}
         self._unreadable: dict[int, tuple[tuple[_Stamp, _Stamp], Checkpoint]] = {}
@@ -376,7 +378,7 @@ class RunSource:
 
     def _published(self, step: int) -> PublishedCheckpoint:
         directory = self._run.checkpoint(step)
-        checkpoint = PublishedCheckpoint.read(directory, self._accepted)
+        checkpoint = PublishedCheckpoint.read(directory, self._accepted, is_private=self._is_private)
         if checkpoint.step != step:
             error = DamagedCheckpointError if self._accepted is None else UntrustedCheckpointError
             raise error(f"{directory / MANIFEST_FILE} is the manifest of step {checkpoint.step}")

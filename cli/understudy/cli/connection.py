@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,7 +133,7 @@ def tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
     Raises:
         click.UsageError: A file cannot be used, or is missing.
     """
-    import grpc
+    from understudy.clients.tls_files import TlsFileError, read_credentials
 
     ca, certificate, key, name = settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name
     if ca is None:
@@ -146,27 +145,12 @@ def tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
         return {}
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key go together; give both, or neither")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with _named("--tls-ca", ca):
-        context.load_verify_locations(ca)
-        roots = ca.read_bytes()
-    own: tuple[bytes | None, bytes | None] = (None, None)
-    if certificate and key:
-        with _named("--tls-cert", certificate):
-            context.load_cert_chain(certificate, key, password="")  # an encrypted key fails, without a prompt
-            own = (key.read_bytes(), certificate.read_bytes())
-    options = [("grpc.ssl_target_name_override", name)] if name else []
-    return {"credentials": grpc.ssl_channel_credentials(roots, *own), "options": options}
-
-
-@contextmanager
-def _named(flag: str, file: Path) -> Iterator[None]:
-    """Report that the file of a flag, or its key, cannot be used."""
     try:
-        yield
-    except OSError as error:  # SSLError is one, too
-        reason = getattr(error, "reason", None) or error.strerror
-        raise click.BadParameter(f"{file} cannot be used: {reason}", param_hint=repr(flag)) from error
+        credentials = read_credentials(ca, certificate, key)
+    except TlsFileError as error:
+        raise click.BadParameter(str(error), param_hint=f"'--tls-{error.role}'") from error
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    return {"credentials": credentials, "options": options}
 
 
 class VersionType(click.ParamType["Version"]):

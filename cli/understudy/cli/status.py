@@ -14,21 +14,31 @@ from understudy.cli.output import formatted_metrics, print_json, print_table
 _DECISIONS = ("accepted", "refused", "undecided")
 
 if TYPE_CHECKING:
-    from understudy.clients import Evaluation, ModelStatus, VersionStatus
+    from understudy.clients import Evaluation, FleetServer, ModelStatus, VersionStatus
 
 
 @click.command("status")
 @json_option("Print one JSON object: the status, and the latest evaluation of each version on each dataset.")
+@click.option(
+    "--fleet",
+    is_flag=True,
+    help="Show instead which servers follow this evaluator, what each serves, since when, how long it took, and why it "
+    "does not serve what was decided last. Exits with 1 if one of them does not, or has left.",
+)
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
     as_json: bool,
+    fleet: bool,
     settings: ConnectionSettings,
 ) -> None:
     """Show the versions of a server and their latest evaluations.
 
     Exits with 1 if none is serving yet.
     """
+    if fleet:
+        _show_fleet(settings, as_json=as_json)
+        return
     with connected(settings) as client:
         status = client.status()
         steps = [version.step for version in status.versions]
@@ -39,6 +49,40 @@ def command(
         _print(status, evaluations)
     if status.serving_step is None:
         raise click.exceptions.Exit(1)
+
+
+def _show_fleet(settings: ConnectionSettings, *, as_json: bool) -> None:
+    with connected(settings) as client:
+        found = client.fleet()
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    elif not found.servers:
+        click.echo("no server follows this evaluator")
+    else:
+        decided = "nothing yet" if found.decision is None else f"step {found.decision.step}"
+        rows = [_fleet_row(server) for server in found.servers]
+        print_table(
+            ("server", "version", "state", "for", "lag", "software", "reason"), rows, title=f"decided: {decided}"
+        )
+    if not all(server.current for server in found.servers):
+        raise click.exceptions.Exit(1)
+
+
+def _fleet_row(server: FleetServer) -> tuple[str, ...]:
+    state = "current" if server.current else "behind" if server.connected else "left"
+    return (
+        server.name,
+        "-" if server.serving_step is None else str(server.serving_step),
+        state,
+        _seconds(server.serving_seconds),
+        _seconds(server.lag_seconds),
+        server.software_version,
+        server.reason,
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g} s"
 
 
 def _latest(evaluations: list[Evaluation]) -> list[Evaluation]:

@@ -22,6 +22,7 @@ from understudy.clients.types import (
     EvaluationTables,
     ExampleKind,
     ExampleList,
+    FleetStatus,
     ModelMetadata,
     ModelStatus,
     Promotion,
@@ -29,6 +30,7 @@ from understudy.clients.types import (
 )
 from understudy.v1 import (
     evaluation_pb2_grpc,
+    fleet_pb2_grpc,
     metrics_pb2,
     metrics_pb2_grpc,
     model_pb2,
@@ -81,6 +83,7 @@ class AsyncModelCalls:
         self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
         self._evaluations = evaluation_pb2_grpc.EvaluationServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
+        self._fleet = fleet_pb2_grpc.FleetServiceStub(self._channel)
         self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
 
     async def close(self) -> None:
@@ -169,6 +172,10 @@ class AsyncModelCalls:
 
     async def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:
         return responses.promotion(await self._ask(self._models.Promote, request, call_options))
+
+    async def fleet(self, **call_options: Unpack[CallOptions]) -> FleetStatus:
+        """Return which servers follow this evaluator, and what each serves."""
+        return responses.fleet(await self._ask(self._fleet.GetFleet, self._requests.fleet(), call_options))
 
     async def metrics(self, **call_options: Unpack[CallOptions]) -> str:
         """Return the server's metrics as Prometheus text."""

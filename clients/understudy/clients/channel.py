@@ -33,6 +33,7 @@ _REPEATABLE: Final = {
         "GetExamples",
     ),
     "understudy.v1.ModelService": ("GetModelMetadata", "GetModelStatus", "ListCheckpoints"),
+    "understudy.v1.FleetService": ("GetFleet",),
     "understudy.v1.MetricsService": ("GetMetrics",),
 }
 """Calls that are safe to retry. Promote is not, since a roll-back is not idempotent. WatchEvaluations is left out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, Unpack
 
 import grpc
@@ -19,7 +19,7 @@ from understudy.clients.client_errors import (
     translated,
 )
 from understudy.clients.feed import Feed
-from understudy.clients.model_calls import ModelCalls, Request, Response
+from understudy.clients.model_calls import ModelCalls, Request, Response, ended
 from understudy.clients.pipelining import Outcome, Pipeline, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.types import (
@@ -110,7 +110,7 @@ class Client(ModelCalls):
         call = self._predictions.PredictStream(pipeline.requests(), **self._defaults.stream(call_options))
         if not call.add_callback(pipeline.look):  # it is over already
             pipeline.look()
-        with closing(pipeline), _ended(call):
+        with closing(pipeline), ended(call):
             yield from pipeline.outcomes(iter(call))
 
     def evaluate(
@@ -228,7 +228,7 @@ class Client(ModelCalls):
         call = self._evaluations.EvaluateDataset(
             self._requests.evaluate_dataset(dataset, version, rescore=rescore), **self._defaults.stream(call_options)
         )
-        with _ended(call), translated():
+        with ended(call), translated():
             for message in call:
                 event = responses.dataset_event(message)
                 if isinstance(event, Evaluation):
@@ -268,7 +268,7 @@ class Client(ModelCalls):
     def _watched_once(self, after: int, call_options: CallOptions) -> Generator[Evaluation, None, None]:
         request = self._requests.watch_evaluations(after)
         call = self._evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
-        with _ended(call), translated():
+        with ended(call), translated():
             for message in call:
                 yield responses.evaluation(message.evaluation)
 
@@ -295,12 +295,3 @@ class Client(ModelCalls):
         if unless:
             return requests.Names()
         return self._known_names.names or self._known_names.learn(self.metadata(**without_timeout(call_options)))
-
-
-@contextmanager
-def _ended(call: grpc.RpcContext) -> Iterator[None]:
-    """Cancel a streaming call when the caller leaves the block, at its end or before."""
-    try:
-        yield
-    finally:
-        call.cancel()  # type: ignore[no-untyped-call]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
@@ -21,6 +22,7 @@ from understudy.clients.types import (
     EvaluationTables,
     ExampleKind,
     ExampleList,
+    FleetStatus,
     ModelMetadata,
     ModelStatus,
     Promotion,
@@ -28,6 +30,7 @@ from understudy.clients.types import (
 )
 from understudy.v1 import (
     evaluation_pb2_grpc,
+    fleet_pb2_grpc,
     metrics_pb2,
     metrics_pb2_grpc,
     model_pb2,
@@ -84,6 +87,7 @@ class ModelCalls:
         self._predictions = prediction_pb2_grpc.PredictionServiceStub(self._channel)
         self._evaluations = evaluation_pb2_grpc.EvaluationServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
+        self._fleet = fleet_pb2_grpc.FleetServiceStub(self._channel)
         self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
 
     def close(self) -> None:
@@ -170,6 +174,10 @@ class ModelCalls:
     def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:
         return responses.promotion(self._ask(self._models.Promote, request, call_options))
 
+    def fleet(self, **call_options: Unpack[CallOptions]) -> FleetStatus:
+        """Return which servers follow this evaluator, and what each serves."""
+        return responses.fleet(self._ask(self._fleet.GetFleet, self._requests.fleet(), call_options))
+
     def metrics(self, **call_options: Unpack[CallOptions]) -> str:
         """Return the server's metrics as Prometheus text."""
         response = self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
@@ -188,3 +196,12 @@ class ModelCalls:
     ) -> Response:
         with translated():
             return method(request, **self._defaults.unary(call_options))
+
+
+@contextmanager
+def ended(call: grpc.RpcContext) -> Iterator[None]:
+    """Cancel a streaming call when the caller leaves the block, at its end or before."""
+    try:
+        yield
+    finally:
+        call.cancel()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 
 from understudy.clients.client_errors import InvalidArgumentError
 from understudy.clients.types import EvaluationOutcome, ExampleKind, Metric, ModelMetadata, Tensors, Version
-from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
+from understudy.v1 import evaluation_pb2, fleet_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode_all
 
 _TARGETS: Final = "targets"
@@ -192,6 +192,10 @@ class Requests:
     def metadata(self, version: Version | None) -> model_pb2.GetModelMetadataRequest:
         """Return a GetModelMetadata request."""
         return model_pb2.GetModelMetadataRequest(model_name=self.model_name, version=selector(version))
+
+    def fleet(self) -> fleet_pb2.GetFleetRequest:
+        """Return a GetFleet request."""
+        return fleet_pb2.GetFleetRequest(model_name=self.model_name)
 
     def status(self) -> model_pb2.GetModelStatusRequest:
         """Return a GetModelStatus request."""

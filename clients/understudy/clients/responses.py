@@ -20,6 +20,8 @@ from understudy.clients.types import (
     EvaluationOutcome,
     EvaluationTables,
     ExampleList,
+    FleetServer,
+    FleetStatus,
     Flips,
     GateCondition,
     Interval,
@@ -30,13 +32,14 @@ from understudy.clients.types import (
     PredictResult,
     Progress,
     Promotion,
+    ServingDecision,
     SliceDifference,
     SliceScore,
     TensorSpec,
     VersionState,
     VersionStatus,
 )
-from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
+from understudy.v1 import evaluation_pb2, fleet_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import decode_all, dtype_name
 
 _STATE_PREFIX: Final = "VERSION_STATE_"
@@ -263,6 +266,32 @@ def promotion(response: model_pb2.PromoteResponse) -> Promotion:
         serving_step=response.serving_step,
         previous_step=response.previous_step if response.HasField("previous_step") else None,
         pinned_step=response.pinned_step if response.HasField("pinned_step") else None,
+    )
+
+
+def fleet(response: fleet_pb2.GetFleetResponse) -> FleetStatus:
+    """Read a GetFleet response."""
+    decided = response.decision
+    return FleetStatus(
+        decision=ServingDecision(step=decided.step, digest=decided.digest, sequence=decided.sequence)
+        if response.HasField("decision")
+        else None,
+        servers=tuple(_fleet_server(each) for each in response.servers),
+    )
+
+
+def _fleet_server(server: fleet_pb2.FleetServer) -> FleetServer:
+    return FleetServer(
+        name=server.name,
+        address=server.address,
+        software_version=server.software_version,
+        connected=server.connected,
+        current=server.current,
+        serving_step=server.serving_step if server.HasField("serving_step") else None,
+        serving_digest=server.serving_digest,
+        serving_seconds=server.serving_seconds if server.HasField("serving_seconds") else None,
+        lag_seconds=server.lag_seconds if server.HasField("lag_seconds") else None,
+        reason=server.reason,
     )
 
 

@@ -380,6 +380,64 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingDecision:
+    """Which checkpoint an evaluator serves.
+
+    Attributes:
+        step: Its step.
+        digest: The SHA-256 that identifies its content.
+        sequence: The number of the decision, from 1 on.
+    """
+
+    step: int
+    digest: str
+    sequence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetServer:
+    """A server that follows an evaluator.
+
+    Attributes:
+        name: Its name.
+        address: The address that it calls from.
+        software_version: The version of its software.
+        connected: Whether it is connected.
+        current: Whether it is connected and serves what was decided last.
+        serving_step: The step that it serves, or served when it was last connected; None before the first.
+        serving_digest: The digest of that checkpoint; empty before the first.
+        serving_seconds: For how long it has served that; None before the first.
+        lag_seconds: How long after a decision it served it, or, if it is behind, how long ago that was decided; None if
+            it served it when it connected.
+        reason: Why it does not serve what was decided last; empty if it does, or is about to.
+    """
+
+    name: str
+    address: str
+    software_version: str
+    connected: bool
+    current: bool
+    serving_step: int | None
+    serving_digest: str
+    serving_seconds: float | None
+    lag_seconds: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetStatus:
+    """What an evaluator decided, and which servers carried that out.
+
+    Attributes:
+        decision: The present decision; None if nothing has been served yet.
+        servers: The servers that follow, by name; those that left are listed for an hour.
+    """
+
+    decision: ServingDecision | None
+    servers: tuple[FleetServer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Promotion:
     """The serving, previous and pinned steps after a change; None where there is none."""
 

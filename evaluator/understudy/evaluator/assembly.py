@@ -39,6 +39,7 @@ from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
 from understudy.evaluator.serving.event_buffer import EventBuffer
+from understudy.evaluator.serving.following import NetworkFollowing
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gate, Gatekeeper, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Monitor, Ranking, parse_monitor
@@ -74,6 +75,7 @@ class Components:
     controller: ServingController
     backlog: Backlog
     watcher: CheckpointWatcher
+    decisions: DecisionFile
     on_demand: OnDemandEvaluations
     example_queries: ExampleQueries
 
@@ -103,6 +105,7 @@ def start_components(
     on_promoted: Callable[[int], None],
     on_device_state: DeviceListener,
     remaining_seconds: Callable[[], float],
+    following: NetworkFollowing | None,
     stack: ExitStack,
 ) -> Components:
     """Build all components, beginning with the lock of the state folder, and start their threads.
@@ -119,6 +122,7 @@ def start_components(
         on_promoted: Called with each step that starts serving.
         on_device_state: Called when the devices begin to fail, recover, or fail permanently.
         remaining_seconds: Called when a component is closed; returns how long that may take.
+        following: The evaluator that is followed over the network, which is the source as well; None if there is none.
         stack: Closes the components in reverse order, even if some could not be started.
 
     Raises:
@@ -154,7 +158,12 @@ def start_components(
     )
     streams = OpenStreams()
 
+    decisions = DecisionFile(settings.state_dir)
+
     def tell_promoted(step: int) -> None:
+        if (serving := manager.serving) is not None:
+            decisions.publish(step=serving.step, digest=serving.digest)
+        controller.tell_evaluator()
         if (info := store.find(step)) is not None:
             version_monitor.served(info)
             events.promoted(info)
@@ -221,7 +230,7 @@ def start_components(
         gatekeeper=None if gate is None else _gatekeeper(gate, records, datasets),
         manager=manager,
         pin_file=PinFile(settings.state_dir),
-        followed=None if settings.follow is None else FollowedDecision(settings.follow),
+        followed=following or (None if settings.follow_folder is None else FollowedDecision(settings.follow_folder)),
         latest_step=lambda: version_monitor.latest_step,
         on_settled=wake,
     )
@@ -246,11 +255,14 @@ def start_components(
         controller=controller,
         backlog=backlog,
         best_file=BestFile(settings.state_dir, monitor),
-        decision_file=DecisionFile(settings.state_dir),
+        decision_file=decisions,
         events=events,
         policy=settings.evaluation_policy,
         poll_interval_seconds=settings.poll_interval_seconds,
     )
+    if following is not None:
+        stack.callback(following.close)
+        following.start(on_decision=wake, on_downloaded=quarantine.clear)
     manager.start()
     freezer.start()
     if tuner is not None:
@@ -269,6 +281,7 @@ def start_components(
         controller=controller,
         backlog=backlog,
         watcher=watcher,
+        decisions=decisions,
         on_demand=on_demand,
         example_queries=ExampleQueries(
             ledger=records.ledger,

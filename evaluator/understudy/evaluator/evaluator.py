@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
+from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets.dataset import EvaluationDataset
@@ -19,11 +20,14 @@ from understudy.evaluator.evaluator_errors import (
     DatasetNotFoundError,
     DrainingError,
     InvalidInputError,
+    LoadError,
     NotReadyError,
     VersionNotFoundError,
 )
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
+from understudy.evaluator.serving.checkpoint_store import open_leased
+from understudy.evaluator.serving.decision_file import OnDecision, ServingDecision
 from understudy.evaluator.serving.promotion import Monitor
 from understudy.evaluator.serving.servable import ModelSlot, Servable, borrow_checked
 from understudy.evaluator.serving.serving_controller import ReadySignal
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.evaluation.example_outcomes import Flips
     from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
     from understudy.evaluator.model.devices import MemoryKind
+    from understudy.evaluator.serving.following import NetworkFollowing
     from understudy.evaluator.tuning.tuning_file import TuningStart
 
 _log = logging.getLogger(__name__)
@@ -82,6 +87,7 @@ class Evaluator:
             signed.
         datasets: The datasets that each checkpoint is scored on, in this order; names are unique.
         build_model: Returns a new Keras model, for checkpoints that hold only variables.
+        following: The evaluator that is followed over the network, which is the source as well; None if there is none.
         tuning: What was found at earlier starts; None for no self-tuning.
         observer: Receives an event for each batch, load and record.
         subscriptions: Who receives what happens to checkpoints from the `outbox`; without any, there is none.
@@ -95,6 +101,7 @@ class Evaluator:
         datasets: Sequence[EvaluationDataset] = (),
         build_model: Callable[[], Any] | None = None,
         accepted: AcceptedKeys | None = None,
+        following: NetworkFollowing | None = None,
         tuning: TuningStart | None = None,
         observer: Observer,
         subscriptions: Sequence[Subscription] = (),
@@ -107,6 +114,7 @@ class Evaluator:
         self._datasets = {dataset.name: dataset for dataset in datasets}
         self._all_datasets = tuple(datasets)
         self._build_model = build_model
+        self._following = following
         self._tuning = tuning
         self._observer = observer
         self._subscriptions = tuple(subscriptions)
@@ -144,6 +152,7 @@ class Evaluator:
                 on_promoted=self._ready.give,
                 on_device_state=self._tell_device_state,
                 remaining_seconds=self._remaining_seconds,
+                following=self._following,
                 stack=undo,
             )
             self._stack = undo.pop_all()
@@ -434,6 +443,29 @@ class Evaluator:
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return the checkpoints that can be requested, by ascending step."""
         return self._components.store.checkpoints()
+
+    @property
+    def decision(self) -> ServingDecision | None:
+        """Which checkpoint is serving, with the number of the decision, also of an earlier process; None at first."""
+        return self._components.decisions.current
+
+    def on_decision(self, listener: OnDecision) -> None:
+        """Call back with each later decision, on a thread of the evaluator; it must be quick and must not raise."""
+        self._components.decisions.listen(listener)
+
+    def open_file(self, path: str, *, step: int, digest: str) -> BinaryIO:
+        """Open a file of a checkpoint: its manifest, a signature, or a path that the manifest lists. Blocks.
+
+        It can be read to its end even if the checkpoint is deleted meanwhile.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint, or no such file in it.
+            LoadError: The checkpoint cannot be used.
+        """
+        try:
+            return open_leased(self._started_components().store, path, step=step, digest=digest)
+        except (CheckpointError, OSError) as error:
+            raise LoadError(f"step {step} cannot be read: {error}") from error
 
     @property
     def ledger(self) -> Ledger:

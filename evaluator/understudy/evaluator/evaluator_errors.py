@@ -27,6 +27,7 @@ NotFrozenError                    a model's weights stay variables; never reache
 └── FreezingCancelledError        another version is serving
 
 TrialError                        the cost of a model's calls could not be measured; never reaches a caller
+AnotherEvaluatorError             at an address is not the evaluator that was followed so far; never reaches a caller
 """
 
 from __future__ import annotations
@@ -122,6 +123,10 @@ class LedgerError(EvaluatorError):
 
 class StorageError(EvaluatorError):
     """A file of the evaluator cannot be written, for example on a full disk. The text names it and the remedy."""
+
+
+class AnotherEvaluatorError(Exception):
+    """The evaluator at an address is not the one that was followed so far."""
 
 
 class NotFrozenError(Exception):

@@ -22,6 +22,7 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy
 from understudy.evaluator.records.outbox import Subscription
+from understudy.evaluator.serving.following import EvaluatorLink, NetworkFollowing
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.evaluator.types import Observer
@@ -45,10 +46,19 @@ def create_evaluator(
     settings: EvaluatorSettings,
     observer: Observer,
     subscriptions: Sequence[Subscription] = (),
+    *,
+    link: EvaluatorLink | None = None,
 ) -> NamedEvaluator:
     """Configure the devices, load the experiment and the datasets, and build the evaluator. Blocks.
 
     The devices come first, because user code may initialize TensorFlow, after which they cannot be changed.
+
+    Args:
+        location: The checkpoints and datasets.
+        settings: The operator's settings.
+        observer: Receives the evaluator's events.
+        subscriptions: What reads the outbox.
+        link: The connection to the evaluator that is followed at addresses; None if there is none.
 
     Raises:
         DeviceError: The devices are not available.
@@ -65,9 +75,11 @@ def create_evaluator(
     experiment = None if location.experiment is None else load_experiment(location.experiment)
     settings = replace(settings, slice=(*settings.slice, *getattr(experiment, "slices", ())))
     accepted = accepted_keys(settings.require_signature, run=settings.run_name, folder=location.folder)
+    following = None if link is None else _following(link, location, settings, accepted)
     evaluator = Evaluator(
         settings,
-        source=_source(location, settings, accepted),
+        source=following or _source(location, settings, accepted),
+        following=following,
         accepted=accepted,
         datasets=_datasets(location, experiment, columns_of(breakdown_options(settings).slices)),
         build_model=None if experiment is None else experiment.build_model,
@@ -85,10 +97,25 @@ def _check_follow(location: CheckpointLocation, settings: EvaluatorSettings) -> 
         raise ConfigurationError("follow goes with run_dir, whose checkpoints the other evaluator serves as well")
     if location.eval_data or location.experiment is not None:
         raise ConfigurationError("follow goes without eval_data and experiment: the other evaluator scores")
-    if settings.follow.resolve() == settings.state_dir.resolve():
+    if settings.follow_folder is not None and settings.follow_folder.resolve() == settings.state_dir.resolve():
         raise ConfigurationError(
             f"follow is {settings.follow}, the state folder of this server; give it one of its own with --state-dir"
         )
+
+
+def _following(
+    link: EvaluatorLink, location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
+) -> NetworkFollowing:
+    is_shared = location.folder != settings.state_dir
+    if is_shared:
+        _say_if_missing(RunDir(location.folder).checkpoints)
+    return NetworkFollowing(
+        link,
+        state_dir=settings.state_dir,
+        run=RunDir(location.folder) if is_shared else None,
+        accepted=accepted,
+        max_download_mib=settings.follow_download_mib,
+    )
 
 
 def _check_state_dir(folder: Path) -> None:

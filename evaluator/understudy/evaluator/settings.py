@@ -18,6 +18,15 @@ EvaluationPolicy = Literal["every", "latest"]
 MonitorMode = Literal["min", "max"]
 Precision = Literal["exact", "fast"]
 
+FOLLOW: Mapping[str, str] = {
+    "help": "Serve what another evaluator serves, and score nothing: the addresses to call it at, which are tried in "
+    "turn, or its state folder, such as RUN/evaluator. Give this server a --state-dir of its own. Promote is refused.",
+    "metavar": "HOST:PORT,...|DIR",
+}
+"""The metadata of the setting."""
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+
 MIN_SLOTS = 2
 """One for the serving version, and one to load the next checkpoint into."""
 
@@ -83,12 +92,13 @@ class EvaluatorSettings:
         default="latest",
         metadata={"help": "Which checkpoint to serve: latest, best or a step.", "metavar": "latest|best|STEP"},
     )
-    follow: Path | None = field(
-        default=None,
+    follow: str | None = field(default=None, metadata=FOLLOW)
+    follow_download_mib: int = field(
+        default=16384,
         metadata={
-            "help": "Serve what the evaluator with this state folder serves, such as RUN/evaluator, and score nothing; "
-            "with --run-dir and a --state-dir of its own. Promote is refused.",
-            "metavar": "DIR",
+            "help": "With --follow HOST:PORT, the most that checkpoints take in the state folder that the evaluator "
+            "sent because --run-dir does not have them, in MiB.",
+            "metavar": "MIB",
         },
     )
     monitor: str | None = field(
@@ -267,7 +277,7 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         self._check_at_least("slots", MIN_SLOTS)
-        for name in ("evaluation_batch_size", "load_attempts", "max_device_failures"):
+        for name in ("evaluation_batch_size", "load_attempts", "max_device_failures", "follow_download_mib"):
             self._check_at_least(name, 1)
         if self.max_batch_size is not None:
             self._check_at_least("max_batch_size", 1)
@@ -328,6 +338,11 @@ class EvaluatorSettings:
             if getattr(self, name) != default:
                 raise ConfigurationError(f"{name} goes without follow, with which another evaluator decides")
 
+    @property
+    def follow_folder(self) -> Path | None:
+        """The state folder of the evaluator to follow; None without, or if it is called at addresses."""
+        return None if self.follow is None or addresses_of(self.follow) else Path(self.follow)
+
     def _check_at_least(self, name: str, least: float) -> None:
         if getattr(self, name) < least:
             raise ConfigurationError(f"{name} is {getattr(self, name)}; give at least {least}")
@@ -366,6 +381,12 @@ class CheckpointLocation:
         """The folder as a URL, or None for a local folder. A `Path` made from a URL has lost one of its slashes."""
         match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
         return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"
+
+
+def addresses_of(follow: str | None) -> tuple[str, ...]:
+    """Return the addresses of the evaluator to follow; none if it is followed through its state folder."""
+    parts = [part.strip() for part in (follow or "").split(",")]
+    return tuple(parts) if all(map(_ADDRESS.fullmatch, parts)) else ()
 
 
 def check_exists(dataset: str, path: Path) -> None:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -28,6 +29,9 @@ from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import RefusalCounter, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
+from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
+from understudy.service.fleet.fleet_handler import FleetHandler
+from understudy.service.fleet.fleet_metrics import FleetMetrics
 from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end, write_address_file
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
@@ -135,6 +139,7 @@ class Service:
         self._recorded = Notifier()
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
+        self._fleet: FleetHandler | None = None
         self._refusals = RefusalCounter(self._registry)
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
@@ -166,10 +171,12 @@ class Service:
             front_end = self._make_front_end(certificates)
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
-            opened, history = await self._start_evaluator(stack, tracing)
+            link = self._link(grpc_port)
+            opened, history = await self._start_evaluator(stack, tracing, link)
             samplers = await self._start_samplers(stack, opened.evaluator)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
-            handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers))
+            handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers), link)
+            self._fleet = handlers.fleet
             services = all_services(handlers, self._readiness, template_codecs())
             methods = served_methods(services, self._registry, guard, None if tracing is None else tracing.calls)
             routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard, methods).routes()]
@@ -262,7 +269,16 @@ class Service:
         stack.push_async_callback(self._loop.run_in_executor, self._executor, tracing.close)
         return tracing
 
-    async def _start_evaluator(self, stack: AsyncExitStack, tracing: Tracing | None) -> tuple[NamedEvaluator, History]:
+    def _link(self, grpc_port: int) -> GrpcEvaluatorLink | None:
+        """Return the connection to the evaluator that is followed at addresses, if there is one."""
+        settings = self._settings.link(grpc_port)
+        if settings is None:
+            return None
+        return GrpcEvaluatorLink(settings, software_version=metadata.version("understudy"))
+
+    async def _start_evaluator(
+        self, stack: AsyncExitStack, tracing: Tracing | None, link: GrpcEvaluatorLink | None
+    ) -> tuple[NamedEvaluator, History]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
         observer = ServiceObserver(
@@ -271,12 +287,11 @@ class Service:
             on_record=self._recorded.notify_threadsafe,
             traces=tracing is not None,
         )
-        self._readiness.held_back = lambda: observer.held_back
+        self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
-        opened = await self._loop.run_in_executor(
-            self._executor, create_evaluator, self._settings.location, evaluator_settings, observer
-        )
+        create = functools.partial(create_evaluator, self._settings.location, evaluator_settings, observer, link=link)
+        opened = await self._loop.run_in_executor(self._executor, create)
         evaluator = opened.evaluator
         _freeze_heap()  # before the first model is loaded: frozen objects are never collected
         await self._loop.run_in_executor(self._executor, evaluator.start)
@@ -357,7 +372,7 @@ class Service:
         stack.push_async_callback(devices.stop)
         return devices
 
-    def _handlers(self, model: ServedModel, predictor: Predictor) -> RequestHandlers:
+    def _handlers(self, model: ServedModel, predictor: Predictor, link: GrpcEvaluatorLink | None) -> RequestHandlers:
         from understudy.service.handlers.tfserving_handler import TfServingHandler  # imports TensorFlow
 
         settings = self._settings
@@ -380,6 +395,13 @@ class Service:
                 executor=self._executor,
                 read_only=settings.read_only,
                 followed=self._evaluator_settings.follow,
+            ),
+            fleet=FleetHandler(
+                model,
+                fleet=FleetMetrics(self._registry, link).fleet,
+                readiness=self._readiness,
+                software_version=metadata.version("understudy"),
+                executor=self._executor,
             ),
             metrics=MetricsHandler(self._registry, executor=self._executor),
             inference=InferenceHandler(
@@ -413,6 +435,8 @@ class Service:
     async def _drain(self, front_end: FrontEnd) -> None:
         self._readiness.start_draining()
         self._recorded.notify()  # ends the watches of evaluations
+        if self._fleet is not None:
+            self._fleet.stop()
         if self._readiness.watchers:
             await asyncio.sleep(DRAIN_NOTICE_SECONDS)
         await front_end.drain(self._settings.drain_seconds)
@@ -431,6 +455,10 @@ def _freeze_heap() -> None:
     """Exclude the libraries' 300,000 objects from garbage collection: a full one stops all threads for 0.1 s."""
     gc.collect()
     gc.freeze()
+
+
+def _not_followed(link: GrpcEvaluatorLink | None) -> str:
+    return "" if link is None or not link.problem else f"no checkpoint is serving yet; {link.problem}"
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[int], None], step: int) -> None:

@@ -17,6 +17,7 @@ from understudy.oip import inference_pb2
 from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL, Group, only
 from understudy.service.calls.methods import CallContext, Codec, Requests, Service, foreign_service, refusals, service
 from understudy.service.calls.status import Failure
+from understudy.service.fleet.fleet_handler import FleetHandler
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.infer_codec import (
     InferCodec,
@@ -34,7 +35,7 @@ from understudy.service.handlers.prediction_handler import (
 )
 from understudy.service.handlers.status_handlers import HealthHandler, MetricsHandler, ModelHandler
 from understudy.service.readiness import Readiness
-from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
+from understudy.v1 import evaluation_pb2, fleet_pb2, metrics_pb2, model_pb2, prediction_pb2
 
 if TYPE_CHECKING:
     from understudy.service.handlers.tfserving_handler import TfServingHandler
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 PREDICTION: ServiceDescriptor = prediction_pb2.DESCRIPTOR.services_by_name["PredictionService"]
 EVALUATION: ServiceDescriptor = evaluation_pb2.DESCRIPTOR.services_by_name["EvaluationService"]
 MODEL: ServiceDescriptor = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+FLEET: ServiceDescriptor = fleet_pb2.DESCRIPTOR.services_by_name["FleetService"]
 METRICS: ServiceDescriptor = metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"]
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -50,11 +52,11 @@ HEALTH: ServiceDescriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
 ALPHA: ServiceDescriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 """The service of version 1alpha."""
 
-LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, METRICS, INFERENCE, HEALTH, ALPHA)
+LIGHT_SERVICES = (PREDICTION, EVALUATION, MODEL, FLEET, METRICS, INFERENCE, HEALTH, ALPHA)
 """Every service but TensorFlow Serving's, whose messages import TensorFlow."""
 
 PREDICTS, EVALUATES = only(Group.PREDICT), only(Group.EVALUATE)
-PROMOTES, OBSERVES = only(Group.PROMOTE), only(Group.OBSERVE)
+PROMOTES, OBSERVES, FOLLOWS = only(Group.PROMOTE), only(Group.OBSERVE), only(Group.FOLLOW)
 
 _ALPHA_VERSION = "v1alpha"
 _VERSION = "v1"
@@ -67,6 +69,7 @@ class RequestHandlers:
     prediction: PredictionHandler
     evaluation: EvaluationHandler
     model: ModelHandler
+    fleet: FleetHandler
     metrics: MetricsHandler
     inference: InferenceHandler
     tf_serving: TfServingHandler
@@ -156,6 +159,15 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
                 "Promote": model.promote,
             },
             {"Promote": model.check_promotion},
+        ),
+        service(
+            FLEET,
+            {"Follow": FOLLOWS, "ReadCheckpoint": FOLLOWS, "GetFleet": OBSERVES},
+            {
+                "Follow": handlers.fleet.follow,
+                "ReadCheckpoint": handlers.fleet.read_checkpoint,
+                "GetFleet": handlers.fleet.get_fleet,
+            },
         ),
         metrics_service(handlers.metrics),
     )

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Literal
 from understudy.evaluator.datasets.request_records import LoggedTargets
 from understudy.evaluator.evaluation.drift_monitor import DRIFT_FILE, DriftOptions
 from understudy.evaluator.records.request_log import RequestLogOptions
-from understudy.evaluator.settings import CheckpointLocation
+from understudy.evaluator.settings import FOLLOW, CheckpointLocation, addresses_of
+from understudy.service.fleet.evaluator_link import LinkSettings
 from understudy.service.service_errors import SettingsError
 from understudy.service.tls import TlsFiles, is_loopback
 
@@ -163,6 +165,55 @@ class ServeSettings:
         metadata={
             "help": "Refuse Promote, the call that changes what is served. EvaluateDataset scores "
             "without an entry in the ledger."
+        },
+    )
+    follow: str | None = field(default=None, metadata=FOLLOW)
+    follow_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "With --follow HOST:PORT, the name of this server in the evaluator's lists; by default the name of "
+            "the machine and the gRPC port.",
+            "metavar": "NAME",
+        },
+    )
+    follow_tls_ca: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Call the evaluator to follow over TLS; the authorities that sign its certificate, in PEM.",
+            "metavar": "FILE",
+        },
+    )
+    follow_tls_cert: Path | None = field(
+        default=None,
+        metadata={
+            "help": "With --follow-tls-ca, the certificate to show to the evaluator, in PEM.",
+            "metavar": "FILE",
+        },
+    )
+    follow_tls_key: Path | None = field(
+        default=None,
+        metadata={"help": "The private key of --follow-tls-cert, unencrypted, in PEM.", "metavar": "FILE"},
+    )
+    follow_tls_server_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "With --follow-tls-ca, the name in the evaluator's certificate, if --follow has another.",
+            "metavar": "NAME",
+        },
+    )
+    follow_token_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "The file that holds the bearer token to send to the evaluator to follow, of the group follow; "
+            "read again when it changes.",
+            "metavar": "FILE",
+        },
+    )
+    follow_token_without_tls: bool = field(
+        default=False,
+        metadata={
+            "help": "Send the token also without --follow-tls-ca to other machines; where a proxy or a service mesh "
+            "has TLS."
         },
     )
     model_name: str | None = field(
@@ -351,7 +402,9 @@ class ServeSettings:
     )
 
     def __post_init__(self) -> None:
-        if (self.run_dir is None) == (self.checkpoints is None):
+        self._check_follow()
+        is_given = self.run_dir is not None or self.checkpoints is not None
+        if (self.run_dir is None) == (self.checkpoints is None) and (is_given or not addresses_of(self.follow)):
             came = "neither" if self.run_dir is None else "both"
             raise SettingsError(
                 f"got {came} of --run-dir and --checkpoints; give the folder whose checkpoints to serve"
@@ -396,6 +449,16 @@ class ServeSettings:
         if not self.tracing and (self.tracing_sample is not None or self.tracing_endpoint is not None):
             raise SettingsError("tracing_endpoint or tracing_sample is given without tracing; give it too")
 
+    def _check_follow(self) -> None:
+        names = ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "name")
+        given = [name for name in names if getattr(self, f"follow_{name}") is not None]
+        if given and not addresses_of(self.follow):
+            raise SettingsError(f"follow_{given[0]} goes with follow HOST:PORT, which it is for")
+        if self.follow_tls_ca is None and (needing := [name for name in given if name in names[1:4]]):
+            raise SettingsError(f"follow_{needing[0]} goes with follow_tls_ca; give the authorities to trust too")
+        if (self.follow_tls_cert is None) != (self.follow_tls_key is None):
+            raise SettingsError("follow_tls_cert and follow_tls_key go together; give both, or neither")
+
     def _check_traffic(self) -> None:
         for name in ("request_log_sample", "drift_sample"):
             if not 0 < getattr(self, name) <= 1:
@@ -430,10 +493,30 @@ class ServeSettings:
     @property
     def location(self) -> CheckpointLocation:
         """The source of the checkpoints and of the datasets to score."""
-        folder = self.run_dir or self.checkpoints
-        assert folder is not None  # noqa: S101 - __post_init__ checked it
-        is_run = self.run_dir is not None
+        folder = self.run_dir or self.checkpoints or self.evaluator_state_dir
+        is_run = self.checkpoints is None
         return CheckpointLocation(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
+
+    def link(self, grpc_port: int) -> LinkSettings | None:
+        """Return how to call the evaluator to follow; None if there is none, or if its folder is read.
+
+        Args:
+            grpc_port: The port of this server.
+        """
+        addresses = addresses_of(self.follow)
+        if not addresses:
+            return None
+        return LinkSettings(
+            addresses=addresses,
+            name=self.follow_name or f"{socket.gethostname()}:{grpc_port}",
+            model_name=self.model_name or "",
+            tls_ca=self.follow_tls_ca,
+            tls_cert=self.follow_tls_cert,
+            tls_key=self.follow_tls_key,
+            tls_server_name=self.follow_tls_server_name,
+            token_file=self.follow_token_file,
+            token_without_tls=self.follow_token_without_tls,
+        )
 
     @property
     def request_log_options(self) -> RequestLogOptions | None:
@@ -473,6 +556,9 @@ class ServeSettings:
         if self.run_dir is not None:
             return self.run_dir / "evaluator"
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        if self.checkpoints is None:
+            digest = hashlib.sha256(f"{self.follow} {self.grpc_port}".encode()).hexdigest()
+            return home / "understudy" / f"following-{digest[:12]}"
         folder = self.location.folder if self.location.url else self.location.folder.resolve()
         return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 

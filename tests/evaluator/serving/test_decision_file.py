@@ -16,8 +16,16 @@ from understudy.evaluator.serving.decision_file import (
     ServingDecision,
 )
 
-FIRST = ServingDecision(step=10, digest="a" * 64)
-SECOND = ServingDecision(step=20, digest="b" * 64)
+FIRST = (10, "a" * 64)
+SECOND = (20, "b" * 64)
+
+
+def publish(written: DecisionFile, decision: tuple[int, str]) -> None:
+    written.publish(step=decision[0], digest=decision[1])
+
+
+def key(decision: ServingDecision | None) -> tuple[int, str] | None:
+    return None if decision is None else decision.key
 
 
 def test_a_decision_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -25,18 +33,18 @@ def test_a_decision_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert followed.current is None
     written = DecisionFile(tmp_path)
     for decision in (FIRST, SECOND, FIRST):
-        written.publish(decision)
+        publish(written, decision)
         assert followed.refresh()
         assert not followed.refresh()
-        assert followed.current == decision
-    assert FollowedDecision(tmp_path).current == FIRST
+        assert key(followed.current) == decision
+    assert key(FollowedDecision(tmp_path).current) == FIRST
 
 
 def test_a_decision_that_is_repeated_is_not_written_again(tmp_path: Path) -> None:
     written = DecisionFile(tmp_path)
-    written.publish(FIRST)
+    publish(written, FIRST)
     (tmp_path / DECISION_FILE).unlink()
-    written.publish(FIRST)
+    publish(written, FIRST)
     assert not (tmp_path / DECISION_FILE).exists()
 
 
@@ -44,29 +52,29 @@ def test_a_decision_that_is_repeated_is_not_written_again(tmp_path: Path) -> Non
 def test_what_is_no_decision_changes_nothing_and_is_told_once(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    DecisionFile(tmp_path).publish(FIRST)
+    publish(DecisionFile(tmp_path), FIRST)
     followed = FollowedDecision(tmp_path)
     (tmp_path / DECISION_FILE).write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert not followed.refresh()
         assert not followed.refresh()
-    assert followed.current == FIRST
+    assert key(followed.current) == FIRST
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "cannot read the decision of the evaluator to follow"
     ]
-    DecisionFile(tmp_path).publish(SECOND)
+    publish(DecisionFile(tmp_path), SECOND)
     assert followed.refresh()
 
 
 def test_a_decision_outlives_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "evaluator"
     folder.mkdir()
-    DecisionFile(folder).publish(FIRST)
+    publish(DecisionFile(folder), FIRST)
     followed = FollowedDecision(folder)
     (folder / DECISION_FILE).unlink()
     folder.rmdir()
     assert not followed.refresh()
-    assert followed.current == FIRST
+    assert key(followed.current) == FIRST
 
 
 def test_a_decision_that_could_not_be_written_is_written_later(
@@ -79,8 +87,31 @@ def test_a_decision_that_could_not_be_written_is_written_later(
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
         patched.setattr(decision_file, "write_json", full)
-        written.publish(FIRST)
-        written.publish(FIRST)
+        publish(written, FIRST)
+        publish(written, FIRST)
     assert len(caplog.records) == 1
-    written.publish(FIRST)
-    assert json.loads((tmp_path / DECISION_FILE).read_text()) == {"step": 10, "digest": FIRST.digest}
+    publish(written, FIRST)
+    found = json.loads((tmp_path / DECISION_FILE).read_text())
+    assert (found["step"], found["digest"], found["sequence"]) == (*FIRST, 1)
+
+
+def test_decisions_are_numbered_through_restarts_and_told_in_order(tmp_path: Path) -> None:
+    told: list[ServingDecision] = []
+    for decisions in ((FIRST, SECOND), (SECOND, FIRST)):
+        written = DecisionFile(tmp_path)
+        written.listen(told.append)
+        for decision in decisions:
+            publish(written, decision)
+    assert [(each.sequence, each.key) for each in told] == [(1, FIRST), (2, SECOND), (3, FIRST)]
+    assert len({each.evaluator_id for each in told}) == 1
+    last = DecisionFile(tmp_path).current
+    assert last == told[-1]
+
+
+def test_a_decision_of_an_earlier_version_gets_a_number_when_it_is_taken_again(tmp_path: Path) -> None:
+    (tmp_path / DECISION_FILE).write_text(json.dumps({"step": FIRST[0], "digest": FIRST[1]}))
+    written = DecisionFile(tmp_path)
+    publish(written, FIRST)
+    assert written.current is not None
+    assert (written.current.key, written.current.sequence) == (FIRST, 1)
+    assert written.current.evaluator_id

@@ -61,7 +61,10 @@ def test_an_issuer_has_defaults_and_keys_beside_the_file(tmp_path: Path) -> None
         ('[[callers]]\ntokens = ["x"]', "'a caller' has no name"),
         ('[[callers]]\nname = "ada"', "has neither tokens nor certificates"),
         (CALLER + 'group = ["predict"]', "'ada' has the unknown key 'group'"),
-        (CALLER + 'groups = ["admin"]', "'ada' has the group 'admin'; there are predict, evaluate, promote, observe"),
+        (
+            CALLER + 'groups = ["admin"]',
+            "'ada' has the group 'admin'; there are predict, evaluate, promote, observe, follow",
+        ),
         (CALLER + 'groups = "predict"', "groups of 'ada' is no list of texts"),
         (CALLER + "limits = { max_requests = 0 }", "max_requests of 'ada' is 0; give a whole number above 0"),
         (CALLER + "limits = { max_requests = 1.5 }", "give a whole number"),

@@ -8,12 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
-from understudy.checkpoints.fs import remove_folder, sweep
-from understudy.checkpoints.layout import parse_step, step_name
+from understudy.checkpoints.detached import INNER_NAME
+from understudy.checkpoints.fs import open_within, remove_folder, sweep
+from understudy.checkpoints.layout import MANIFEST_FILE, parse_step, step_name
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint, read_private_manifest
+from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, CheckpointSource
 from understudy.evaluator.evaluator_errors import VersionNotFoundError
@@ -287,6 +289,33 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+def open_leased(store: CheckpointStore, path: str, *, step: int, digest: str) -> BinaryIO:
+    """Open a file of a checkpoint, which can be read to its end even if the checkpoint is deleted. Blocks.
+
+    Args:
+        store: Has the checkpoint.
+        path: The manifest, a signature, or a path that the manifest lists.
+        step: The step of the checkpoint.
+        digest: Its digest.
+
+    Raises:
+        VersionNotFoundError: There is no such checkpoint, or no such file in it.
+        understudy.checkpoints.checkpoint_errors.CheckpointError: The checkpoint is damaged, deleted or replaced.
+        OSError: It cannot be read.
+    """
+    info = store.info(step)
+    if info.digest != digest:
+        raise VersionNotFoundError(f"step {step} has the digest {info.digest}, not {digest}")
+    with store.lease(info) as lease:
+        listed = {entry.path for entry in lease.checkpoint.manifest.files}
+        try:
+            if path in listed | {MANIFEST_FILE, SIGNATURE_FILE, INNER_NAME}:
+                return open_within(lease.checkpoint.directory / path, lease.checkpoint.directory)
+        except FileNotFoundError:
+            pass
+    raise VersionNotFoundError(f"step {step} has no file {path!r}")
 
 
 def _info(checkpoint: Checkpoint) -> CheckpointInfo:

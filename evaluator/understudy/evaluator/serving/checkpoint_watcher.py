@@ -14,7 +14,7 @@ from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
-from understudy.evaluator.serving.decision_file import DecisionFile, ServingDecision
+from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.promotion import BestFile, Ranking
 from understudy.evaluator.serving.servable_manager import ServableManager
@@ -375,7 +375,8 @@ class CheckpointWatcher:
     def _publish_serving(self) -> None:
         serving = self._manager.serving
         if serving is not None:
-            self._decision_file.publish(ServingDecision(step=serving.step, digest=serving.digest))
+            self._decision_file.publish(step=serving.step, digest=serving.digest)
+        self._controller.tell_evaluator()
 
     def _publish_best(self) -> None:
         best = self._ranking.best(among={step for step, _ in self._leases})

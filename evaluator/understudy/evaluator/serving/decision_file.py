@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from understudy.checkpoints.atomic import write_json
 
 DECISION_FILE = "serving.json"
 
 _log = logging.getLogger(__name__)
+
+OnDecision = Callable[["ServingDecision"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +27,58 @@ class ServingDecision:
     Attributes:
         step: Its step.
         digest: The SHA-256 that identifies its content.
+        sequence: The number of the decision, from 1 on; 0 if an earlier version of this program wrote it.
+        evaluator_id: Identifies the evaluator's state folder; empty if an earlier version of this program wrote it.
     """
 
     step: int
     digest: str
+    sequence: int = 0
+    evaluator_id: str = ""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The step and digest, which identify the checkpoint."""
+        return self.step, self.digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingReport:
+    """What a server that follows serves.
+
+    Attributes:
+        step: The serving step; None before the first.
+        digest: The digest of that checkpoint; empty before the first.
+        reason: Why it does not serve what was decided; empty if it does, or is about to.
+    """
+
+    step: int | None
+    digest: str
+    reason: str
+
+
+class FollowedEvaluator(Protocol):
+    """What another evaluator decides."""
+
+    @property
+    def current(self) -> ServingDecision | None:
+        """The decision to follow; None until there has been one. Thread-safe."""
+
+    @property
+    def problem(self) -> str:
+        """Why the decided checkpoint is not here; empty if that is not known. Thread-safe."""
+
+    def refresh(self) -> bool:
+        """Return whether there is a new decision since the last call. For one thread at a time."""
+
+    def tell(self, report: ServingReport) -> None:
+        """Tell the evaluator what this server serves, if it can be told. Thread-safe; does not block."""
 
 
 class DecisionFile:
-    """Writes ``serving.json`` into the state folder. For one thread at a time.
+    """Writes ``serving.json`` into the state folder. Thread-safe.
+
+    The numbers of the decisions go on after a restart.
 
     Args:
         directory: The state folder.
@@ -36,15 +86,43 @@ class DecisionFile:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / DECISION_FILE
-        self._written: ServingDecision | None = None
+        self._lock = threading.Lock()
+        self._written = self._current = _left_by_earlier_process(self._path)
+        self._id = self._current.evaluator_id if self._current is not None else ""
         self._failed = False
+        self._listeners: list[OnDecision] = []
 
-    def publish(self, decision: ServingDecision) -> None:
+    @property
+    def current(self) -> ServingDecision | None:
+        """The last decision, also that of an earlier process; None before the first."""
+        return self._current
+
+    def listen(self, listener: OnDecision) -> None:
+        """Call back with each later decision; it must be quick and must not raise."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def publish(self, *, step: int, digest: str) -> None:
         """Write a decision, unless it is the last one that was written. Call it again if the disk was full."""
+        with self._lock:
+            before = self._current
+            is_new = before is None or not before.evaluator_id or before.key != (step, digest)
+            if is_new:
+                self._id = self._id or uuid.uuid4().hex
+                sequence = 1 + (0 if before is None else before.sequence)
+                self._current = ServingDecision(step=step, digest=digest, sequence=sequence, evaluator_id=self._id)
+            decision = self._current
+            assert decision is not None  # noqa: S101 - set above
+            self._write(decision)
+            if is_new:
+                for listener in self._listeners:
+                    listener(decision)
+
+    def _write(self, decision: ServingDecision) -> None:
         if decision == self._written:
             return
         try:
-            write_json(self._path, {"step": decision.step, "digest": decision.digest})
+            write_json(self._path, asdict(decision))
         except OSError as error:
             if not self._failed:
                 _log.warning("cannot tell other servers what to serve", extra={"reason": str(error)})
@@ -53,10 +131,38 @@ class DecisionFile:
             self._written, self._failed = decision, False
 
 
+def decode_decision(content: bytes) -> ServingDecision:
+    """Return the decision in a file.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    try:
+        values: Any = json.loads(content)
+        return ServingDecision(
+            step=int(values["step"]),
+            digest=str(values["digest"]),
+            sequence=int(values.get("sequence", 0)),
+            evaluator_id=str(values.get("evaluator_id", "")),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a decision: {error!r}") from error
+
+
+def _left_by_earlier_process(path: Path) -> ServingDecision | None:
+    try:
+        return decode_decision(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("cannot read the last decision, so servers that follow have to be started again: %s", error)
+        return None
+
+
 class FollowedDecision:
     """The last decision that was read from another evaluator's state folder. It stays when the folder is gone.
 
-    `refresh` is for one thread at a time, `current` is thread-safe.
+    It is a `FollowedEvaluator`, which is not told anything.
 
     Args:
         directory: The other evaluator's state folder, which need not exist yet.
@@ -71,8 +177,16 @@ class FollowedDecision:
 
     @property
     def current(self) -> ServingDecision | None:
-        """The decision to follow; None until there has been one."""
+        """See `FollowedEvaluator`."""
         return self._current
+
+    @property
+    def problem(self) -> str:
+        """See `FollowedEvaluator`."""
+        return ""
+
+    def tell(self, report: ServingReport) -> None:
+        """See `FollowedEvaluator`."""
 
     def refresh(self) -> bool:
         """Read the file, and return whether there is a new decision. What cannot be read changes nothing."""
@@ -80,12 +194,11 @@ class FollowedDecision:
             content = self._path.read_bytes()
             if content == self._content:
                 return False
-            values = json.loads(content)
-            decision = ServingDecision(step=int(values["step"]), digest=str(values["digest"]))
+            decision = decode_decision(content)
         except FileNotFoundError:
             self._complain("the evaluator to follow has decided nothing yet")
             return False
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             self._complain(f"cannot read the decision of the evaluator to follow: {error!r}")
             return False
         changed = decision != self._current

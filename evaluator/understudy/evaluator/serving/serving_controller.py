@@ -19,7 +19,12 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.decision_file import FollowedDecision, ServingDecision
+from understudy.evaluator.serving.decision_file import (
+    FollowedDecision,
+    FollowedEvaluator,
+    ServingDecision,
+    ServingReport,
+)
 from understudy.evaluator.serving.gatekeeper import Gatekeeper, Serving
 from understudy.evaluator.serving.promotion import Ranking, choose
 from understudy.evaluator.serving.servable import Handle
@@ -62,7 +67,7 @@ class ServingController:
         gatekeeper: Gatekeeper | None,
         manager: ServableManager,
         pin_file: PinFile,
-        followed: FollowedDecision | None = None,
+        followed: FollowedEvaluator | None = None,
         latest_step: Callable[[], int | None],
         on_settled: Callable[[], None],
     ) -> None:
@@ -129,6 +134,16 @@ class ServingController:
         }
         steps.add(None if decision is None else decision.step)
         return {step for step in steps if step is not None}
+
+    def tell_evaluator(self) -> None:
+        """Tell the evaluator that is followed, if any, what is served, and why not what it decided."""
+        if self._followed is None:
+            return
+        serving, decision = self._manager.serving, self._followed.current
+        step, digest = (None, "") if serving is None else (serving.step, serving.digest)
+        follows = decision is None or decision.key == (step, digest)
+        reason = "" if follows or decision is None else self._why_not(decision, self._followed)
+        self._followed.tell(ServingReport(step=step, digest=digest, reason=reason))
 
     def has_news(self) -> bool:
         """Read what another evaluator decided, if one is followed; return whether that has changed."""
@@ -276,8 +291,17 @@ class ServingController:
         if decision != self._missing:
             self._missing = decision
             other = "is another checkpoint" if info is not None else "is not"
-            _log.warning(f"the evaluator serves step {decision.step}, which {other} here; serving on what is loaded")
+            log = _log.warning if isinstance(self._followed, FollowedDecision) else _log.info  # the others download it
+            log(f"the evaluator serves step {decision.step}, which {other} here; serving on what is loaded")
         return None
+
+    def _why_not(self, decision: ServingDecision, followed: FollowedEvaluator) -> str:
+        """Return why a decision is not carried out; empty if it is being carried out."""
+        info = self._store.find(decision.step)
+        if info is None or info.digest != decision.digest:
+            return followed.problem
+        failure = self._quarantine.failure(info.key)
+        return "" if failure is None else failure.reason
 
     def _should_be_serving(self) -> Serving:
         step = self.target()

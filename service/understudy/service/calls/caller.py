@@ -15,6 +15,7 @@ class Group(enum.StrEnum):
     EVALUATE = "evaluate"
     PROMOTE = "promote"
     OBSERVE = "observe"
+    FOLLOW = "follow"
 
 
 Access = frozenset[Group]

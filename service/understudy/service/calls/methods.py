@@ -45,6 +45,11 @@ class CallContext:
         self.method = ""
         self.trace = None
 
+    @property
+    def peer(self) -> str:
+        """The address of the caller, as the transport writes it; empty outside of a server."""
+        return ""
+
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]
 """Takes a request, or an iterator of requests, and returns the response."""

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import Executor, Future
-from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -33,11 +32,11 @@ class ModelHandler:
         model: The served model, whose evaluator manages the versions.
         executor: Runs blocking calls.
         read_only: Whether to refuse every change.
-        followed: The state folder of the evaluator that decides instead; None if this one does.
+        followed: The addresses or the state folder of the evaluator that decides instead; None if this one does.
     """
 
     def __init__(
-        self, model: ServedModel, *, executor: Executor, read_only: bool = False, followed: Path | None = None
+        self, model: ServedModel, *, executor: Executor, read_only: bool = False, followed: str | None = None
     ) -> None:
         self._model = model
         self._evaluator = model.evaluator
@@ -93,7 +92,7 @@ class ModelHandler:
         del call
         if self._followed is not None:
             raise PermissionDeniedError(
-                f"this server serves what the evaluator of {self._followed} serves, so Promote is refused; call that "
+                f"this server serves what the evaluator at {self._followed} serves, so Promote is refused; call that "
                 "evaluator"
             )
         if self._read_only:

@@ -1,0 +1,177 @@
+"""FleetService: what servers that follow this evaluator call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, LoadError
+from understudy.evaluator.serving.decision_file import ServingDecision
+from understudy.service.calls.methods import CallContext, Requests
+from understudy.service.fleet.fleet_state import Fleet, Member
+from understudy.service.readiness import Notifier, Readiness, ReadinessState
+from understudy.service.served_model import ServedModel
+from understudy.v1 import fleet_pb2
+
+CHUNK_BYTES: Final = 2**20
+"""The largest part of a file in one message; it has to fit into the messages that a server that follows receives."""
+
+MAX_READS: Final = 8
+"""How many files are read at once; others wait."""
+
+_KEPT_DECISIONS: Final = 1024
+_LONGEST_NAME: Final = 256
+_LONGEST_REASON: Final = 1000
+
+
+class FleetHandler:
+    """Tells servers what to serve, and keeps what they report. Belongs to the event loop's thread.
+
+    Args:
+        model: The served model, whose evaluator decides.
+        fleet: Keeps the reports.
+        readiness: The state of the service.
+        software_version: The version of this program.
+        executor: Runs blocking calls.
+    """
+
+    def __init__(
+        self, model: ServedModel, *, fleet: Fleet, readiness: Readiness, software_version: str, executor: Executor
+    ) -> None:
+        self._model = model
+        self._evaluator = model.evaluator
+        self._fleet = fleet
+        self._readiness = readiness
+        self._software_version = software_version
+        self._executor = executor
+        self._loop = asyncio.get_running_loop()
+        self._reads = asyncio.Semaphore(MAX_READS)
+        self._changed = Notifier()
+        self._decisions: deque[ServingDecision] = deque(maxlen=_KEPT_DECISIONS)
+        self._evaluator.on_decision(self._hear)
+        if (present := self._evaluator.decision) is not None and present.evaluator_id:
+            self._take(present)
+
+    def stop(self) -> None:
+        """Wake the streams, which end if the service drains."""
+        self._changed.notify()
+
+    async def follow(self, requests: Requests, call: CallContext) -> AsyncGenerator[fleet_pb2.FollowResponse, None]:
+        """Yield the present decision and each later one."""
+        first = await anext(requests, None)
+        if first is None:
+            raise InvalidInputError("there is no request; say who follows in the first one")
+        self._model.check_optional_name(first.model_name)
+        name = first.name or call.peer
+        if len(name) > _LONGEST_NAME:
+            raise InvalidInputError(f"name has {len(name)} characters; give {_LONGEST_NAME} at most")
+        with self._fleet.joined(name, call.peer, first.software_version[:_LONGEST_NAME]) as member:
+            self._report(member, first)
+            reading = asyncio.create_task(self._read_reports(requests, member))
+            try:
+                async with aclosing(self._each_decision(reading)) as decisions:
+                    async for decision in decisions:
+                        yield fleet_pb2.FollowResponse(
+                            decision=None if decision is None else _message(decision),
+                            software_version=self._software_version,
+                        )
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+
+    async def _each_decision(self, reading: asyncio.Task[None]) -> AsyncGenerator[ServingDecision | None, None]:
+        """Yield the present decision, if any, and each later one, until the caller ends its reports."""
+        reading.add_done_callback(lambda _: self._changed.notify())
+        sent = self._decisions[-1] if self._decisions else None
+        yield sent
+        while True:
+            changed = self._changed.subscribe()
+            for decision in [each for each in self._decisions if sent is None or each.sequence > sent.sequence]:
+                yield decision
+                sent = decision
+            if reading.done():
+                reading.result()
+                return
+            if self._readiness.state is ReadinessState.DRAINING:
+                raise DrainingError(f"{ReadinessState.DRAINING.value}; follow again")
+            if not self._decisions or self._decisions[-1] == sent:
+                await changed.wait()
+
+    async def _read_reports(self, requests: Requests, member: Member) -> None:
+        async for request in requests:
+            self._report(member, request)
+
+    def _report(self, member: Member, request: fleet_pb2.FollowRequest) -> None:
+        step = request.serving_step if request.HasField("serving_step") else None
+        self._fleet.report(member, step, request.serving_digest[:_LONGEST_NAME], request.reason[:_LONGEST_REASON])
+
+    async def read_checkpoint(
+        self, request: fleet_pb2.ReadCheckpointRequest, call: CallContext
+    ) -> AsyncGenerator[fleet_pb2.ReadCheckpointResponse, None]:
+        """Yield the parts of a file."""
+        del call
+        self._model.check_optional_name(request.model_name)
+        if request.offset < 0:
+            raise InvalidInputError(f"offset is {request.offset}; give a number of bytes from 0 up")
+        async with self._reads:
+            file = await self._blocking(
+                partial(self._evaluator.open_file, request.path, step=request.step, digest=request.digest)
+            )
+            try:
+                await self._blocking(partial(file.seek, request.offset))
+                while content := await self._blocking(partial(file.read, CHUNK_BYTES)):
+                    yield fleet_pb2.ReadCheckpointResponse(content=content)
+            except OSError as error:
+                raise LoadError(f"step {request.step} cannot be read: {error}") from error
+            finally:
+                file.close()
+
+    async def get_fleet(self, request: fleet_pb2.GetFleetRequest, call: CallContext) -> fleet_pb2.GetFleetResponse:
+        """Return every server that follows."""
+        del call
+        self._model.check_optional_name(request.model_name)
+        status = self._fleet.status()
+        return fleet_pb2.GetFleetResponse(
+            decision=None if status.decision is None else _message(status.decision),
+            servers=[
+                fleet_pb2.FleetServer(
+                    name=server.name,
+                    address=server.address,
+                    software_version=server.software_version,
+                    connected=server.connected,
+                    current=server.current,
+                    serving_step=server.step,
+                    serving_digest=server.digest,
+                    serving_seconds=server.serving_seconds,
+                    lag_seconds=server.lag_seconds,
+                    reason=server.reason,
+                )
+                for server in status.servers
+            ],
+        )
+
+    async def _blocking(self, work: Any) -> Any:
+        return await self._loop.run_in_executor(self._executor, work)
+
+    def _hear(self, decision: ServingDecision) -> None:
+        """Take a decision on a thread of the evaluator."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, decision)
+
+    def _take(self, decision: ServingDecision) -> None:
+        if self._decisions and decision.sequence <= self._decisions[-1].sequence:
+            return
+        self._decisions.append(decision)
+        self._fleet.decided(decision)
+        self._changed.notify()
+
+
+def _message(decision: ServingDecision) -> fleet_pb2.ServingDecision:
+    return fleet_pb2.ServingDecision(
+        evaluator_id=decision.evaluator_id, sequence=decision.sequence, step=decision.step, digest=decision.digest
+    )

@@ -1,0 +1,174 @@
+"""Which servers follow this evaluator, what each serves, and how long each took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from understudy.evaluator.evaluator_errors import OverloadedError
+from understudy.evaluator.serving.decision_file import ServingDecision
+
+MAX_SERVERS = 4096
+"""The most servers that follow at once."""
+
+REMEMBERED_SECONDS = 3600.0
+"""How long a server that left is listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetServer:
+    """A server that follows.
+
+    Attributes:
+        name: Its name.
+        address: The address that it calls from.
+        software_version: The version of its software.
+        connected: Whether it is connected.
+        current: Whether it is connected and serves what was decided last.
+        step: The step that it serves, or served last; None before the first.
+        digest: The digest of that checkpoint; empty before the first.
+        serving_seconds: For how long it has served that; None before the first.
+        lag_seconds: How long after a decision it served it, or, if it is behind, how long ago that was decided; None if
+            it served it when it connected.
+        reason: Why it does not serve what was decided last; empty if it does, or is about to.
+    """
+
+    name: str
+    address: str
+    software_version: str
+    connected: bool
+    current: bool
+    step: int | None
+    digest: str
+    serving_seconds: float | None
+    lag_seconds: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetStatus:
+    """The fleet at one time.
+
+    Attributes:
+        decision: The present decision; None before the first.
+        servers: The servers that follow, by name.
+    """
+
+    decision: ServingDecision | None
+    servers: tuple[FleetServer, ...]
+
+    @property
+    def behind(self) -> int:
+        """How many connected servers do not serve what was decided last."""
+        return sum(server.connected and not server.current for server in self.servers)
+
+
+class Member:
+    """A server from its connection on. Its attributes are the fleet's own."""
+
+    def __init__(self, name: str, address: str, software_version: str) -> None:
+        self.name = name
+        self.address = address
+        self.software_version = software_version
+        self.step: int | None = None
+        self.digest = ""
+        self.reason = ""
+        self.since: float | None = None
+        self.lag: float | None = None
+        self.left_at: float | None = None
+
+
+class Fleet:
+    """Keeps what servers report. Thread-safe. All times are this machine's, so that other clocks do not matter.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+        on_carried_out: Called with the seconds that a connected server took to serve a decision.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, on_carried_out: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self._clock = clock
+        self._on_carried_out = on_carried_out
+        self._lock = threading.Lock()
+        self._members: list[Member] = []
+        self._decision: ServingDecision | None = None
+        self._decided_at = clock()
+
+    def decided(self, decision: ServingDecision | None) -> None:
+        """Take a decision of the evaluator; None if there has been none."""
+        with self._lock:
+            self._decision, self._decided_at = decision, self._clock()
+
+    @contextmanager
+    def joined(self, name: str, address: str, software_version: str) -> Iterator[Member]:
+        """List a server while it is connected. It replaces one of its name that left.
+
+        Raises:
+            OverloadedError: There are too many.
+        """
+        member = Member(name, address, software_version)
+        with self._lock:
+            self._forget(name)
+            if len(self._members) >= MAX_SERVERS:
+                raise OverloadedError(f"{MAX_SERVERS} servers follow already", retry_after_seconds=10.0)
+            self._members.append(member)
+        try:
+            yield member
+        finally:
+            with self._lock:
+                member.left_at = self._clock()
+
+    def report(self, member: Member, step: int | None, digest: str, reason: str) -> None:
+        """Take a report of what a server serves."""
+        took = None
+        with self._lock:
+            member.reason = reason
+            if (member.step, member.digest) == (step, digest):
+                return
+            is_first = member.since is None
+            member.step, member.digest, member.since = step, digest, self._clock()
+            if not is_first and self._is_decided(member):
+                took = member.lag = self._clock() - self._decided_at
+        if took is not None:
+            self._on_carried_out(took)
+
+    def status(self) -> FleetStatus:
+        """Return the decision and every server."""
+        with self._lock:
+            self._forget(None)
+            now = self._clock()
+            servers = [self._described(member, now) for member in self._members]
+            decision = self._decision
+        return FleetStatus(decision=decision, servers=tuple(sorted(servers, key=lambda server: server.name)))
+
+    def _forget(self, name: str | None) -> None:
+        """Forget the servers that left long ago, or have this name."""
+        earliest = self._clock() - REMEMBERED_SECONDS
+        self._members = [
+            member
+            for member in self._members
+            if member.left_at is None or (member.left_at >= earliest and member.name != name)
+        ]
+
+    def _is_decided(self, member: Member) -> bool:
+        return self._decision is not None and self._decision.key == (member.step, member.digest)
+
+    def _described(self, member: Member, now: float) -> FleetServer:
+        connected, decided = member.left_at is None, self._is_decided(member)
+        return FleetServer(
+            name=member.name,
+            address=member.address,
+            software_version=member.software_version,
+            connected=connected,
+            current=connected and decided,
+            step=member.step,
+            digest=member.digest,
+            serving_seconds=None if member.since is None else now - member.since,
+            lag_seconds=member.lag if decided or self._decision is None else now - self._decided_at,
+            reason="" if decided else member.reason or ("" if connected else "it is not connected"),
+        )

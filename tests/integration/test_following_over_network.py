@@ -1,0 +1,315 @@
+"""Servers that follow an evaluator over the network, without a folder that both have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import trustme
+from click.testing import CliRunner
+from integration.test_callers import entry
+
+from testkit.certificates import Credentials
+from testkit.checkpoints import Chief, ones, step_model
+from testkit.front_ends import FRONT_ENDS, GRPCIO
+from testkit.in_process import RunningService, running_service, until
+from testkit.peer_server import Peer
+from understudy.checkpoints import RunDir, Signer, SigningKey
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.checkpoints.publish import CheckpointPublisher
+from understudy.checkpoints.signing import public_file, write_key_pair
+from understudy.cli.main import main
+from understudy.clients import Client, PermissionDeniedError
+from understudy.clients.types import FleetServer
+from understudy.evaluator.serving import following
+
+Start = Callable[..., RunningService]
+
+
+@pytest.fixture
+def evaluator_stack() -> Iterator[ExitStack]:
+    """Ends the evaluator, before the test does or with it."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def evaluate(replicas: tuple[str, ...], tmp_path: Path, evaluator_stack: ExitStack) -> Start:
+    """Return a function that starts the evaluator of the run; it scores nothing, to be quick."""
+
+    def start(run: str = "run", front_end: str = GRPCIO, settings: Any = None, **evaluator: Any) -> RunningService:
+        settings = {"run_dir": tmp_path / run, **(settings or {})}
+        state_dir = tmp_path / run / "evaluator"
+        return evaluator_stack.enter_context(
+            running_service(settings, evaluator, replicas=replicas, state_dir=state_dir, front_end=front_end)
+        )
+
+    return start
+
+
+@pytest.fixture
+def follow(replicas: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a server that follows the evaluator at some addresses."""
+    with ExitStack() as stack:
+
+        def start(
+            name: str, *addresses: str, settings: Any = None, front_end: str = GRPCIO, **evaluator: Any
+        ) -> RunningService:
+            followed = {"follow": ",".join(addresses)}
+            settings = {**followed, "follow_name": name, **(settings or {})}
+            evaluator = {**followed, "poll_interval_seconds": 3600.0, **evaluator}
+            state_dir = tmp_path / "states" / name
+            running = running_service(settings, evaluator, replicas=replicas, state_dir=state_dir, front_end=front_end)
+            return stack.enter_context(running)
+
+        yield start
+
+
+def serves(client: Client, step: int) -> Callable[[], bool]:
+    return lambda: client.status().serving_step == step
+
+
+def fleet(client: Client) -> dict[str, FleetServer]:
+    return {server.name: server for server in client.fleet().servers}
+
+
+def told(client: Client, name: str, text: str) -> Callable[[], bool]:
+    return lambda: text in (fleet(client)[name].reason if name in fleet(client) else "")
+
+
+def publish_large(run: Path, step: int) -> None:
+    """Publish a checkpoint of 2 MiB."""
+    model = step_model(step)
+
+    def write(folder: Path) -> None:
+        model.save(folder / MODEL_FILE)
+        (folder / "resume").mkdir()
+        (folder / "resume" / "state").write_bytes(bytes(2**21))
+
+    publisher = CheckpointPublisher(RunDir(run), keep=100)
+    publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=signature_of(model))
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_promotions_pins_and_rollbacks_reach_every_server_on_both_front_ends(
+    chief: Chief, evaluate: Start, follow: Start, front_end: str
+) -> None:
+    for step in (10, 20, 30):
+        chief.publish(step)
+    evaluator = evaluate(front_end=front_end, version_policy=10)
+    assert evaluator.wait_ready() == 10
+    servers = [follow("one", evaluator.grpc), follow("two", evaluator.grpc, front_end=front_end)]
+    assert [server.wait_ready() for server in servers] == [10, 10]
+
+    client = evaluator.client()
+    clients = [server.client() for server in servers]
+    for step in (30, 20, 30, 10):
+        assert client.promote(step).serving_step == step
+        for each in clients:
+            until(serves(each, step))
+            np.testing.assert_allclose(each.predict({"x": ones(1)}).outputs["y"], step)
+    assert client.roll_back().serving_step == 30
+    for each in clients:
+        until(serves(each, 30))
+    until(lambda: all(server.current for server in fleet(client).values()))
+    found = client.fleet()
+    assert found.decision is not None
+    assert (found.decision.step, found.decision.sequence) == (30, 6)
+    assert [(server.name, server.serving_step, server.reason) for server in found.servers] == [
+        ("one", 30, ""),
+        ("two", 30, ""),
+    ]
+    assert all(server.lag_seconds is not None for server in found.servers)
+    assert evaluator.metric("understudy_fleet_servers", step="30") == 2
+    assert evaluator.metric("understudy_fleet_servers_behind") == 0
+    assert servers[0].metric("understudy_following") == 1
+    with pytest.raises(PermissionDeniedError, match=r"at 127.0.0.1:\d+ serves, so Promote is refused"):
+        clients[0].promote(10)
+
+    shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc])
+    assert shown.exit_code == 0
+    assert "decided: step 30\nserver" in shown.output
+    listed = CliRunner().invoke(main, ["status", "--fleet", "--json", "--target", evaluator.grpc])
+    last_line = listed.output.strip().split("\n")[-1]
+    assert [server["current"] for server in json.loads(last_line)["servers"]] == [True, True]
+
+
+def test_servers_go_on_and_start_again_without_the_evaluator_and_find_the_next_one(
+    chief: Chief, evaluate: Start, follow: Start, evaluator_stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "CONTACT_SECONDS", 0.2)
+    chief.publish(10)
+    chief.publish(20)
+    evaluator = evaluate(version_policy=10)
+    gone = evaluator.grpc
+    with Peer() as second:  # an address that the next evaluator will have
+        next_address = second.target
+    first = follow("one", gone, next_address)
+    assert first.wait_ready() == 10
+    evaluator_stack.close()
+    assert first.client().predict({"x": ones(1)}).step == 10
+    until(lambda: first.metric("understudy_following") == 0)
+    first.start_stopping()
+    first.join()
+
+    again = follow("one", gone, next_address)
+    assert again.wait_ready() == 10
+
+    port = int(next_address.rpartition(":")[2])
+    evaluate(settings={"grpc_port": port}, version_policy=20).wait_ready()
+    until(serves(again.client(), 20))
+
+
+def test_a_checkpoint_that_the_trainer_has_deleted_comes_from_the_evaluator(
+    chief: Chief, evaluate: Start, follow: Start, tmp_path: Path
+) -> None:
+    chief.publish(10)
+    evaluator = evaluate(version_policy=10)
+    evaluator.wait_ready()
+    chief.publish(20)
+    shutil.rmtree(RunDir(tmp_path / "run").checkpoint(10))
+
+    server = follow("one", evaluator.grpc, settings={"run_dir": tmp_path / "run"})
+    assert server.wait_ready() == 10
+    evaluator.client().promote(20)
+    until(serves(server.client(), 20))
+    downloads = tmp_path / "states" / "one" / following.DOWNLOADS_DIR / "checkpoints"
+    assert [folder.name for folder in downloads.iterdir()] == ["000000000010"]  # the other one is shared
+
+
+def test_a_server_with_tls_a_token_and_a_certificate_follows_and_one_without_the_group_does_not(
+    chief: Chief, evaluate: Start, follow: Start, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    server_files = Credentials(tmp_path / "server", authority, "127.0.0.1")
+    own = Credentials(tmp_path / "own", authority, "fleet.example.com")
+    callers = tmp_path / "callers.toml"
+    callers.write_text(entry("fleet", ("follow",), ("t1",)) + entry("viewer", ("observe",), ("t2",)))
+    tokens = [tmp_path / name for name in ("fleet.token", "viewer.token")]
+    tokens[0].write_text("t1")
+    tokens[1].write_text("t2")
+    chief.publish(10)
+    settings = {
+        "tls_cert": server_files.certificate,
+        "tls_key": server_files.key,
+        "tls_client_ca": server_files.ca,
+        "callers": callers,
+    }
+    evaluator = evaluate(settings=settings)
+    evaluator.wait_ready()
+    tls = {"follow_tls_ca": server_files.ca, "follow_tls_cert": own.certificate, "follow_tls_key": own.key}
+    servers = [
+        follow(f"server-{token.stem}", evaluator.grpc, settings={**tls, "follow_token_file": token}) for token in tokens
+    ]
+    assert servers[0].wait_ready() == 10
+    viewer = evaluator.client(credentials=own.channel(), token_file=tokens[1])
+    assert [name for name, server in fleet(viewer).items() if server.current] == ["server-fleet"]
+    assert servers[1].answers("/readyz") == 503
+    assert "not in the group follow" in httpx.get(f"http://{servers[1].http}/readyz").text
+
+
+def test_only_signed_checkpoints_are_taken_from_an_evaluator(evaluate: Start, follow: Start, tmp_path: Path) -> None:
+    write_key_pair(tmp_path / "trainer.key")
+    write_key_pair(tmp_path / "other.key")
+    chief = Chief(tmp_path / "run", signer=Signer(key=SigningKey.read(tmp_path / "trainer.key"), run="run"))
+    chief.publish(10)
+    evaluator = evaluate(require_signature=(public_file(tmp_path / "trainer.key"),))
+    evaluator.wait_ready()
+    required = {"run_name": "run", "require_signature": (public_file(tmp_path / "trainer.key"),)}
+    assert follow("one", evaluator.grpc, **required).wait_ready() == 10
+    other = follow("two", evaluator.grpc, **{**required, "require_signature": (public_file(tmp_path / "other.key"),)})
+    until(told(evaluator.client(), "two", "is signed with the key"))
+    assert other.answers("/readyz") == 503
+
+
+def test_an_evaluator_of_another_model_or_run_is_not_followed(
+    evaluate: Start, follow: Start, tmp_path: Path, evaluator_stack: ExitStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Chief(tmp_path / "run").publish(10)
+    evaluator = evaluate(settings={"model_name": "digits"})
+    evaluator.wait_ready()
+    wrong = follow("wrong", evaluator.grpc, settings={"model_name": "letters"})
+    server = follow("one", evaluator.grpc, settings={"model_name": "digits"})
+    assert server.wait_ready() == 10
+    until(lambda: "there is no model 'letters'" in httpx.get(f"http://{wrong.http}/readyz").text)
+    assert wrong.answers("/readyz") == 503
+    assert "wrong" not in fleet(evaluator.client())
+
+    port = int(evaluator.grpc.rpartition(":")[2])
+    evaluator_stack.close()
+    Chief(tmp_path / "another").publish_other(10, step_model(99))
+    other = evaluate("another", settings={"grpc_port": port, "model_name": "digits"})
+    other.wait_ready()
+    until(lambda: "it is another evaluator" in capsys.readouterr().out)
+    assert server.metric("understudy_following") == 0
+    np.testing.assert_allclose(server.client().predict({"x": ones(1)}).outputs["y"], 10)
+
+
+def status_of(server: RunningService) -> str:
+    return httpx.get(f"http://{server.http}/readyz").text
+
+
+def test_a_server_that_is_newer_than_the_evaluator_says_so(follow: Start) -> None:
+    with Peer() as older:  # it has no FleetService
+        server = follow("one", older.target)
+        until(lambda: "the evaluator is of an older version" in status_of(server))
+        assert server.answers("/readyz") == 503
+
+
+def test_a_clock_that_is_off_by_an_hour_changes_nothing(
+    chief: Chief, evaluate: Start, follow: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief.publish(10)
+    evaluator = evaluate(version_policy=10)
+    evaluator.wait_ready()
+    real = time.time
+
+    def off() -> float:
+        """The time of this project's code; gRPC mixes it with that of its own core."""
+        return real() + (offset if sys._getframe(1).f_globals["__name__"].startswith("understudy.") else 0.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", off)
+        for offset in (-3600.0, 3600.0):
+            chief.publish(20 if offset < 0 else 30)
+            server = follow(f"server{offset:+.0f}", evaluator.grpc)
+            assert server.wait_ready() == 10
+    client = evaluator.client()
+    for step in (20, 30):
+        until(lambda step=step: step in {each.step for each in client.checkpoints()})  # type: ignore[misc]
+        client.promote(step)
+        until(lambda step=step: [each.serving_step for each in client.fleet().servers] == [step, step])  # type: ignore[misc]
+    assert all(0 <= each.lag_seconds < 60 for each in client.fleet().servers if each.lag_seconds is not None)
+
+
+def test_half_the_fleet_without_the_checkpoint_is_told_and_serves_the_one_before(
+    chief: Chief, evaluate: Start, follow: Start, tmp_path: Path
+) -> None:
+    chief.publish(10)
+    evaluator = evaluate(version_policy=10)
+    evaluator.wait_ready()
+    servers = [follow("large", evaluator.grpc), follow("small", evaluator.grpc, follow_download_mib=1)]
+    assert [server.wait_ready() for server in servers] == [10, 10]
+    publish_large(tmp_path / "run", 20)
+    client = evaluator.client()
+    until(lambda: 20 in {each.step for each in client.checkpoints()})
+    client.promote(20)
+    until(serves(servers[0].client(), 20))
+    until(told(client, "small", "follow_download_mib is 1"))
+    found = fleet(client)
+    assert (found["large"].current, found["small"].current, found["small"].serving_step) == (True, False, 10)
+    assert evaluator.metric("understudy_fleet_servers_behind") == 1
+    assert servers[1].client().predict({"x": ones(1)}).step == 10
+    shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc])
+    assert shown.exit_code == 1
+    assert "behind" in shown.output
