@@ -25,7 +25,7 @@ from understudy.clients import (
     requests,
 )
 from understudy.clients.channel import service_config
-from understudy.v1 import evaluation_pb2, metrics_pb2, model_pb2, prediction_pb2
+from understudy.v1 import evaluation_pb2, fleet_pb2, metrics_pb2, model_pb2, prediction_pb2
 from understudy.v1.evaluation_pb2 import EvaluateRequest
 from understudy.wire import decode
 
@@ -215,9 +215,9 @@ def test_what_may_be_repeated_is_tried_again_while_the_server_is_unavailable(cli
     assert script.calls["Predict"] == 3
 
 
-def test_every_method_but_two_is_tried_again() -> None:
-    """Promote might roll back twice, and the client itself resumes a watch."""
-    services = (prediction_pb2, evaluation_pb2, model_pb2, metrics_pb2)
+def test_every_method_is_tried_again_but_those_that_must_not() -> None:
+    """Promote might roll back twice, and the clients resume watches and downloads themselves."""
+    services = (prediction_pb2, evaluation_pb2, model_pb2, fleet_pb2, metrics_pb2)
     methods = {
         (service.full_name, method.name)
         for module in services
@@ -226,7 +226,7 @@ def test_every_method_but_two_is_tried_again() -> None:
     }
     (retried,) = json.loads(service_config())["methodConfig"]
     repeated = {(each["service"], each["method"]) for each in retried["name"]}
-    assert {name for _, name in methods - repeated} == {"Promote", "WatchEvaluations"}
+    assert {name for _, name in methods - repeated} == {"Promote", "WatchEvaluations", "Follow", "ReadCheckpoint"}
     assert repeated <= methods
 
 
