@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -260,16 +260,8 @@ def start_components(
         policy=settings.evaluation_policy,
         poll_interval_seconds=settings.poll_interval_seconds,
     )
-    if following is not None:
-        stack.callback(following.close)
-        following.start(on_decision=wake, on_downloaded=quarantine.clear)
-    manager.start()
-    freezer.start()
-    if tuner is not None:
-        tuner.start()
-    for thread in (worker, watcher):
-        stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
-        thread.start()
+    _start_following(stack, following, wake, quarantine)
+    _start_threads(stack, (manager, freezer, tuner), (worker, watcher), remaining_seconds=remaining_seconds)
     return Components(
         replicas=int(strategy.num_replicas_in_sync),
         devices=tuple(map(user_name, strategy.extended.worker_devices)),
@@ -290,6 +282,43 @@ def start_components(
             batch_size=settings.evaluation_batch_size,
         ),
     )
+
+
+def _start_following(
+    stack: ExitStack, following: NetworkFollowing | None, wake: Callable[[], None], quarantine: Quarantine
+) -> None:
+    if following is not None:
+        stack.callback(following.close)
+        following.start(on_decision=wake, on_downloaded=quarantine.clear)
+
+
+class _Startable(Protocol):
+    """A component with a thread."""
+
+    def start(self) -> None:
+        """Start the thread."""
+
+
+class _Closable(_Startable, Protocol):
+    """A component whose thread ends on its own."""
+
+    def close(self, timeout_seconds: float) -> None:
+        """End the thread."""
+
+
+def _start_threads(
+    stack: ExitStack,
+    closed_later: Sequence[_Startable | None],
+    closed_first: Sequence[_Closable],
+    *,
+    remaining_seconds: Callable[[], float],
+) -> None:
+    """Start components, and have the stack close the second ones."""
+    for component in filter(None, closed_later):
+        component.start()
+    for thread in closed_first:
+        stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
+        thread.start()
 
 
 class _SlotFactory:
