@@ -50,6 +50,7 @@ demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it 
 test: $(VENV)/.installed ## Run the tests
 	tools/fetch_prometheus.sh
 	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
+	tools/fetch_browser.sh || echo "so the tests of the page in a browser will be skipped" >&2
 	for client in triton tfserving node manifests; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with $$client will be skipped" >&2; done
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(T)

@@ -486,7 +486,7 @@ def _open_records(
         listener=ranked,
     )
     stack.callback(recorder.close)
-    recorder.recover()
+    recorder.start_recovering()
     if monitor is not None:
         ranking.observe(ledger.scored(monitor.dataset))
     return Records(ledger=ledger, recorder=recorder, ranking=ranking, tables=tables, life=life, outbox=outbox)

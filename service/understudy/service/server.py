@@ -296,7 +296,8 @@ class Service:
         _freeze_heap()  # before the first model is loaded: frozen objects are never collected
         await self._loop.run_in_executor(self._executor, evaluator.start)
         stack.push_async_callback(self._close_evaluator, evaluator)
-        history = History(evaluator.ledger)
+        monitor = evaluator.monitor
+        history = History(evaluator.ledger, None if monitor is None else (monitor.dataset, monitor.metric))
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
         return opened, history

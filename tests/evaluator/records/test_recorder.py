@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from testkit.in_process import until
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
@@ -22,14 +24,19 @@ DATASETS = [
 ]
 
 
+WAIT_SECONDS = 20.0
+MISSING = 50
+STOPS_AFTER = 3
+
+
 class RecorderHarness:
     """A recorder with what it writes to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, results: ResultFiles | None = None) -> None:
         self.told: list[EvaluationRecord] = []
         self.folder = folder
         self.ledger = Ledger(folder / "ledger.sqlite")
-        self.results = ResultFiles(folder / "results")
+        self.results = results or ResultFiles(folder / "results")
         self.recorder = Recorder(
             ledger=self.ledger,
             results=self.results,
@@ -97,6 +104,56 @@ def test_a_result_file_that_a_crash_left_out_is_written_on_recovery(harness: Rec
     harness.recorder.recover()
 
     assert [harness.result(step)["step"] for step in (1, 2)] == [1, 2]
+
+
+class StoppingFiles(ResultFiles):
+    """Stops in the middle of the files that are missing, until it may go on."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.published: list[int] = []
+        self.stopped = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def publish(self, step: int, records: Sequence[EvaluationRecord], *, settled: bool) -> None:
+        super().publish(step, records, settled=settled)
+        self.published.append(step)
+        if len(self.published) == STOPS_AFTER:
+            self.stopped.set()
+            assert self.may_go_on.wait(WAIT_SECONDS)
+
+
+def test_many_missing_result_files_are_written_while_others_are_recorded_and_no_longer_than_until_the_end(
+    harness: RecorderHarness, tmp_path: Path
+) -> None:
+    for step in range(MISSING):
+        harness.ledger.append(step=step, checkpoint_digest="d", dataset="", outcome=EvaluationOutcome.SKIPPED)
+    harness.recorder.close()
+    harness.ledger.close()
+
+    stopping = StoppingFiles(tmp_path / "results")
+    interrupted = RecorderHarness(tmp_path, stopping)
+    interrupted.recorder.start_recovering()
+    assert stopping.stopped.wait(WAIT_SECONDS)
+    entry = (MISSING, "d", EvaluationOutcome.SKIPPED, "recorded meanwhile")
+    recording = threading.Thread(target=interrupted.recorder.record_reason, args=entry)
+    recording.start()
+    closing = threading.Thread(target=interrupted.recorder.close)
+    closing.start()
+    until(lambda: interrupted.recorder._closing)
+    stopping.may_go_on.set()
+    for thread in (recording, closing):
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
+    assert len(stopping.published) <= STOPS_AFTER + 2
+    assert MISSING in stopping.published
+    interrupted.ledger.close()
+
+    again = RecorderHarness(tmp_path)
+    again.recorder.start_recovering()
+    until(lambda: len(again.results.steps()) == MISSING + 1)
+    again.recorder.close()
+    assert again.result(MISSING - 1)["records"][0]["outcome"] == "skipped"
 
 
 def losses_in_tensorboard(harness: RecorderHarness, run: str) -> list[tuple[int, float]]:

@@ -103,6 +103,15 @@ def test_a_thousand_metrics_are_bounded_and_the_rest_is_counted(ledger: Ledger, 
     assert history.left_out == MAX_SERIES
 
 
+def test_a_thousand_metrics_do_not_displace_the_monitored_one(ledger: Ledger) -> None:
+    history = History(ledger, ("test", "loss"))
+    score(ledger, 10, metrics={f"metric {number}": 1.0 for number in range(1000)})
+    score(ledger, 20)
+
+    assert (20, 2.0) in points(history)
+    assert [one.metric for one in history.series()][-1] == "loss"
+
+
 def test_what_the_gate_and_failures_hold_back_is_marked_until_it_is_accepted_or_scored(
     ledger: Ledger, history: History
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from understudy.service.calls.metrics import RpcMethod, RpcMetrics
 from understudy.service.calls.status import Code
@@ -36,12 +36,15 @@ def test_the_numbers_are_of_the_last_minute_once_there_is_something_to_compare_w
     Gauge("understudy_queue_examples", "-", registry=registry).set(3)
     Gauge("understudy_replicas", "-", registry=registry).set(2)
     Gauge("understudy_device_memory_bytes", "-", ["device", "kind"], registry=registry).labels("CPU", "current").set(7)
+    batches = Histogram("understudy_batch_examples", "-", buckets=(1, 2, 4, 8), registry=registry)
+    batches.observe(8)
     reader = LiveReader(registry, clock)
     for _ in range(100):
         metrics.of(predict.path).handled(Code.OK, seconds=0.02)
         metrics.of(other.path).handled(Code.OK, seconds=30.0)
     at_first = reader.read()
     clock.seconds += 10
+    batches.observe(2)
     for _ in range(20):
         metrics.of(predict.path).handled(Code.UNAVAILABLE, seconds=0.0004)
     later = reader.read()
@@ -52,4 +55,6 @@ def test_the_numbers_are_of_the_last_minute_once_there_is_something_to_compare_w
     assert 0.01 <= (at_first.p50_seconds or 0) <= 0.025
     assert (later.window_seconds, later.rate, later.failed, later.requests) == (10, 2.0, 20, 120)
     assert 0.00025 <= (later.p99_seconds or 0) <= 0.0005
+    assert 4 < (at_first.batch_p50 or 0) <= 8
+    assert 1 < (later.batch_p50 or 0) <= (later.batch_p99 or 0) <= 2
     assert (later.queue_examples, later.replicas, later.memory) == (3, 2, {"CPU": 7})

@@ -365,6 +365,15 @@ class Ledger:
             )
             return {dataset: (content, int(sequence)) for dataset, content, sequence in rows}
 
+    def first_contents(self) -> dict[str, str]:
+        """Return the content of each dataset that was scored first."""
+        with self._changed, self._reporting():
+            rows = self._connection.execute(
+                "SELECT dataset, dataset_digest, MIN(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
+                (EvaluationOutcome.SCORED.value,),
+            )
+            return {dataset: content for dataset, content, _ in rows}
+
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""
         with self._changed, self._reporting():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.evaluation_results import RESULTS_VERSION
-from understudy.checkpoints.layout import step_name
+from understudy.checkpoints.layout import parse_step, step_name
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.details import details_of
 from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
 from understudy.evaluator.records.table_files import TableFiles
@@ -29,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _Point = tuple[int, str]
 """A step and the name of a metric."""
+
+_JSON = ".json"
 
 _PAGE = 1000
 
@@ -53,7 +57,12 @@ class ResultFiles:
 
     def path(self, step: int) -> Path:
         """Return the file of a step, whether or not it exists."""
-        return self._directory / f"{step_name(step)}.json"
+        return self._directory / f"{step_name(step)}{_JSON}"
+
+    def steps(self) -> set[int]:
+        """Return the steps that have a file."""
+        names = (entry.name.removesuffix(_JSON) for entry in os.scandir(self._directory) if entry.name.endswith(_JSON))
+        return {step for step in map(parse_step, names) if step is not None}
 
     def publish(self, step: int, records: Sequence[EvaluationRecord], *, settled: bool) -> None:
         """Write the file of a step durably; raise OSError if that fails."""
@@ -98,21 +107,25 @@ class Summaries:
         self._writers: dict[str, Any] = {}
         self._first_contents: dict[str, str] = {}
 
+    def begin_with(self, contents: Mapping[str, str]) -> None:
+        """Set the first content of each dataset, whose run has the dataset's name."""
+        self._first_contents = dict(contents)
+
     def write(self, record: EvaluationRecord) -> None:
         """Write the metrics of a record and flush them; a record without metrics writes nothing."""
-        self._write(self._run_of(record), record.step, record.metrics)
+        self._write(self.run_of(record), record.step, record.metrics)
 
-    def complete(self, records: Iterable[EvaluationRecord]) -> None:
-        """Write the points of these records that the event files lack, for example after a process was killed."""
-        known: dict[str, set[_Point]] = {}
+    def points(self, run: str) -> set[_Point]:
+        """Return the points that the event files of a run hold. On any thread."""
+        return set(_points_in(self._directory / run))
+
+    def complete(self, records: Iterable[EvaluationRecord], known: Mapping[str, set[_Point]]) -> None:
+        """Write the points of these records that their runs lack, for example after a process was killed."""
         for record in records:
-            run = self._run_of(record)
-            if run not in known:
-                known[run] = set(_points_in(self._directory / run))
-            points = known[run]
-            missing = {name: value for name, value in record.metrics.items() if (record.step, name) not in points}
+            run = self.run_of(record)
+            missing = {name: value for name, value in record.metrics.items() if (record.step, name) not in known[run]}
             self._write(run, record.step, missing)
-            points.update((record.step, name) for name in missing)
+            known[run].update((record.step, name) for name in missing)
 
     def close(self) -> None:
         """Close every event file. Idempotent."""
@@ -120,7 +133,8 @@ class Summaries:
             writer.close()
         self._writers.clear()
 
-    def _run_of(self, record: EvaluationRecord) -> str:
+    def run_of(self, record: EvaluationRecord) -> str:
+        """Return the name of the run that the metrics of a record belong to."""
         content = record.dataset_digest
         is_first = self._first_contents.setdefault(record.dataset, content) == content
         return record.dataset if is_first else f"{record.dataset}-{content[:8]}"
@@ -194,9 +208,13 @@ class Recorder:
         self._keep = keep
         self._tables = tables
         self._removed_up_to = 0
+        self._closing = False
+        self._recovering: threading.Thread | None = None
+        self._last_at_start = ledger.last_sequence
         self._lock = threading.Lock()
         self._recorded = ledger.identities()
         self._contents = ledger.contents()
+        summaries.begin_with(ledger.first_contents())
         self._requested: dict[tuple[int, str], dict[str, EvaluationDataset]] = {}
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
@@ -383,32 +401,65 @@ class Recorder:
             _log.info("%d old evaluations removed from the ledger", removed)
             self._remove_old_tables()
 
+    def start_recovering(self) -> None:
+        """Write what `recover` writes on a thread, which `close` ends."""
+        self._recovering = threading.Thread(target=self._recover, name="understudy-recovery")
+        self._recovering.start()
+
     def recover(self) -> None:
-        """Write the result files and summaries that are missing after a crash or a full disk.
+        """Write the result files and summaries that are missing after a crash or a full disk, until `close`.
+
+        Entries can be recorded meanwhile. There may be a hundred thousand files to write, which takes minutes.
 
         Raises:
             LedgerError: The ledger cannot be read.
         """
         for note in itertools.chain.from_iterable(map(self._change_of, self.datasets)):
             _log.warning("%s", note)
-        with self._lock:
-            newest = self._ledger.page(after_sequence=self._ledger.last_sequence - 1, limit=1)
-            for step in self._ledger.steps():
-                if not self._results.path(step).exists() or (newest and newest[0].step == step):
+        last = self._last_at_start
+        newest = self._ledger.page(after_sequence=last - 1, limit=1)
+        written = self._results.steps()
+        for step in self._ledger.steps():
+            if self._closing:
+                return
+            if step not in written or (newest and newest[0].step == step):
+                with self._lock:
                     self._publish(step)
-            try:
-                self._summaries.complete(self._scores())
-            except OSError:
-                _log.exception("summaries not completed")
+        try:
+            self._complete_summaries(last)
+        except OSError:
+            _log.exception("summaries not completed")
 
-    def _scores(self) -> Iterator[EvaluationRecord]:
+    def _recover(self) -> None:
+        try:
+            self.recover()
+        except LedgerError:
+            _log.exception("missing result files and summaries not written")
+
+    def _complete_summaries(self, last: int) -> None:
+        """Write the points of the entries up to ``last`` that the event files lack; later ones are written anyway."""
+        known: dict[str, set[_Point]] = {}
+        for records in self._scores(last):
+            for run in {self._summaries.run_of(record) for record in records} - known.keys():
+                known[run] = self._summaries.points(run)
+            if self._closing:
+                return
+            with self._lock:
+                self._summaries.complete(records, known)
+
+    def _scores(self, last: int) -> Iterator[list[EvaluationRecord]]:
         after = 0
         while page := self._ledger.page(after_sequence=after, limit=_PAGE, outcome=EvaluationOutcome.SCORED):
-            yield from page
+            yield [record for record in page if record.sequence <= last]
             after = page[-1].sequence
+            if after >= last:
+                return
 
     def close(self) -> None:
-        """Close the summaries; the owner of the ledger closes the ledger. Idempotent."""
+        """End the recovery and close the summaries; the owner of the ledger closes the ledger. Idempotent."""
+        self._closing = True
+        if self._recovering is not None:
+            self._recovering.join()
         with self._lock:
             self._summaries.close()
 
@@ -459,6 +510,8 @@ class Recorder:
 
     def _publish(self, step: int) -> None:
         records = self._ledger.of_step(step)
+        if not records:  # they were removed meanwhile
+            return
         settled = not self.remaining(step, records[-1].checkpoint_digest)
         try:
             self._results.publish(step, records, settled=settled)

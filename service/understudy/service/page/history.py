@@ -70,10 +70,12 @@ class History:
 
     Args:
         ledger: The ledger.
+        monitored: The dataset and the metric whose values are held whatever else there is; None for none.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, monitored: tuple[str, str] | None = None) -> None:
         self._ledger = ledger
+        self._monitored = monitored
         self._lock = threading.Lock()
         self._read_up_to = 0
         self._series: dict[tuple[str, str], _HeldSeries] = {}
@@ -155,7 +157,7 @@ class History:
 
     def _held(self, key: tuple[str, str]) -> _HeldSeries | None:
         held = self._series.get(key)
-        if held is None and len(self._series) < MAX_SERIES:
+        if held is None and (len(self._series) < MAX_SERIES or key == self._monitored):
             held = self._series[key] = _HeldSeries()
         if held is None and len(self._left_out) < MAX_SERIES:
             self._left_out.add(key)

@@ -17,6 +17,7 @@ _APART_SECONDS: Final = 5.0
 _PREDICTING: Final = frozenset({"Predict", "PredictStream", "ModelInfer", "ModelStreamInfer"})
 _HANDLED: Final = "grpc_server_handled_total"
 _DURATION: Final = "grpc_server_handling_seconds_bucket"
+_BATCH: Final = "understudy_batch_examples_bucket"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class LiveNumbers:
         failed: Predict calls of the time that did not succeed.
         p50_seconds: The median duration of a call, up to the width of a bucket; None without calls.
         p99_seconds: The 99th percentile.
+        batch_p50: The median number of examples of a batch, up to the width of a bucket; None without batches.
+        batch_p99: The 99th percentile.
         queue_examples: Examples that wait for a device.
         replicas: Replicas that a batch is split over.
         memory: Bytes in use now, by device.
@@ -41,6 +44,8 @@ class LiveNumbers:
     failed: int
     p50_seconds: float | None
     p99_seconds: float | None
+    batch_p50: float | None
+    batch_p99: float | None
     queue_examples: int
     replicas: int
     memory: Mapping[str, float]
@@ -54,16 +59,21 @@ class _Counts:
     succeeded: float = 0.0
     failed: float = 0.0
     durations: dict[float, float]
+    batches: dict[float, float]
 
     def since(self, before: _Counts) -> _Counts:
         """Return what was counted after an earlier time."""
-        durations = {bound: count - before.durations.get(bound, 0.0) for bound, count in self.durations.items()}
         return _Counts(
             at=self.at,
             succeeded=self.succeeded - before.succeeded,
             failed=self.failed - before.failed,
-            durations=durations,
+            durations=_since(self.durations, before.durations),
+            batches=_since(self.batches, before.batches),
         )
+
+
+def _since(buckets: Mapping[float, float], before: Mapping[float, float]) -> dict[float, float]:
+    return {bound: count - before.get(bound, 0.0) for bound, count in buckets.items()}
 
 
 class LiveReader:
@@ -81,13 +91,15 @@ class LiveReader:
 
     def read(self) -> LiveNumbers:
         """Return the current numbers. Blocks as a scrape does."""
-        counts = _Counts(at=self._clock(), durations={})
+        counts = _Counts(at=self._clock(), durations={}, batches={})
         gauges: dict[str, float] = {}
         memory: dict[str, float] = {}
         for family in self._registry.collect():
             for sample in family.samples:
                 if sample.name in (_HANDLED, _DURATION) and sample.labels["grpc_method"] in _PREDICTING:
                     _count(counts, sample.name, sample.labels, sample.value)
+                elif sample.name == _BATCH:
+                    counts.batches[float(sample.labels["le"])] = sample.value
                 elif sample.name in ("understudy_queue_examples", "understudy_replicas"):
                     gauges[sample.name] = sample.value
                 elif sample.name == "understudy_device_memory_bytes" and sample.labels["kind"] == "current":
@@ -102,6 +114,8 @@ class LiveReader:
             failed=int(recent.failed),
             p50_seconds=quantile(recent.durations, 0.5),
             p99_seconds=quantile(recent.durations, 0.99),
+            batch_p50=quantile(recent.batches, 0.5),
+            batch_p99=quantile(recent.batches, 0.99),
             queue_examples=int(gauges["understudy_queue_examples"]),
             replicas=int(gauges["understudy_replicas"]),
             memory=memory,

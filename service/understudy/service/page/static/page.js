@@ -6,3 +6,12 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 document.addEventListener("htmx:afterSwap", () => {
   for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
 });
+
+// Ends the stream of news with the page, and shows the present one if the browser kept it.
+addEventListener("pagehide", () => {
+  const main = document.querySelector("[sse-connect]");
+  if (main) htmx.trigger(main, "htmx:beforeCleanupElement");
+});
+addEventListener("pageshow", (event) => {
+  if (event.persisted) location.reload();
+});

@@ -1,0 +1,238 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from testkit.browser import Tabs, overflow, running_browser, violations
+from testkit.checkpoints import Chief, ones, write_dataset
+from testkit.in_process import RunningService, running_service, until
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.types import EvaluationOutcome
+
+STEPS = (10, 20, 30)
+REFUSED_STEP = 40
+MANY_STEP = 5
+NASTY = "<img src=x onerror=alert(1)>"
+"""A dataset's name that a careless page would run."""
+METRICS = 1000
+
+LIGHT = {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}}
+DARK_AND_NARROW = {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}}
+PATHS = (
+    "/",
+    "/checkpoints/30",
+    f"/checkpoints/{REFUSED_STEP}",
+    "/compare?first=10&second=20",
+    "/acts/compare?first=10&second=20",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder, and a state folder whose ledger has a thousand metrics on a dataset with a nasty name."""
+    folder = tmp_path_factory.mktemp("browser")
+    chief = Chief(folder / "run")
+    for step in STEPS:
+        chief.publish(step)
+    write_dataset(folder / "test.npz", best_step=STEPS[-1])
+    (folder / "state").mkdir()
+    ledger = Ledger(folder / "state" / "ledger.sqlite")
+    ledger.append(
+        step=MANY_STEP,
+        checkpoint_digest="d",
+        dataset=NASTY,
+        outcome=EvaluationOutcome.SCORED,
+        metrics={f"metric_{number}": float(number) for number in range(METRICS)},
+        examples=1,
+    )
+    ledger.close()
+    return folder
+
+
+def serve(folder: Path, replicas: tuple[str, ...], http_port: int = 0) -> AbstractContextManager[RunningService]:
+    return running_service(
+        {"run_dir": folder / "run", "eval_data": {"test": folder / "test.npz"}, "http_port": http_port},
+        {"min_improvement": 0.0, "resamples": 20, "tables": True},
+        replicas=replicas,
+        state_dir=folder / "state",
+    )
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path, replicas: tuple[str, ...]) -> Iterator[RunningService]:
+    with serve(folder, replicas) as running:
+        running.wait_ready()
+        client = running.client()
+        until(lambda: client.status().serving_step == STEPS[-1])
+        Chief(folder / "run").publish(REFUSED_STEP)
+        until(lambda: any((one.step, one.outcome) == (REFUSED_STEP, "refused") for one in client.list_evaluations()))
+        client.predict({"x": ones(1)})
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tabs(browser: Browser) -> Iterator[Tabs]:
+    tabs = Tabs(browser)
+    yield tabs
+    tabs.close()
+    assert tabs.errors == []
+
+
+def url(service: RunningService, path: str = "/") -> str:
+    return f"http://{service.http}{path}"
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK_AND_NARROW], ids=["light and wide", "dark and narrow"])
+def test_every_page_is_accessible_and_as_wide_as_the_window(
+    service: RunningService, tabs: Tabs, look: dict[str, object]
+) -> None:
+    page = tabs.open(url(service), **look)
+    papers = set()
+    for path in PATHS:
+        page.goto(url(service, path))
+        assert violations(page) == [], path
+        assert overflow(page) == 0, path
+        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    assert papers == {"rgb(255, 255, 255)" if look is LIGHT else "rgb(13, 17, 23)"}
+
+
+def test_the_overview_shows_its_elements(service: RunningService, tabs: Tabs) -> None:
+    page = tabs.open(url(service), **LIGHT)
+
+    assert page.locator("h2").all_inner_texts() == ["Served", "Next", "Traffic", "Scores over steps", "Checkpoints"]
+    expect(page.locator("#state")).to_contain_text("The version policy is latest")
+    expect(page.locator("#state")).to_contain_text(f"step {REFUSED_STEP} was held back")
+    for number in (
+        "calls in a second",
+        "p50",
+        "p99",
+        "examples queued",
+        "replicas",
+        "memory of",
+        "examples in a batch",
+    ):
+        expect(page.locator("#traffic")).to_contain_text(number)
+    figure = page.locator("figure").first
+    box = figure.locator("svg .line").bounding_box()
+    assert box is not None
+    assert box["width"] > 100
+    assert figure.locator("svg .band, svg .mark.refused, svg line.serving").count() >= 3
+    figure.locator("summary").click()
+    expect(figure.locator("table")).to_be_visible()
+    assert page.locator("#checkpoints tbody tr").count() == len(STEPS) + 2
+
+
+def test_an_open_page_follows_what_is_done_in_another_tab(service: RunningService, tabs: Tabs) -> None:
+    watched, acting = tabs.open(url(service), **LIGHT), tabs.open(url(service), **LIGHT)
+    watched.locator("summary").first.click()
+    elements = None
+    for _ in range(3):
+        acting.locator("#checkpoints").get_by_role("link", name="step 10", exact=True).click()
+        acting.get_by_role("link", name="Serve and pin").click()
+        expect(acting.locator("main")).to_contain_text(f"Step 10 will be served instead of step {STEPS[-1]}.")
+        acting.get_by_role("button", name="Serve and pin step 10").click()
+        expect(watched.locator("#state")).to_contain_text("An operator pinned it")
+        expect(watched.locator("details").first).to_have_attribute("open", "")
+        acting.get_by_role("link", name="Unpin step 10").click()
+        acting.get_by_role("button", name="Unpin step 10").click()
+        expect(watched.locator("#state")).not_to_contain_text("An operator pinned it")
+        now = watched.evaluate("document.getElementsByTagName('*').length")
+        elements = elements or now
+        assert now == elements
+
+
+def test_a_step_is_pinned_and_unpinned_without_javascript(service: RunningService, tabs: Tabs) -> None:
+    page = tabs.open(url(service, "/checkpoints/20"), java_script_enabled=False, **DARK_AND_NARROW)
+    page.get_by_role("link", name="Serve and pin").click()
+    page.get_by_role("button", name="Serve and pin step 20").click()
+    expect(page.locator("#state")).to_contain_text("An operator pinned it")
+    page.get_by_role("link", name="Unpin step 20").click()
+    page.get_by_role("button", name="Unpin step 20").click()
+    expect(page.locator("#state")).not_to_contain_text("An operator pinned it")
+    assert page.locator("figure svg").count() > 0
+
+
+def test_a_comparison_and_a_life_are_shown(service: RunningService, tabs: Tabs) -> None:
+    page = tabs.open(url(service, "/compare?first=10&second=20"), **LIGHT)
+    expect(page.locator("main")).to_contain_text("with intervals of 95 % from 20 resamples")
+    page.get_by_role("link", name="Compare them now").click()
+    page.get_by_label("Dataset").select_option("test")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("h1")).to_contain_text("step 20 beside step 10")
+    page.goto(url(service, "/checkpoints/20"))
+    events = page.get_by_role("region", name="Life of the checkpoint").locator("tbody th").all_inner_texts()
+    assert events[:5] == ["committed", "seen", "verified", "loaded", "warmed up"]
+    assert "accepted on test" in events
+
+
+def test_everything_can_be_reached_with_the_keyboard(service: RunningService, tabs: Tabs) -> None:
+    page = tabs.open(url(service), **LIGHT)
+    reachable = page.evaluate(
+        "[...document.querySelectorAll('a[href], button, select, summary, [tabindex=\"0\"]')]"
+        ".filter(one => one.checkVisibility()).length"
+    )
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    seen = 0
+    while seen <= reachable and page.evaluate("document.activeElement !== document.body"):
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+        seen += 1
+        page.keyboard.press("Tab")
+    assert seen == reachable
+
+
+def test_markup_in_the_name_of_a_dataset_is_text_and_a_thousand_metrics_are_paged(
+    service: RunningService, tabs: Tabs
+) -> None:
+    page = tabs.open(url(service), **LIGHT)
+
+    assert page.locator("figcaption").filter(has_text=NASTY).count() > 0
+    assert page.locator("img").count() == 0
+    assert page.locator("figure").count() == 12
+    expect(page.locator("#curves")).to_contain_text("There are more metrics than charts can show")
+    page.get_by_role("link", name=re.compile("More charts")).click()
+    assert page.locator("figure").count() == 12
+    page.goto(url(service, f"/checkpoints/{MANY_STEP}"))
+    assert page.locator("thead th").filter(has_text="metric_").count() == METRICS
+
+
+def test_an_open_page_survives_a_restart_of_the_server(
+    folder: Path, replicas: tuple[str, ...], tabs: Tabs, browser: Browser
+) -> None:
+    del browser
+    state = folder / "state"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    other = folder / "other"
+    other.mkdir()
+    (other / "run").symlink_to(folder / "run")
+    (other / "test.npz").symlink_to(folder / "test.npz")
+    assert state.exists()
+    with serve(other, replicas, port) as first:
+        first.wait_ready()
+        page = tabs.open(f"http://127.0.0.1:{port}/", **LIGHT)
+        expect(page.locator("#state")).to_contain_text("The version policy is latest")
+    with serve(other, replicas, port) as second:
+        second.wait_ready()
+        second.client().promote(10)
+        expect(page.locator("#state")).to_contain_text("An operator pinned it", timeout=30_000)
+        page.close()
+    lost, tabs.errors = tabs.errors, []
+    assert all(error.startswith(("htmx:", "[object Event]")) or "net::ERR_" in error for error in lost), lost
