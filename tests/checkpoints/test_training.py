@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from understudy.checkpoints import RunDir, TrainingJournal, UnsupportedFormatError, read_training_status, training
+from understudy.checkpoints.training import TrainingProgress
 
 _TRAINER = """
 import sys
@@ -114,7 +116,7 @@ def test_a_killed_trainer_counts_as_failed_once_it_has_been_silent(run: RunDir) 
 
 @pytest.mark.parametrize(
     "change",
-    [{"format_version": 2}, {"state": "asleep"}, {"step": "many"}, {"heartbeat_at": None}],
+    [{"format_version": 2}, {"state": "asleep"}, {"step": "many"}, {"heartbeat_at": None}, {"progress": []}],
 )
 def test_another_journal_is_refused(run: RunDir, change: dict[str, object]) -> None:
     with TrainingJournal(run):
@@ -131,3 +133,26 @@ def test_what_is_no_journal_is_refused(run: RunDir, content: bytes) -> None:
     run.training_json.write_bytes(content)
     with pytest.raises(UnsupportedFormatError, match="not a training journal"):
         read_training_status(run, now=0.0)
+
+
+def test_progress_is_read_as_it_was_recorded_and_what_is_not_known_is_left_out(run: RunDir) -> None:
+    progress = TrainingProgress(
+        steps=600,
+        metrics={"loss": 0.5, "ratio": math.inf},
+        examples_per_second=1000.0,
+        input_wait_share=0.25,
+        remaining_seconds=7.5,
+    )
+    with TrainingJournal(run) as journal:
+        journal.record_step(100, progress)
+        journal.record_step(200)
+    status = read_training_status(run, now=time.time())
+    fields = json.loads(run.training_json.read_text(), parse_constant=pytest.fail)
+    del fields["progress"]
+    run.training_json.write_text(json.dumps(fields))
+    of_another_version = read_training_status(run, now=time.time())
+
+    assert status is not None
+    assert (status.step, status.progress) == (200, progress)
+    assert of_another_version is not None
+    assert of_another_version.progress == TrainingProgress()

@@ -14,6 +14,8 @@ from playwright.sync_api import Browser, expect
 from testkit.browser import Tabs, overflow, running_browser, violations
 from testkit.checkpoints import Chief, ones, write_dataset
 from testkit.in_process import RunningService, running_service, until
+from understudy.checkpoints import RunDir, TrainingJournal
+from understudy.checkpoints.training import TrainingProgress
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome
 
@@ -42,6 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chief = Chief(folder / "run")
     for step in STEPS:
         chief.publish(step)
+    with TrainingJournal(RunDir(folder / "run")) as journal:
+        progress = TrainingProgress(
+            steps=100, metrics={"loss": 0.25}, examples_per_second=800.0, input_wait_share=0.125, remaining_seconds=9.0
+        )
+        journal.record_step(STEPS[-1], progress)
     write_dataset(folder / "test.npz", best_step=STEPS[-1])
     (folder / "state").mkdir()
     ledger = Ledger(folder / "state" / "ledger.sqlite")
@@ -114,7 +121,14 @@ def test_every_page_is_accessible_and_as_wide_as_the_window(
 def test_the_overview_shows_its_elements(service: RunningService, tabs: Tabs) -> None:
     page = tabs.open(url(service), **LIGHT)
 
-    assert page.locator("h2").all_inner_texts() == ["Served", "Next", "Traffic", "Scores over steps", "Checkpoints"]
+    assert page.locator("h2").all_inner_texts() == [
+        "Served",
+        "Next",
+        "Traffic",
+        "Training",
+        "Scores over steps",
+        "Checkpoints",
+    ]
     expect(page.locator("#state")).to_contain_text("The version policy is latest")
     expect(page.locator("#state")).to_contain_text(f"step {REFUSED_STEP} was held back")
     for number in (
@@ -127,6 +141,14 @@ def test_the_overview_shows_its_elements(service: RunningService, tabs: Tabs) ->
         "examples in a batch",
     ):
         expect(page.locator("#traffic")).to_contain_text(number)
+    for number in (
+        "finished",
+        "30 of 100",
+        "loss of the training0.25",
+        "examples per second800",
+        "wait for input12.5 %",
+    ):
+        expect(page.locator("#training")).to_contain_text(number)
     figure = page.locator("figure").first
     box = figure.locator("svg .line").bounding_box()
     assert box is not None

@@ -40,6 +40,7 @@ def finals(run_dir: Path) -> dict[int, bool]:
 def state(run_dir: Path) -> str:
     status = read_training_status(RunDir(run_dir), now=0.0)
     assert status is not None
+    assert "loss" in status.progress.metrics
     return status.state
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -31,6 +33,25 @@ _STATES = ("running", "finished", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingProgress:
+    """How far a training is, as far as its trainer knows.
+
+    Attributes:
+        steps: Steps when done.
+        metrics: The loss (as ``loss``) and other metrics of the training, since the last checkpoint or of this epoch.
+        examples_per_second: Over all replicas.
+        input_wait_share: Which share of the time the training waits for batches, 0 to 1.
+        remaining_seconds: Time left at this rate.
+    """
+
+    steps: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    examples_per_second: float | None = None
+    input_wait_share: float | None = None
+    remaining_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingStatus:
     """The status of a training.
 
@@ -40,6 +61,7 @@ class TrainingStatus:
         final_step: The last step of a training that finished, else None.
         reason: Why it failed, else empty.
         heartbeat_at: The time of the last heartbeat, in seconds since the Unix epoch.
+        progress: How far it was at the last heartbeat.
     """
 
     state: TrainingState
@@ -47,6 +69,7 @@ class TrainingStatus:
     final_step: int | None
     reason: str
     heartbeat_at: float
+    progress: TrainingProgress = TrainingProgress()
 
 
 class TrainingJournal:
@@ -62,12 +85,15 @@ class TrainingJournal:
     def __init__(self, run_dir: RunDir) -> None:
         self._path = run_dir.training_json
         self._step = 0
+        self._progress = TrainingProgress()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="training-heartbeat", daemon=True)
 
-    def record_step(self, step: int) -> None:
-        """Set the number of steps taken for the next heartbeat. Does no I/O. Thread-safe."""
+    def record_step(self, step: int, progress: TrainingProgress | None = None) -> None:
+        """Set the number of steps taken, and how far that is, for the next heartbeat. Does no I/O. Thread-safe."""
         self._step = step
+        if progress is not None:
+            self._progress = progress
 
     def __enter__(self) -> Self:
         """Record that training is running. Raise OSError if that cannot be written."""
@@ -109,6 +135,7 @@ class TrainingJournal:
                 "final_step": self._step if state == "finished" else None,
                 "reason": reason,
                 "heartbeat_at": time.time(),
+                "progress": _encoded(self._progress),
                 "pid": os.getpid(),
             },
         )
@@ -139,12 +166,32 @@ def read_training_status(
     silence = now - status.heartbeat_at
     if status.state != "running" or silence <= stale_after_seconds:
         return status
-    return TrainingStatus(
-        state="failed",
-        step=status.step,
-        final_step=None,
-        reason=f"the trainer has been silent for {silence:.0f} s",
-        heartbeat_at=status.heartbeat_at,
+    return replace(status, state="failed", final_step=None, reason=f"the trainer has been silent for {silence:.0f} s")
+
+
+def _encoded(progress: TrainingProgress) -> dict[str, Any]:
+    """Return progress as JSON values; numbers that JSON lacks are texts, such as ``"nan"``."""
+    fields = asdict(progress)
+    fields["metrics"] = {
+        name: float(value) if math.isfinite(value) else str(float(value)) for name, value in progress.metrics.items()
+    }
+    return fields
+
+
+def _decoded(fields: Mapping[str, Any]) -> TrainingProgress:
+    """Return progress; what a trainer of another version did not write is not known."""
+
+    def known(name: str) -> float | None:
+        value = fields.get(name)
+        return None if value is None else float(value)
+
+    steps = fields.get("steps")
+    return TrainingProgress(
+        steps=None if steps is None else int(steps),
+        metrics={str(name): float(value) for name, value in dict(fields.get("metrics", {})).items()},
+        examples_per_second=known("examples_per_second"),
+        input_wait_share=known("input_wait_share"),
+        remaining_seconds=known("remaining_seconds"),
     )
 
 
@@ -158,8 +205,9 @@ def _decode(content: bytes, path: Path) -> TrainingStatus:
             final_step=None if final_step is None else int(final_step),
             reason=str(fields["reason"]),
             heartbeat_at=float(fields["heartbeat_at"]),
+            progress=_decoded(fields.get("progress", {})),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedFormatError(f"{path} is not a training journal ({type(error).__name__}: {error})") from error
     if version != FORMAT_VERSION or state not in _STATES:
         raise UnsupportedFormatError(

@@ -357,6 +357,7 @@ class Service:
             guard=guard,
             methods=methods,
             read_only=self._settings.read_only,
+            run=self._settings.run_dir,
             registry=self._registry,
             readiness=self._readiness,
             recorded=self._recorded,

@@ -16,6 +16,7 @@ from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.checkpoints.signing import Signer, SigningKey
 from understudy.checkpoints.signing import run_name as name_of_run
+from understudy.checkpoints.training import TrainingProgress
 from understudy.trainer.replica_state import ReplicaState, average
 from understudy.trainer.stopping import ResultsWatch, StopMode, stop_rule
 from understudy.trainer.trainer_errors import ModelError, StrategyError
@@ -136,9 +137,9 @@ class PublishCheckpoint(keras.callbacks.Callback):
         """Publish if ``save_freq`` is a number of steps that is reached."""
         del batch
         step = self._step
-        if self._journal is not None:
-            self._journal.record_step(step)
         self._logs = logs or {}
+        if self._journal is not None:
+            self._journal.record_step(step, TrainingProgress(metrics=self._training_metrics()))
         if isinstance(self._save_freq, int) and step // self._save_freq > self._published // self._save_freq:
             self._publish(final=False)
 
@@ -171,13 +172,16 @@ class PublishCheckpoint(keras.callbacks.Callback):
             self._run_dir.root,
             step=step,
             epoch=self._epoch,
-            metrics={name: value for name, value in self._logs.items() if not name.startswith("val_")},
+            metrics=self._training_metrics(),
             final=final,
             keep=self._keep,
             sign_key=self._sign_key,
             run_name=self._run_name,
         )
         self._published = step
+
+    def _training_metrics(self) -> dict[str, Any]:
+        return {name: value for name, value in self._logs.items() if not name.startswith("val_")}
 
     def _end_as_failed(self) -> None:
         if self._end is not None:

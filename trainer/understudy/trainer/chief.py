@@ -10,6 +10,7 @@ from typing import Self
 import keras
 
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
+from understudy.checkpoints.training import TrainingProgress
 from understudy.trainer.profiling import StepProfiler
 from understudy.trainer.progress import ProgressUpdate
 from understudy.trainer.publishing import ModelPublisher
@@ -86,7 +87,16 @@ class Chief:
 
     def advanced(self, update: ProgressUpdate) -> None:
         """Record the progress of the training."""
-        self._journal.record_step(update.step)
+        self._journal.record_step(
+            update.step,
+            TrainingProgress(
+                steps=update.steps,
+                metrics=update.metrics,
+                examples_per_second=update.examples_per_second or None,
+                input_wait_share=update.input_wait_share,
+                remaining_seconds=update.remaining_seconds,
+            ),
+        )
         if self._summaries is not None:
             self._summaries.write(update)
         if self._profiler is not None:

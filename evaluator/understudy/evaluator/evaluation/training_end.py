@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.training import TrainingStatus, read_training_status
 
@@ -109,6 +110,14 @@ class TrainingEndMonitor:
             return None
         missing = "no training began" if self._ended is None else "training is over, but nothing more was evaluated"
         return ServiceExit(reason=ExitReason.TIMED_OUT, message=f"{missing} for {self._timeout_seconds:g} s")
+
+
+def read_training(run: Path) -> TrainingStatus | None:
+    """Return the status of the training in a run folder; None if there is none that can be read."""
+    try:
+        return read_training_status(RunDir(run), now=time.time())
+    except (OSError, UnsupportedFormatError):
+        return None
 
 
 def _exit_after(status: TrainingStatus) -> ServiceExit:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from understudy.evaluator.evaluation.training_end import read_training
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
@@ -44,7 +46,7 @@ MAX_RENDERED: Final = 64
 MAX_STREAMS: Final = 256
 """The most pages that are updated live, and no more than half of the connections to the HTTP port."""
 
-PARTS: Final = ("state", "traffic", "curves", "checkpoints")
+PARTS: Final = ("state", "traffic", "training", "curves", "checkpoints")
 """The parts of the overview, which are updated each by itself."""
 
 _Answer = Callable[[PageCall], Awaitable[Response]]
@@ -63,6 +65,7 @@ class PageApp:
         guard: Checks who calls; None to admit every caller.
         methods: The gRPC methods, of which some do what callers do on the page.
         read_only: Whether nothing may be changed.
+        run: The run folder of the training; None if there is none.
         registry: The metrics.
         readiness: The state of the service.
         recorded: Notifies of new entries of the ledger.
@@ -79,6 +82,7 @@ class PageApp:
         guard: Guard | None,
         methods: ServedMethods,
         read_only: bool,
+        run: Path | None,
         registry: CollectorRegistry,
         readiness: Readiness,
         recorded: Notifier,
@@ -90,6 +94,7 @@ class PageApp:
         self._executor = executor
         self._views = Views(model.evaluator, settings, history)
         self._live = LiveReader(registry)
+        self._training_run = run
         self._feed = ChangeFeed(
             self._views.fingerprint,
             recorded=recorded,
@@ -203,6 +208,8 @@ class PageApp:
             values |= {"served": views.served(), "next": views.next(), "acts": acts}
         elif part == "traffic":
             values |= {"live": self._live.read()}
+        elif part == "training":
+            values |= {"training": None if self._training_run is None else read_training(self._training_run)}
         elif part == "curves":
             views.catch_up()
             values |= {"curves": views.curves(first)}
