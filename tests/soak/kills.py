@@ -38,7 +38,7 @@ def run(trial: Trial) -> None:
     checkpoints = min(CHECKPOINTS, max(2, kills // 4))
     run_dir = RunDir(trial.work / "run")
     state = {"kills": 0, "published": 0, "seconds_to_ready": 10.0} | trial.load_state()
-    data = _datasets(trial.work)
+    data = save_datasets(trial.work)
     publisher = NumberedCheckpoints(run_dir)
     state["published"] = len(run_dir.committed_steps())
     while state["kills"] < kills:
@@ -50,17 +50,17 @@ def run(trial: Trial) -> None:
         state["seconds_to_ready"] = ready or state["seconds_to_ready"]
         state["kills"] += 1
         trial.save_state(state)
-        found = _compare(run_dir, range(1, checkpoints + 1))
+        found = compare(run_dir, range(1, checkpoints + 1))
         trial.report(held=not found["duplicates"], kills=state["kills"], checkpoints=checkpoints, finished=False)
-    _finish(run_dir, data, step=checkpoints)
-    found = _compare(run_dir, range(1, checkpoints + 1))
+    finish(run_dir, data, step=checkpoints)
+    found = compare(run_dir, range(1, checkpoints + 1))
     held = not any(found.values())
     trial.report(held=held, kills=kills, checkpoints=checkpoints, datasets=len(DATASETS), finished=True, **found)
     if held:
         trial.finish()
 
 
-def _datasets(folder: Path) -> list[str]:
+def save_datasets(folder: Path) -> list[str]:
     """Write the datasets; return their options."""
     options = []
     for name, rows in DATASETS.items():
@@ -70,7 +70,7 @@ def _datasets(folder: Path) -> list[str]:
     return options
 
 
-def _start(run_dir: RunDir, *options: str) -> subprocess.Popen[str]:
+def start(run_dir: RunDir, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run_dir.root), *options]
     settings = ["--grpc-port=0", "--http-port=0", "--logical-cpus=2", "--poll-interval-seconds=0.05"]
     with (run_dir.root / "serve.log").open("a") as log:
@@ -86,7 +86,7 @@ def _start(run_dir: RunDir, *options: str) -> subprocess.Popen[str]:
 def _kill_once(run_dir: RunDir, data: list[str], chance: random.Random, seconds_to_ready: float) -> float | None:
     """Start an evaluator and kill it; return the time until it was ready, if that was awaited."""
     began = time.monotonic()
-    process = _start(run_dir, *data)
+    process = start(run_dir, *data)
     ready = None
     try:
         if chance.random() < 0.5:
@@ -115,11 +115,11 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> None:
         watchdog.join()
 
 
-def _finish(run_dir: RunDir, data: list[str], *, step: int) -> None:
+def finish(run_dir: RunDir, data: list[str], *, step: int) -> None:
     """Record that training is over, and let an evaluator finish."""
     with TrainingJournal(run_dir) as journal:
         journal.record_step(step)
-    process = _start(run_dir, *data, "--exit-when-finished")
+    process = start(run_dir, *data, "--exit-when-finished")
     try:
         process.communicate(timeout=_FINISH_SECONDS)
     finally:
@@ -129,7 +129,7 @@ def _finish(run_dir: RunDir, data: list[str], *, step: int) -> None:
         raise RuntimeError(f"the last evaluator ended with {process.returncode}; see {run_dir.root}/serve.log")
 
 
-def _compare(run_dir: RunDir, steps: range) -> dict[str, Any]:
+def compare(run_dir: RunDir, steps: range) -> dict[str, Any]:
     """Return the missing and the duplicate entries of the ledger and the results."""
     file = run_dir.evaluator / "ledger.sqlite"
     if not file.exists():

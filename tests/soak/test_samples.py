@@ -88,3 +88,10 @@ def test_a_training_comes_to_the_same_bits_though_it_was_killed_and_all_of_it_is
     assert result["SIGKILL"] + result["SIGTERM"] == 1
     assert (result["trainings"], result["equal"]) == (1, 1)
     assert result["scored"] == result["published"] > 0
+
+
+def test_an_evaluator_that_stands_by_takes_over_within_thirty_seconds_and_no_score_is_lost(tmp_path: Path) -> None:
+    result = soak("standby", 1, tmp_path)
+
+    assert result["kills"] == 1
+    assert result["longest_seconds"] < 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -53,7 +54,7 @@ class DirectoryLock:
         # The process id is informative; the lock works without it, for example on a full disk.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
 
     def release(self) -> None:
         """Release the lock if it is held. The file stays, because deleting it would cause a race."""
@@ -77,6 +78,8 @@ class DirectoryLock:
 
 
 def _read_holder(descriptor: int) -> str:
-    """Describe the holder of the lock, which may not have written its process id yet."""
-    content = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-    return f"process {content}" if content.isdecimal() else "another process"
+    """Describe the holder of the lock, which may not have written its process id and host yet."""
+    process, _, host = os.pread(descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
+    if not process.isdecimal():
+        return "another process"
+    return f"process {process} on {host}" if host else f"process {process}"

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from understudy.checkpoints.layout import LEASES_DIR, RESULTS_DIR
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
-from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.batching.engine import Engine, EngineSettings
@@ -57,7 +56,6 @@ LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"
 TABLES_DIR = "tables"
 
-_OWN_STATE_FOLDER = "give this one a state folder of its own with --state-dir (or UNDERSTUDY_STATE_DIR)"
 _MILLISECONDS = 1000.0
 
 
@@ -108,7 +106,7 @@ def start_components(
     following: NetworkFollowing | None,
     stack: ExitStack,
 ) -> Components:
-    """Build all components, beginning with the lock of the state folder, and start their threads.
+    """Build all components and start their threads. The caller holds the lock of the state folder.
 
     Args:
         settings: The operator's settings.
@@ -129,7 +127,6 @@ def start_components(
         ConfigurationError: The settings contradict each other.
         DeviceError: The devices are not available.
         LedgerError: The ledger cannot be read.
-        understudy.checkpoints.checkpoint_errors.LockHeldError: Another evaluator uses the state folder.
     """
     further = further_dataset(settings, _unique_names(datasets))
     scored = [dataset for dataset in datasets if dataset.name != further]
@@ -145,7 +142,6 @@ def start_components(
     if has_gpu(strategy):
         tuning = None
     found = FoundSettings() if tuning is None or tuning.found is None else tuning.found
-    _lock(settings, stack)
     wake = _WatcherWaker()
     records = _open_records(settings, monitor, scored, observer, stack, subscriptions=subscriptions, wake=wake)
     events = EventBuffer(None if records.outbox is None else records.ledger, wake=wake)
@@ -438,13 +434,6 @@ def _unique_names(datasets: Sequence[EvaluationDataset]) -> list[str]:
     if len(set(names)) < len(names):
         raise ConfigurationError(f"the datasets are called {names}; give each a name of its own")
     return names
-
-
-def _lock(settings: EvaluatorSettings, stack: ExitStack) -> None:
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
-    lock = DirectoryLock(settings.state_dir, alternative=_OWN_STATE_FOLDER)
-    lock.acquire()
-    stack.callback(lock.release)
 
 
 def _open_records(

@@ -11,7 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.checkpoint_errors import CheckpointError, LockHeldError
+from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.datasets.dataset import EvaluationDataset
@@ -68,6 +69,8 @@ _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
 
+_OWN_STATE_FOLDER = "give this one a state folder of its own with --state-dir (or UNDERSTUDY_STATE_DIR)"
+
 _FUTURES = FutureSink()
 
 _Token = TypeVar("_Token")
@@ -121,9 +124,25 @@ class Evaluator:
         self._ready = ReadySignal()
         self._device_listener: DeviceListener = lambda _state, _error: None
         self._stack = ExitStack()
+        self._lock = DirectoryLock(settings.state_dir, alternative=_OWN_STATE_FOLDER)
+        self._owns = False
         self._running: Components | None = None
         self._closing = False
         self._close_by = float("inf")
+
+    def own_state_dir(self) -> str:
+        """Lock the state folder before `start`, without waiting.
+
+        Returns:
+            Who uses it, if another evaluator does; empty if it is locked now.
+        """
+        if not self._owns:
+            try:
+                self._lock.acquire()
+            except LockHeldError as error:
+                return str(error)
+            self._owns = True
+        return ""
 
     def start(self) -> None:
         """Lock the state folder, open the ledger, build the replicas and start to watch the source.
@@ -140,6 +159,10 @@ class Evaluator:
         from understudy.evaluator.assembly import start_components
 
         with ExitStack() as undo:
+            if not self._owns:
+                self._lock.acquire()
+                self._owns = True
+            undo.callback(self._disown)
             self._running = start_components(
                 self._settings,
                 source=self._source,
@@ -168,7 +191,10 @@ class Evaluator:
         """
         self._closing = True
         self._close_by = time.monotonic() + timeout_seconds
-        self._stack.close()
+        try:
+            self._stack.close()
+        finally:
+            self._disown()
 
     def predict(
         self, inputs: Arrays, *, version: Version = "serving", deadline: float | None = None
@@ -585,6 +611,10 @@ class Evaluator:
                 handle.slot.try_out()
 
         return components.engine.run(work, examples=1)
+
+    def _disown(self) -> None:
+        self._owns = False
+        self._lock.release()
 
     def _tell_device_state(self, state: DeviceState, error: str) -> None:
         self._device_listener(state, error)

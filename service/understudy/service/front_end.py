@@ -50,7 +50,7 @@ class FrontEnd(Protocol):
         """
 
     async def start(self, methods: ServedMethods) -> None:
-        """Start to serve calls of these methods.
+        """Start to serve calls of these methods; called again, serve calls of other methods from now on.
 
         Raises:
             FrontEndError: The front end does not start.

@@ -64,6 +64,21 @@ def _rooted(app: ASGIApp, root_path: str) -> ASGIApp:
     return answer
 
 
+class ReplaceableApp:
+    """An ASGI application that passes requests on to another one, which can be replaced.
+
+    Attributes:
+        app: The other one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request as an ASGI application."""
+        await self.app(scope, receive, send)
+
+
 class HttpServer:
     """uvicorn on the running event loop and on a given socket.
 

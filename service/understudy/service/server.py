@@ -44,7 +44,7 @@ from understudy.service.page.page_app import PageApp
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.served_model import PredictionSampler, Predictor, ServedModel
-from understudy.service.services import RequestHandlers, all_services
+from understudy.service.services import RequestHandlers, all_services, standby_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
 from understudy.service.tls import ServerCertificates
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 """How often to check whether training has ended."""
+
+STANDBY_SECONDS = 0.25
+"""How often to check whether the state folder is free."""
 
 REFRESH_SECONDS = 1.0
 """How often to check whether certificates and callers have changed."""
@@ -140,6 +143,8 @@ class Service:
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
         self._fleet: FleetHandler | None = None
+        self._listens = False
+        self._http: tuple[http.HttpServer, http.ReplaceableApp] | None = None
         self._refusals = RefusalCounter(self._registry)
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
@@ -172,7 +177,14 @@ class Service:
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             link = self._link(grpc_port)
-            opened, history = await self._start_evaluator(stack, tracing, link)
+            opened, observer = await self._create_evaluator(tracing, link)
+            addresses = self._addresses(grpc_port, listener)
+            if self._settings.standby and not await self._stand_by(
+                stop, opened.evaluator, front_end, listener, certificates, addresses=addresses
+            ):
+                return ServiceExit(reason=ExitReason.SIGNALLED)
+            self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
+            history = await self._start_evaluator(stack, opened.evaluator, observer)
             samplers = await self._start_samplers(stack, opened.evaluator)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers), link)
@@ -182,7 +194,7 @@ class Service:
             routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard, methods).routes()]
             await self._start_http(stack, listener, routes, certificates)
             await self._start_front_end(stack, front_end, methods)
-            self._announce_progress(stack, opened.evaluator, grpc_port, listener.getsockname()[1])
+            self._announce_progress(stack, opened.evaluator, addresses)
             devices = self._watch_devices(stack, opened.evaluator)
             return await self._end_or_failure(stop, opened.evaluator, devices.failed)
 
@@ -276,9 +288,45 @@ class Service:
             return None
         return GrpcEvaluatorLink(settings, software_version=metadata.version("understudy"))
 
-    async def _start_evaluator(
-        self, stack: AsyncExitStack, tracing: Tracing | None, link: GrpcEvaluatorLink | None
-    ) -> tuple[NamedEvaluator, History]:
+    async def _stand_by(
+        self,
+        stop: asyncio.Event,
+        evaluator: Evaluator,
+        front_end: FrontEnd,
+        listener: socket.socket,
+        certificates: ServerCertificates | None,
+        *,
+        addresses: str,
+    ) -> bool:
+        """Wait while another evaluator uses the state folder, and answer that this server is not ready.
+
+        Returns False if ``stop`` was set first; then nothing answers any more.
+        """
+        user = await self._loop.run_in_executor(self._executor, evaluator.own_state_dir)
+        if not user:
+            return True
+        async with AsyncExitStack() as stack:
+            self._readiness.held_back = lambda: f"standing by: {user}"
+            await self._start_http(stack, listener, [], certificates)
+            await self._start_front_end(
+                stack, front_end, served_methods(standby_services(self._readiness), new_registry())
+            )
+            self._announce_listening(stack, addresses)
+            _log.info("standing by", reason=user)
+            while user and not stop.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), STANDBY_SECONDS)
+                user = await self._loop.run_in_executor(self._executor, evaluator.own_state_dir)
+            if stop.is_set():
+                await self._loop.run_in_executor(self._executor, evaluator.close)
+                return False
+            stack.pop_all()  # the service goes on with both ports
+        _log.info("taking over")
+        return True
+
+    async def _create_evaluator(
+        self, tracing: Tracing | None, link: GrpcEvaluatorLink | None
+    ) -> tuple[NamedEvaluator, ServiceObserver]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
         observer = ServiceObserver(
@@ -287,20 +335,21 @@ class Service:
             on_record=self._recorded.notify_threadsafe,
             traces=tracing is not None,
         )
-        self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
         create = functools.partial(create_evaluator, self._settings.location, evaluator_settings, observer, link=link)
         opened = await self._loop.run_in_executor(self._executor, create)
-        evaluator = opened.evaluator
         _freeze_heap()  # before the first model is loaded: frozen objects are never collected
+        return opened, observer
+
+    async def _start_evaluator(self, stack: AsyncExitStack, evaluator: Evaluator, observer: ServiceObserver) -> History:
         await self._loop.run_in_executor(self._executor, evaluator.start)
         stack.push_async_callback(self._close_evaluator, evaluator)
         monitor = evaluator.monitor
         history = History(evaluator.ledger, None if monitor is None else (monitor.dataset, monitor.metric))
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
-        return opened, history
+        return history
 
     async def _start_samplers(self, stack: AsyncExitStack, evaluator: Evaluator) -> Sequence[PredictionSampler]:
         """Start what follows a sample of the predictions, until the stack is closed."""
@@ -334,8 +383,15 @@ class Service:
         certificates: ServerCertificates | None,
     ) -> None:
         app = http.build_app(readiness=self._readiness, routes=routes, root_path=self._settings.root_path)
-        server = http.HttpServer(app, listener, certificates, max_connections=self._settings.max_http_connections)
-        await server.start()
+        if self._http is None:
+            replaceable = http.ReplaceableApp(app)
+            limit = self._settings.max_http_connections
+            server = http.HttpServer(replaceable, listener, certificates, max_connections=limit)
+            await server.start()
+            self._http = server, replaceable
+        else:
+            server, replaceable = self._http
+            replaceable.app = app
         stack.push_async_callback(server.stop)
 
     def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> RestApp:
@@ -420,13 +476,21 @@ class Service:
             ),
         )
 
-    def _announce_progress(self, stack: AsyncExitStack, evaluator: Evaluator, grpc_port: int, http_port: int) -> None:
+    def _addresses(self, grpc_port: int, listener: socket.socket) -> str:
         host = self._settings.host
-        addresses = f"grpc={host}:{grpc_port} http={host}:{http_port}"
+        return f"grpc={host}:{grpc_port} http={host}:{listener.getsockname()[1]}"
+
+    def _announce_listening(self, stack: AsyncExitStack, addresses: str) -> None:
+        """Write the address file until the stack is closed, and print the addresses, the first time."""
         if self._settings.address_file is not None:
             write_address_file(self._settings.address_file, addresses, tls=self._settings.tls_files is not None)
             stack.callback(self._settings.address_file.unlink, missing_ok=True)
-        self._announce(f"LISTENING {addresses}")
+        if not self._listens:
+            self._announce(f"LISTENING {addresses}")
+        self._listens = True
+
+    def _announce_progress(self, stack: AsyncExitStack, evaluator: Evaluator, addresses: str) -> None:
+        self._announce_listening(stack, addresses)
 
         def become_ready(step: int) -> None:
             self._readiness.become_ready()

@@ -173,6 +173,12 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
     )
 
 
+def standby_services(readiness: Readiness) -> tuple[Service, ...]:
+    """Return what a server answers that waits to take over: health."""
+    health = HealthHandler(readiness, [each.full_name for each in LIGHT_SERVICES])
+    return (foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch}),)
+
+
 def metrics_service(metrics: MetricsHandler) -> Service:
     """Return the service of the metrics, whose method ``/metrics`` calls as well."""
     return service(METRICS, OBSERVES, {"GetMetrics": metrics.get_metrics})

@@ -216,6 +216,13 @@ class ServeSettings:
             "has TLS."
         },
     )
+    standby: bool = field(
+        default=False,
+        metadata={
+            "help": "While another evaluator uses the state folder, wait instead of ending: answer that this server is "
+            "not ready, and take over when the other one ends or dies."
+        },
+    )
     model_name: str | None = field(
         default=None,
         metadata={
@@ -450,6 +457,8 @@ class ServeSettings:
             raise SettingsError("tracing_endpoint or tracing_sample is given without tracing; give it too")
 
     def _check_follow(self) -> None:
+        if self.standby and self.follow is not None:
+            raise SettingsError("standby goes without follow, with which this server has a state folder of its own")
         names = ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "name")
         given = [name for name in names if getattr(self, f"follow_{name}") is not None]
         if given and not addresses_of(self.follow):

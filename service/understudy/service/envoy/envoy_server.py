@@ -252,7 +252,7 @@ class EnvoyServer:
         return self._host.launched.port
 
     async def start(self, methods: ServedMethods) -> None:
-        """Start to serve calls, first those that have been waiting.
+        """Start to serve calls, first those that have been waiting; called again, serve calls of other methods.
 
         Raises:
             FrontEndError: Envoy does not listen.

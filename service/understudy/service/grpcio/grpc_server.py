@@ -86,6 +86,7 @@ class GrpcServer:
         )
         self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
         self._certificates = certificates
+        self._method_handlers: MethodHandlers | None = None
 
     def bind(self, host: str, port: int) -> int:
         """Bind a port, or any free port for 0, and return it.
@@ -109,10 +110,13 @@ class GrpcServer:
             server.add_secure_port(address, _credentials(self._certificates))
 
     async def start(self, methods: ServedMethods) -> None:
-        """Start to serve calls of these methods."""
-        method_handlers = MethodHandlers(methods)
+        """Start to serve calls of these methods; called again, serve calls of other methods from now on."""
+        if self._method_handlers is not None:
+            self._method_handlers.replace(methods)
+            return
+        self._method_handlers = MethodHandlers(methods)
         for server in self._servers:
-            server.add_generic_rpc_handlers((method_handlers,))
+            server.add_generic_rpc_handlers((self._method_handlers,))
             await server.start()
 
     async def drain(self, seconds: float) -> None:
@@ -344,6 +348,10 @@ class MethodHandlers(GenericHandler):
     """
 
     def __init__(self, methods: ServedMethods) -> None:
+        self.replace(methods)
+
+    def replace(self, methods: ServedMethods) -> None:
+        """Look up other methods from now on."""
         self._handlers = {path: _handler(served) for path, served in methods.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:

@@ -1,0 +1,76 @@
+"""A second evaluator of a run, which waits for the first one's state folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from testkit.checkpoints import Chief, ones
+from testkit.front_ends import FRONT_ENDS, GRPCIO
+from testkit.in_process import RunningService, running_service
+from understudy.service.service_errors import SettingsError
+from understudy.service.settings import ServeSettings
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(folder: Path, replicas: tuple[str, ...], stack: ExitStack, front_end: str = GRPCIO) -> RunningService:
+    settings: dict[str, Any] = {"run_dir": folder / "run", "standby": True}
+    state_dir = folder / "run" / "evaluator"
+    return stack.enter_context(
+        running_service(settings, {}, replicas=replicas, state_dir=state_dir, front_end=front_end)
+    )
+
+
+def health(service: RunningService, name: str = "understudy.v1.PredictionService") -> int:
+    with grpc.insecure_channel(service.grpc) as channel:
+        request = health_pb2.HealthCheckRequest(service=name)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=20).status)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_the_second_evaluator_says_that_it_stands_by_and_takes_over_when_the_first_ends(
+    chief: Chief, replicas: tuple[str, ...], tmp_path: Path, stack: ExitStack, front_end: str
+) -> None:
+    chief.publish(10)
+    with ExitStack() as first_stack:
+        first = start(tmp_path, replicas, first_stack)
+        assert first.wait_ready() == 10
+        second = start(tmp_path, replicas, stack, front_end)
+        ready = httpx.get(f"http://{second.http}/readyz")
+        assert (ready.status_code, second.answers("/healthz")) == (503, 200)
+        assert "standing by" in ready.text
+        assert "is in use by process" in ready.text
+        assert health(second) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert first.client().predict({"x": ones(1)}).step == 10
+    assert second.wait_ready() == 10
+    assert health(second) == health_pb2.HealthCheckResponse.SERVING
+    assert second.client().predict({"x": ones(1)}).step == 10
+    assert second.answers("/metrics") == 200
+
+
+def test_one_that_stands_by_ends_when_it_is_told_to(
+    chief: Chief, replicas: tuple[str, ...], tmp_path: Path, stack: ExitStack
+) -> None:
+    chief.publish(10)
+    first = start(tmp_path, replicas, stack)
+    first.wait_ready()
+    with ExitStack() as second_stack:
+        start(tmp_path, replicas, second_stack)
+    assert first.client().predict({"x": ones(1)}).step == 10
+
+
+def test_a_server_that_follows_does_not_stand_by() -> None:
+    with pytest.raises(SettingsError, match=r"^standby goes without follow"):
+        ServeSettings(follow="127.0.0.1:8500", standby=True)
