@@ -61,7 +61,8 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "traffic": frozenset({"calls"}),
     "tracing": frozenset({"calls", "service_errors"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
-    "page": frozenset({"calls", "readiness", "rest", "served_model"}),
+    "figures": frozenset(),
+    "page": frozenset({"calls", "figures", "readiness", "rest", "served_model"}),
     "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
     "envoy": frozenset(
         {"calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}

@@ -33,6 +33,7 @@ PATHS = (
     "/checkpoints/30",
     f"/checkpoints/{REFUSED_STEP}",
     "/compare?first=10&second=20",
+    "/tables?first=10&second=20&dataset=test",
     "/acts/compare?first=10&second=20",
 )
 
@@ -196,6 +197,10 @@ def test_a_comparison_and_a_life_are_shown(service: RunningService, tabs: Tabs) 
     page.get_by_label("Dataset").select_option("test")
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("h1")).to_contain_text("step 20 beside step 10")
+    page.goto(url(service, "/checkpoints/20"))
+    page.get_by_role("link", name="Confusion, curves and reliability on test").click()
+    expect(page.locator("h3").first).to_have_text("Residuals")
+    assert page.locator("figure svg .bar").count() > 3
     page.goto(url(service, "/checkpoints/20"))
     events = page.get_by_role("region", name="Life of the checkpoint").locator("tbody th").all_inner_texts()
     assert events[:5] == ["committed", "seen", "verified", "loaded", "warmed up"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.cli.command_errors import CommandError
-from understudy.cli.report_figures import shown, table
+from understudy.service.figures.figures import shown, table
 
 DETAILED = 5
 """The distributions of so many features are shown: those with the largest indices."""

@@ -374,6 +374,10 @@ class Evaluator:
         queries = self._started_components().example_queries
         return queries.tables(self._resolve(version), self._scored_dataset(dataset))
 
+    def has_tables(self, record: EvaluationRecord) -> bool:
+        """Return whether tables were recorded with an evaluation."""
+        return self._started_components().example_queries.has_tables(record)
+
     def examples(
         self,
         kind: ExampleKind,

@@ -101,6 +101,10 @@ class ExampleQueries:
             record=record, content={name: value for name, value in content.items() if name != "outcomes"}
         )
 
+    def has_tables(self, record: EvaluationRecord) -> bool:
+        """Return whether tables were recorded with an evaluation."""
+        return self._tables.path(record.sequence).exists()
+
     def examples(
         self,
         kind: ExampleKind,

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from markupsafe import Markup
+
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import NotEvaluableError, VersionNotFoundError
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, Interval
+from understudy.service.figures.outputs import output_sections
 from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:
@@ -76,6 +79,23 @@ def recorded(evaluator: Evaluator, first: int, second: int) -> list[ComparedData
         if not found:
             raise VersionNotFoundError(f"step {step} has no score in the ledger, so there is nothing to compare")
     return [_recorded(evaluator, scores[0][name], scores[1][name]) for name in scores[0] if name in scores[1]]
+
+
+def recorded_tables(evaluator: Evaluator, dataset: str, steps: Sequence[int]) -> dict[str, object]:
+    """Return the sections of what was recorded with the evaluations of steps on a dataset, the title and notes. Blocks.
+
+    Raises:
+        VersionNotFoundError: A step has no such evaluation, or none with tables.
+        DatasetNotFoundError: There is no such dataset, and no evaluation on one of that name.
+        LedgerError: The tables cannot be read.
+    """
+    contents = [(f"step {step}", evaluator.tables(dataset, version=step).content) for step in steps]
+    outputs = dict.fromkeys(name for _, content in contents for name in content["outputs"])
+    return {
+        "title": f"{' beside '.join(version for version, _ in contents)} on {dataset}",
+        "sections": [Markup("".join(output_sections(name, contents))) for name in outputs],  # noqa: S704 - it escapes
+        "notes": list(dict.fromkeys(note for _, content in contents for note in content["notes"])),
+    }
 
 
 def _newest_scores(evaluator: Evaluator, step: int) -> dict[str, EvaluationRecord]:

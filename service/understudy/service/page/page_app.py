@@ -29,7 +29,7 @@ from understudy.service.calls.status import UnsupportedError
 from understudy.service.page.acts import FIRST, SECOND, Act, Confirmations
 from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
-from understudy.service.page.comparing import recorded
+from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.history import History
 from understudy.service.page.live_numbers import LiveReader
 from understudy.service.page.page_call import PageCall
@@ -126,6 +126,7 @@ class PageApp:
             self._route("/checkpoints/{step}", self.checkpoint),
             self._route("/checkpoints/{step}/life", self.life),
             self._route("/compare", self.compare),
+            self._route("/tables", self.tables),
             self._route("/acts/{act}", self._acts.confirm),
             *self._acts.routes(),
             self._route("/static/{name}", self.static),
@@ -172,6 +173,15 @@ class PageApp:
         return HTMLResponse(
             self._renderer.page("comparison.html", call, first=first, second=second, compared=compared, acts=acts)
         )
+
+    async def tables(self, call: PageCall) -> Response:
+        """Return the tables that were recorded with the evaluations of one version, or of two beside each other."""
+        dataset = call.request.query_params.get("dataset", "")
+        steps = [step for step in (asked(call, FIRST), asked(call, SECOND)) if step is not None]
+        if not dataset or not steps:
+            raise InvalidInputError("a dataset and a step are needed, such as /tables?dataset=test&first=100")
+        content = await self._run(partial(recorded_tables, self._model.evaluator, dataset, steps))
+        return HTMLResponse(self._renderer.page("tables.html", call, steps=steps, **content))
 
     async def static(self, call: PageCall) -> Response:
         """Return a file of the package."""

@@ -163,6 +163,7 @@ class CheckpointView:
         life: What happened to it, in this order.
         entries: Every entry of the ledger about its step, the newest first.
         exists: Whether it can be loaded.
+        tables: The datasets with tables that were recorded with its score.
     """
 
     row: CheckpointRow
@@ -170,6 +171,7 @@ class CheckpointView:
     life: Sequence[LifeLine]
     entries: Sequence[EvaluationRecord]
     exists: bool
+    tables: Sequence[str]
 
 
 class Views:
@@ -298,12 +300,14 @@ class Views:
             raise VersionNotFoundError(f"there is no checkpoint of step {step}, and no entry about one")
         digest = info.digest if info is not None else entries[-1].checkpoint_digest if entries else ""
         life = self._evaluator.life_of(step)
+        row = _row(step, info, status, entries)
         return CheckpointView(
-            row=_row(step, info, status, entries),
+            row=row,
             digest=digest,
             life=_life(digest, life, entries),
             entries=entries[::-1],
             exists=info is not None,
+            tables=[score.dataset for score in row.scores if self._evaluator.has_tables(score)],
         )
 
     def row(self, step: int) -> CheckpointRow:

@@ -1,4 +1,7 @@
-"""Figures of a report as inline SVG, each with the table of its data."""
+"""Figures as inline SVG, each with the table of its data. They are styled by classes alone.
+
+The style sheet has the classes ``.c0`` to ``.c7`` for colours and ``.shade0`` to ``.shade10`` for shades.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 _WIDTH, _HEIGHT = 360, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 12, 44
 _COLOURS = 8
-"""The colours of the style sheet, ``.c0`` to ``.c7``."""
+SHADES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +62,7 @@ def matrix(names: Sequence[str], counts: Sequence[Sequence[int]], *, caption: st
 
 
 def _shaded(row: Sequence[int], count: int) -> str:
-    share = count / max(sum(row), 1)
-    return f'<td style="background:rgb(var(--accent) / {0.75 * share:.2f})">{count}</td>'
+    return f'<td class="shade{round(SHADES * count / max(sum(row), 1))}">{count}</td>'
 
 
 def line_figure(
