@@ -19,6 +19,7 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 21
 	@echo
 	@echo "  make demo KEEP=1     leave the service running afterwards"
+	@echo "  make demo OPEN=1     open its page in the browser"
 	@echo "  make demo SCRIPT=1   serve and score what a plain Keras script writes"
 	@echo "  make test T='tests/checkpoints -k pinned'   run some of the tests"
 	@echo "  make bench BENCH=quick                      does it all run? one round of half a second each"
@@ -44,7 +45,7 @@ $(VENV)/.installed: pyproject.toml clients/pyproject.toml $(addprefix requiremen
 
 .PHONY: demo
 demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it score, swap and serve
-	$(BIN)/understudy demo $(if $(KEEP),--keep) $(if $(SCRIPT),--script)
+	$(BIN)/understudy demo $(if $(KEEP),--keep) $(if $(SCRIPT),--script) $(if $(OPEN),--open)
 
 .PHONY: test
 test: $(VENV)/.installed ## Run the tests
@@ -153,6 +154,11 @@ format: $(VENV)/.installed ## Format the code and apply automatic fixes
 .PHONY: reference
 reference: $(VENV)/.installed ## Generate the reference tables of metrics and settings from the code
 	$(BIN)/python tools/reference.py
+
+.PHONY: screenshots
+screenshots: $(VENV)/.installed ## Run the demo, and take the pictures of its page for the docs
+	tools/fetch_browser.sh
+	$(BIN)/python -m tools.screenshots
 
 .PHONY: dashboards
 dashboards: $(VENV)/.installed ## Write the dashboards for Grafana and the rules of the objectives into deploy/

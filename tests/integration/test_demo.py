@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,11 +19,11 @@ from understudy.clients import Client
 _SECONDS = 240
 
 
-def _demo(*arguments: str) -> str:
+def _demo(*arguments: str, **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     completed = subprocess.run(
         [sys.executable, "-m", "understudy.cli", "demo", *arguments],
-        env={**environment, **preloaded()},
+        env={**environment, **preloaded(), **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -43,8 +44,14 @@ def kept() -> Iterator[list[psutil.Process]]:
 
 
 @pytest.mark.timeout(_SECONDS)
-def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(kept: list[psutil.Process]) -> None:
-    story = _demo("--keep")
+def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(
+    kept: list[psutil.Process], tmp_path: Path
+) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    story = _demo("--keep", "--open", BROWSER=f"{browser} %s")
     pid = re.search(r"kill (\d+)", story)
     target = re.search(r"status --target (\S+)", story)
     assert pid
@@ -54,6 +61,8 @@ def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(kept: list
 
     assert "10 checkpoints were scored while predictions flowed" in story
     assert "0 failed" in story
+    shown = story.index(f"shows what it does at {opened.read_text().strip()}")
+    assert shown < story.index("worker 0")
     with Client(target[1]) as client:
         assert client.status().serving_step == 1000
     service.send_signal(signal.SIGTERM)

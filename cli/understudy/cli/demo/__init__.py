@@ -17,7 +17,8 @@ from understudy.cli.demo.script import run_script_demo
 @click.option(
     "--script", is_flag=True, help="Train with a plain Keras script instead, which does not import Understudy."
 )
-def command(*, keep: bool, script: bool) -> None:
+@click.option("--open", "opens", is_flag=True, help="Open the service's page in the browser.")
+def command(*, keep: bool, script: bool, opens: bool) -> None:
     """Train on two workers beside an evaluator that scores and serves every checkpoint.
 
     A job of two workers and an evaluator under one TF_CONFIG learns handwritten digits. Each checkpoint is picked up,
@@ -25,6 +26,6 @@ def command(*, keep: bool, script: bool) -> None:
     predictions for a few digits, which it draws. It exits with status 0 if all checks passed.
     """
     folder = Path(tempfile.mkdtemp(prefix="understudy-demo-"))
-    (run_script_demo if script else run_cluster_demo)(folder, keep=keep)
+    (run_script_demo if script else run_cluster_demo)(folder, keep=keep, opens=opens)
     if not keep:
         shutil.rmtree(folder)

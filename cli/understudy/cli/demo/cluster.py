@@ -27,8 +27,8 @@ _TRAINING_SECONDS = 120.0
 Cluster = dict[str, list[str]]
 
 
-def run_cluster_demo(folder: Path, *, keep: bool) -> None:
-    """Run the demo in ``folder``, and leave the evaluator running if requested.
+def run_cluster_demo(folder: Path, *, keep: bool, opens: bool) -> None:
+    """Run the demo in ``folder``, and leave the evaluator running and open its page if requested.
 
     Raises:
         click.ClickException: A check failed.
@@ -39,6 +39,7 @@ def run_cluster_demo(folder: Path, *, keep: bool) -> None:
     with ProcessGroup() as processes:
         evaluator = processes.add(_start_evaluator(folder, cluster))
         service = DemoService.once_listening(evaluator, printer)
+        service.announce_page(printer, opens=opens)
         with ServedTraining(service, load_split("test").x[:8], printer) as served:
             workers = [processes.add(_start_worker(folder, index, cluster, printer)) for index in range(WORKERS)]
             served.predict_from_now_on()
@@ -59,7 +60,7 @@ def _cluster() -> Cluster:
 
 def _start_evaluator(folder: Path, cluster: Cluster) -> DemoProcess:
     extra = ["--grpc-port", "0", "--http-port", "0", "--logical-cpus", str(REPLICAS)]
-    extra += ["--gate", _GATE, "--when-undecided", "serve"]
+    extra += ["--gate", _GATE, "--when-undecided", "serve", "--tables"]
     return _start_task(folder, "evaluator", 0, cluster=cluster, extra=extra)
 
 

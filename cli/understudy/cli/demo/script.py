@@ -21,8 +21,8 @@ _DISCOVERY_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 
-def run_script_demo(folder: Path, *, keep: bool) -> None:
-    """Run the demo in ``folder``, and leave the service running if requested.
+def run_script_demo(folder: Path, *, keep: bool, opens: bool) -> None:
+    """Run the demo in ``folder``, and leave the service running and open its page if requested.
 
     Raises:
         click.ClickException: A check failed.
@@ -37,6 +37,7 @@ def run_script_demo(folder: Path, *, keep: bool) -> None:
     with ProcessGroup() as processes:
         process = processes.add(_start_service(folder, checkpoints))
         service = DemoService.once_listening(process, printer)
+        service.announce_page(printer, opens=opens)
         with ServedTraining(service, test.x[:8], printer) as served:
             training = processes.add(_start_script(folder, script, checkpoints, printer))
             served.predict_from_now_on()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -36,12 +37,20 @@ class DemoService:
         printer.say(process.name, f"listens on {target} (gRPC) and {http_target} (HTTP), waits for a checkpoint")
         return cls(process=process, target=target, http_target=http_target)
 
+    def announce_page(self, printer: ProgressPrinter, *, opens: bool) -> None:
+        """Print the address of the page, and open it in the browser if requested."""
+        url = f"http://{self.http_target}/"
+        printer.say(self.process.name, f"shows what it does at {url}")
+        if opens and not webbrowser.open(url):
+            printer.say("demo", f"found no browser; open {url} in one")
+
     def print_next_steps(self, printer: ProgressPrinter, *, kept: bool) -> None:
         """Print the next commands to type."""
         printer.heading("The service is still running. Type next" if kept else "Type next")
         if kept:
             printer.text(f"  .venv/bin/understudy status --target {self.target}")
             printer.text(f"  .venv/bin/understudy watch --target {self.target}")
+            printer.text(f"  http://{self.http_target}/ in a browser")
             printer.text(f"  curl http://{self.http_target}/metrics")
             printer.text(
                 f"  kill {self.process.pid}        # it drains and ends; its files are beside {self.process.log}"
