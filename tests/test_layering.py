@@ -39,6 +39,7 @@ EVALUATOR_PACKAGES: Mapping[str, frozenset[str]] = {
     "records": frozenset({"datasets"}),
     "serving": frozenset({"datasets", "records"}),
     "evaluation": frozenset({"batching", "datasets", "model", "records", "serving"}),
+    "sharding": frozenset({"batching", "datasets", "evaluation", "model", "serving"}),
 }
 """The packages of the evaluator, and the other packages that each may import."""
 

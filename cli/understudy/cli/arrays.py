@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.cli.command_errors import CommandError
-from understudy.experiments.example_arrays import FoundExamples, find_examples, find_inputs, read_arrays
+from understudy.experiments.example_arrays import FoundExamples, find_examples, find_inputs, portable, read_arrays
 from understudy.experiments.experiment_errors import ExampleError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str]
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as `numpy.savez` does; bfloat16, which the format lacks, becomes float32, bytes fixed-width."""
-    portable = {name: _portable(array) for name, array in arrays.items()}
+    portable = {name: portable(array) for name, array in arrays.items()}
     try:
         with file.open("wb") as sink:
             np.savez(sink, allow_pickle=False, **portable)
@@ -109,9 +109,3 @@ def _reported(find: Callable[[], T], file: Path) -> T:
 
 def _sliced(arrays: Mapping[str, Array], examples: slice) -> dict[str, Array]:
     return {name: array[examples] for name, array in arrays.items()}
-
-
-def _portable(array: Array) -> Array:
-    if array.dtype.name == "bfloat16":
-        return array.astype(np.float32)
-    return array.astype("S") if array.dtype.kind == "O" else array

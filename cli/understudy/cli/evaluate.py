@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import ordered, print_json, print_slices, print_table
+from understudy.cli.run_checkpoint import (
+    RunCheckpoints,
+    check_for_server,
+    checkpoint_options,
+    pool_maker,
+    workers_option,
+)
 from understudy.cli.scoring_options import (
     batch_size_option,
     counted_batches,
@@ -25,8 +35,8 @@ if TYPE_CHECKING:
 
 
 @click.command("evaluate")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-@version_option("The version to score; loaded on demand. The serving version by default.")
+@click.argument("files", type=click.Path(exists=True, path_type=Path), nargs=-1)
+@version_option("The version to score; loaded on demand. By default the serving version, with --run-dir the best.")
 @metric_option
 @slice_option
 @slice_min_examples_option
@@ -48,42 +58,59 @@ if TYPE_CHECKING:
 )
 @batch_size_option
 @click.option(
-    "--dataset", metavar="NAME", help="Score on this dataset of the server, which records it, instead of FILE."
+    "--dataset", metavar="NAME", help="Score on this dataset of the server, which records it, instead of FILES."
 )
 @click.option(
     "--step", "steps", metavar="N,M,...", help="The steps to score on --dataset; the serving version by default."
 )
 @json_option("Print one JSON object per result.")
+@workers_option
+@checkpoint_options
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
-    file: Path | None,
+    files: tuple[Path, ...],
     version: Version | None,
     metrics: tuple[Metric, ...],
     batch_size: int,
     dataset: str | None,
     steps: str | None,
     as_json: bool,
+    workers: int,
+    run: RunCheckpoints,
     settings: ConnectionSettings,
     **parts: Any,
 ) -> None:
-    """Score a version on the examples of FILE, or on a dataset of the server.
+    """Score a version on the examples of FILES, or on a dataset of the server.
 
-    FILE is an .npz file with every input and every target under the names of the model's inputs and outputs (a single
-    input may also be called x, a single target y), and optionally sample_weight, a weight for each example, and the
-    features that --slice names. A dataset is scored with the slices and intervals that the server is set to.
+    For a server, there is one .npz file with every input and every target under the names of the model's inputs and
+    outputs (a single input may also be called x, a single target y), and optionally sample_weight, a weight for each
+    example, and the features that --slice names. A dataset is scored with the slices and intervals that the server is
+    set to.
+
+    With --run-dir, no server is needed: the checkpoint is read from the run, and --workers processes compute its
+    outputs. FILES are then .npz files, TFRecord files or folders of them, or one saved tf.data folder.
     """
-    if (file is None) == (dataset is None):
-        raise click.UsageError(f"Got {'neither' if file is None else 'both'} FILE and --dataset; give one of them.")
+    if bool(files) == (dataset is not None):
+        raise click.UsageError(f"Got {'both' if files else 'neither'} FILES and --dataset; give one of them.")
+    if run.is_given:
+        if dataset is not None:
+            raise click.UsageError(
+                "--dataset is of a server, and goes without --run-dir and --checkpoints; give FILES."
+            )
+        result = _score_locally(run, files, batch_size, workers, version=version, metrics=metrics, **parts)
+        _show(result, as_json=as_json)
+        return
+    check_for_server(files, workers)
     if steps is not None and (dataset is None or version is not None):
         raise click.UsageError("--step goes with --dataset, and instead of --version.")
     if metrics and dataset is not None:
-        raise click.UsageError("--metric goes with FILE; a dataset is scored with the compiled metrics.")
+        raise click.UsageError("--metric goes with FILES; a dataset is scored with the compiled metrics.")
     if dataset is not None and (parts["slices"] or parts["resamples"]):
-        raise click.UsageError("--slice and --resamples go with FILE; for a dataset they are settings of the server.")
+        raise click.UsageError("--slice and --resamples go with FILES; for a dataset they are settings of the server.")
     with connected(settings) as client:
-        if file is not None:
-            result = _score_file(client, file, batch_size, version=version, metrics=metrics, **parts)
+        if files:
+            result = _score_file(client, files[0], batch_size, version=version, metrics=metrics, **parts)
             _show(result, as_json=as_json)
             return
         for chosen in [version] if steps is None else _parsed(steps):
@@ -103,6 +130,64 @@ def _score_file(client: Client, file: Path, batch_size: int, **options: Any) -> 
     examples = examples_to_score(file, client.metadata(), options["slices"])
     with progress_bar(f"scoring {file.name}") as advance:
         return client.evaluate(counted_batches(examples, batch_size, advance), **options)
+
+
+def _score_locally(
+    run: RunCheckpoints, files: tuple[Path, ...], batch_size: int, workers: int, **options: Any
+) -> EvaluateResult:
+    from understudy.checkpoints.checkpoint_errors import CheckpointError
+    from understudy.clients import EvaluateResult, Interval, SliceScore
+    from understudy.evaluator.evaluation.breakdown import BreakdownOptions
+    from understudy.evaluator.evaluation.slices import parse_slices
+    from understudy.evaluator.evaluator_errors import EvaluatorError
+    from understudy.evaluator.sharding.evaluate import evaluate_files
+    from understudy.evaluator.sharding.work import DataSource, Work
+    from understudy.evaluator.types import MetricSpec
+    from understudy.experiments import ExperimentError
+
+    with ExitStack() as stack:
+        stack.enter_context(reported(EvaluatorError, ExperimentError, CheckpointError))
+        step, model = stack.enter_context(run.opened(options["version"]))
+        advance = stack.enter_context(progress_bar(f"scoring step {step}"))
+        found = evaluate_files(
+            Work(model=model, data=DataSource(name="files", paths=files), batch_size=batch_size),
+            step=step,
+            metrics=tuple(MetricSpec(name=metric.name, config=metric.config) for metric in options["metrics"]),
+            breakdown=BreakdownOptions(
+                slices=parse_slices(options["slices"]),
+                slice_min_examples=options["slice_min_examples"],
+                resamples=options["resamples"],
+                confidence=options["confidence"],
+            ),
+            make_pool=pool_maker(workers) if workers > 1 else None,
+            progress=advance,
+        )
+
+    def shown(intervals: Mapping[str, Any]) -> dict[str, Interval]:
+        return {name: Interval(low=each.low, high=each.high) for name, each in intervals.items()}
+
+    return EvaluateResult(
+        metrics=found.metrics,
+        examples=found.examples,
+        batches=found.batches,
+        step=found.step,
+        waiting_seconds=found.waiting_seconds,
+        computing_seconds=found.computing_seconds,
+        notes=found.notes,
+        intervals=shown(found.intervals),
+        slices=tuple(
+            SliceScore(
+                name=part.name,
+                examples=part.examples,
+                metrics=part.metrics,
+                intervals=shown(part.intervals),
+                notes=part.notes,
+            )
+            for part in found.slices
+        ),
+        resamples=found.resamples,
+        confidence=found.confidence,
+    )
 
 
 def _score_dataset(client: Client, dataset: str, version: Version | None) -> Evaluation:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.checkpoints.signing import accepted_keys
 from understudy.cli.command_errors import CommandError, reported
+from understudy.cli.run_checkpoint import RunCheckpoints, checkpoint_options
 from understudy.evaluator.evaluator_errors import EvaluatorError
-from understudy.service.service_errors import SettingsError
-from understudy.service.settings import ServeSettings
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.export import ExportFormat
@@ -34,32 +31,8 @@ class _StepType(click.ParamType["_Step"]):
         return self.fail(f"{text!r} is neither a step nor best or latest.", param, ctx)
 
 
-def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(flag, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help=help_text)
-
-
 @click.command("export")
-@_folder("--run-dir", "The run folder.")
-@_folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given.")
-@_folder("--state-dir", "The evaluator's state folder, if not the default.")
-@click.option(
-    "--experiment",
-    metavar="EXPERIMENT",
-    help="Builds the model of weights-only checkpoints, as for serve.",
-)
-@click.option(
-    "--allow-unsafe-models",
-    is_flag=True,
-    help="Convert models that name any class, function or operation, as for serve.",
-)
-@click.option(
-    "--require-signature",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Export only a checkpoint that is signed with the private key of this public key, as for serve.",
-)
-@click.option("--run-name", metavar="NAME", help="The name of the run for which it is signed, as for serve.")
+@checkpoint_options
 @click.option(
     "--step",
     type=_StepType(),
@@ -86,13 +59,7 @@ def _folder(flag: str, help_text: str) -> Callable[[Callable[..., Any]], Callabl
 )
 def command(
     *,
-    run_dir: Path | None,
-    checkpoints: Path | None,
-    state_dir: Path | None,
-    experiment: str | None,
-    allow_unsafe_models: bool,
-    require_signature: tuple[Path, ...],
-    run_name: str | None,
+    run: RunCheckpoints,
     step: _Step,
     form: ExportFormat,
     output: Path,
@@ -106,22 +73,10 @@ def command(
     No server needs to run. The best checkpoint is there even if the trainer has deleted its own copy. A
     SavedModel has one signature, serving_default, with the names of the model's inputs and outputs.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
-    from understudy.evaluator.model.export import CheckpointExporter
-    from understudy.experiments import ExperimentError, load_experiment
+    from understudy.experiments import ExperimentError
 
-    try:
-        settings = ServeSettings(run_dir=run_dir, checkpoints=checkpoints, state_dir=state_dir)
-    except SettingsError as error:
-        raise click.UsageError(str(error)) from error
     with reported(EvaluatorError, ExperimentError, CheckpointError):
-        build_model = None if experiment is None else load_experiment(experiment).build_model
-        store = CheckpointExporter(
-            run_dir=run_dir,
-            state_dir=settings.evaluator_state_dir,
-            build_model=build_model,
-            allow_unsafe_models=allow_unsafe_models,
-            accepted=accepted_keys(require_signature, run=run_name, folder=settings.location.folder),
-        )
+        store = run.exporter()
         chosen = store.resolve(step)
         try:
             written = store.export(chosen, output, form)

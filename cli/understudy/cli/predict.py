@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
+from understudy.cli.run_checkpoint import (
+    RunCheckpoints,
+    check_for_server,
+    checkpoint_options,
+    pool_maker,
+    workers_option,
+)
+from understudy.cli.scoring_options import progress_bar
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,38 +31,58 @@ _SHOWN_ROWS: Final = 20
 
 
 @click.command("predict")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@version_option("A version that is loaded; the serving version by default.")
+@click.argument("files", type=click.Path(exists=True, path_type=Path), nargs=-1, required=True)
+@version_option("A version that is loaded, by default the serving one; with --run-dir any, by default the best.")
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
     default=256,
     show_default=True,
     metavar="N",
-    help="Examples per request.",
+    help="Examples per request or batch.",
 )
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Write every output under its name, and the step that computed each example under 'step'.",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz|DIR",
+    help="Write every output under its name, and the step that computed each example under 'step'. With --run-dir, a "
+    "folder with a file for each part of the data.",
 )
 @json_option("Print one JSON object per batch: step, first_example, and outputs as nested lists by name.")
+@workers_option
+@checkpoint_options
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
-    file: Path,
+    files: tuple[Path, ...],
     version: Version | None,
     batch_size: int,
     output: Path | None,
     as_json: bool,
+    workers: int,
+    run: RunCheckpoints,
     settings: ConnectionSettings,
 ) -> None:
-    """Send the examples of FILE to a server and show the model's outputs.
+    """Send the examples of a file to a server and show the model's outputs, or write those of many FILES.
 
-    FILE is a .npy file with the model's only input, or an .npz file with every input under its name (a single input may
-    also be called x, and arrays without names go by their order). Other arrays in it are ignored.
+    For a server, there is one file: a .npy file with the model's only input, or an .npz file with every input under its
+    name (a single input may also be called x, and arrays without names go by their order). Other arrays in it are
+    ignored.
+
+    With --run-dir, no server is needed: --workers processes compute the outputs of a checkpoint of the run and write
+    them to the folder --output, one file for each part of the data and in the end manifest.json. A command that was
+    interrupted goes on where it ended. FILES are then such files, TFRecord files or folders of them, or one saved
+    tf.data folder.
     """
+    if run.is_given:
+        if output is None:
+            raise click.UsageError("--run-dir and --checkpoints go with --output DIR.")
+        _write_folder(run, files, output, version=version, batch_size=batch_size, workers=workers)
+        return
+    check_for_server(files, workers)
+    if output is not None and output.is_dir():
+        raise click.UsageError(f"--output {output} is a folder, which goes with --run-dir; give FILE.npz.")
+    (file,) = files
     with connected(settings) as client:
         results = _predictions(client, file, version, batch_size)
         if output is not None:
@@ -61,6 +91,38 @@ def command(
             _print_as_json(results)
         else:
             _print_as_table(list(results))
+
+
+def _write_folder(
+    run: RunCheckpoints,
+    files: tuple[Path, ...],
+    output: Path,
+    *,
+    version: Version | None,
+    batch_size: int,
+    workers: int,
+) -> None:
+    from understudy.checkpoints.checkpoint_errors import CheckpointError
+    from understudy.evaluator.evaluator_errors import EvaluatorError
+    from understudy.evaluator.sharding.predict import predict_files
+    from understudy.evaluator.sharding.work import DataSource, Work
+    from understudy.experiments import ExperimentError
+
+    with ExitStack() as stack:
+        stack.enter_context(reported(EvaluatorError, ExperimentError, CheckpointError))
+        step, model = stack.enter_context(run.opened(version))
+        advance = stack.enter_context(progress_bar(f"predicting with step {step}"))
+        data = DataSource(name="files", paths=files, inputs_only=True)
+        written = predict_files(
+            Work(model=model, data=data, batch_size=batch_size),
+            output,
+            step=step,
+            make_pool=pool_maker(workers),
+            progress=advance,
+        )
+    click.echo(f"wrote {written.examples} examples of step {step} to {written.files} files in {written.folder}")
+    for note in written.notes:
+        click.echo(f"note: {note}")
 
 
 def _predictions(client: Client, file: Path, version: Version | None, batch_size: int) -> Iterator[PredictResult]:

@@ -78,6 +78,13 @@ def read_arrays(file: Path) -> dict[str, Array]:
         ) from error
 
 
+def portable(array: Array) -> Array:
+    """Return an array of a dtype that these files have: bfloat16 becomes float32, and bytes have a fixed width."""
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    return array.astype("S") if array.dtype.kind == "O" else array
+
+
 def input_keys(inputs: Sequence[Tensor]) -> list[tuple[str, ...]]:
     """Return the keys under which each input is looked up, the preferred one first."""
     return _keys(inputs, _INPUT_ALIASES, first=0)

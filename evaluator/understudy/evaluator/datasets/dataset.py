@@ -55,6 +55,13 @@ class EvaluationDataset(Protocol):
         """
 
 
+class SeekableDataset(EvaluationDataset, Protocol):
+    """A dataset that can be read from any example on."""
+
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        """See `EvaluationDataset`; begins with the example at this place."""
+
+
 class ArrayDataset:
     """A dataset in memory.
 
@@ -62,24 +69,26 @@ class ArrayDataset:
         name: Its name.
         arrays: Arrays of equal length under the keys of `understudy.experiments.example_arrays`.
         features: The names of features that slices need and the model may not take.
+        inputs_only: Whether all other arrays are ignored, so that there need be no targets.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, or the arrays are missing, empty or of different
             lengths.
     """
 
-    def __init__(self, name: str, arrays: Arrays, *, features: Collection[str] = ()) -> None:
+    def __init__(self, name: str, arrays: Arrays, *, features: Collection[str] = (), inputs_only: bool = False) -> None:
         self.name = checked_name(name)
         self._features = frozenset(features)
+        self._inputs_only = inputs_only
         self._arrays = {key: as_bytes(array) for key, array in arrays.items()}
         self.examples = _common_length(name, self._arrays)
         self.digest = digest_of(self._arrays)
         self.columns = columns_of_arrays({key: array.ndim == 1 for key, array in self._arrays.items()})
 
-    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
-        """See `EvaluationDataset`."""
-        whole = arrange(self.name, self._arrays, signature, features=self._features)
-        for start in range(0, self.examples, batch_size):
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        """See `SeekableDataset`."""
+        whole = arrange(self.name, self._arrays, signature, features=self._features, inputs_only=self._inputs_only)
+        for start in range(first_example, self.examples, batch_size):
             examples = slice(start, start + batch_size)
             yield Batch(
                 inputs={key: array[examples] for key, array in whole.inputs.items()},
@@ -101,7 +110,14 @@ def columns_of_arrays(has_one_value: Mapping[str, bool]) -> frozenset[str] | Non
     return frozenset(has_one_value.keys() - set(renamed) - {example_arrays.WEIGHT_KEY})
 
 
-def arrange(dataset: str, arrays: Arrays, signature: Signature, *, features: Collection[str] = ()) -> Batch:
+def arrange(
+    dataset: str,
+    arrays: Arrays,
+    signature: Signature,
+    *,
+    features: Collection[str] = (),
+    inputs_only: bool = False,
+) -> Batch:
     """Split arrays into inputs, targets, weights and features by the signature.
 
     Args:
@@ -109,11 +125,15 @@ def arrange(dataset: str, arrays: Arrays, signature: Signature, *, features: Col
         arrays: Arrays ``[examples, ...]`` under the keys that `ArrayDataset` accepts.
         signature: The signature of the model.
         features: The names of features that the model may not take.
+        inputs_only: Whether to ignore all other arrays.
 
     Raises:
         InvalidInputError: An array is missing, has another kind of dtype, or is unknown to the model.
     """
     try:
+        if inputs_only:
+            inputs = example_arrays.find_inputs(f"dataset {dataset!r}", arrays, signature.inputs)
+            return Batch(inputs=inputs, targets={})
         found = example_arrays.find_examples(
             f"dataset {dataset!r}", arrays, signature.inputs, signature.outputs, features=features
         )
@@ -229,9 +249,9 @@ class ExperimentDataset:
         self.digest = self._fingerprint()
         self.columns = self._columns()
 
-    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
-        """See `EvaluationDataset`."""
-        for x, y, *weights in self._examples.batch(batch_size).as_numpy_iterator():
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        """See `SeekableDataset`."""
+        for x, y, *weights in self._examples.skip(first_example).batch(batch_size).as_numpy_iterator():
             inputs, features = self._split(x, signature)
             targets = self._named(y, signature.outputs, "targets")
             yield Batch(

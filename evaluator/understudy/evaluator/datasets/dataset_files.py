@@ -26,8 +26,10 @@ import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets.dataset import (
+    ArrayDataset,
     EvaluationDataset,
     ExperimentDataset,
+    SeekableDataset,
     arrange,
     checked_name,
     columns_of_arrays,
@@ -36,7 +38,8 @@ from understudy.evaluator.datasets.dataset import (
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
 from understudy.evaluator.settings import check_exists
 from understudy.evaluator.types import Array, Batch
-from understudy.experiments.example_arrays import input_keys, target_keys, tensor_of
+from understudy.experiments.example_arrays import input_keys, read_arrays, target_keys, tensor_of
+from understudy.experiments.experiment_errors import ExampleError
 
 _MARKS = ("dataset_spec.pb", "snapshot.metadata")
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -90,12 +93,12 @@ class SavedDataset(ExperimentDataset):
         self._folder = folder
         self.digest = _digest_of(folder)
 
-    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
-        """See `EvaluationDataset`."""
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        """See `SeekableDataset`."""
         import tensorflow as tf
 
         try:
-            yield from super().batches(signature, batch_size)
+            yield from super().batches(signature, batch_size, first_example=first_example)
         except tf.errors.OpError as error:
             raise ConfigurationError(
                 f"dataset {self.name!r}: {self._folder} was changed or damaged since it was opened: {first_line(error)}"
@@ -124,36 +127,50 @@ class RecordDataset:
         name: Its name.
         files: The files in order, compressed if they end in ``.gz``.
         features: The names of features that slices need and the model may not take.
+        inputs_only: Whether all other features are ignored, so that there need be no targets.
 
     Raises:
         ConfigurationError: The name is not a valid folder name, a file is damaged, or there is no example.
     """
 
-    def __init__(self, name: str, files: Sequence[Path], *, features: Collection[str] = ()) -> None:
+    def __init__(
+        self, name: str, files: Sequence[Path], *, features: Collection[str] = (), inputs_only: bool = False
+    ) -> None:
         self.name = checked_name(name)
         self._features = frozenset(features)
+        self._inputs_only = inputs_only
         self._files = tuple(files)
-        digest, examples = hashlib.sha256(), 0
         self.columns: frozenset[str] | None = None
-        for record in self._records():
-            self.columns = self.columns if examples else _columns_of(record)
-            digest.update(hashlib.sha256(record).digest())
-            examples += 1
-        if not examples:
+        self._counts: list[int] = []
+        digest = hashlib.sha256()
+        for file in self._files:
+            self._counts.append(0)
+            for record in self._records([file]):
+                if not any(self._counts):
+                    self.columns = _columns_of(record)
+                digest.update(hashlib.sha256(record).digest())
+                self._counts[-1] += 1
+        if not any(self._counts):
             raise ConfigurationError(f"dataset {name!r} is empty; give at least one example")
-        self.examples: int | None = examples
+        self.examples: int | None = sum(self._counts)
         self.digest = digest.hexdigest()
 
-    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
-        """See `EvaluationDataset`."""
-        records = self._records()
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        """See `SeekableDataset`. Files before the first example are not read."""
+        skipped, files = first_example, list(self._files)
+        for count in self._counts:
+            if skipped < count:
+                break
+            skipped -= count
+            del files[0]
+        records = self._records(files, skip=skipped)
         while chunk := list(itertools.islice(records, batch_size)):
             examples = [self._decode(record, signature) for record in chunk]
             columns = {key: self._column(key, examples) for key in examples[0]}
-            yield arrange(self.name, columns, signature, features=self._features)
+            yield arrange(self.name, columns, signature, features=self._features, inputs_only=self._inputs_only)
 
-    def _records(self) -> Iterator[bytes]:
-        return read_records(f"dataset {self.name!r}", self._files)
+    def _records(self, files: Sequence[Path], *, skip: int = 0) -> Iterator[bytes]:
+        return read_records(f"dataset {self.name!r}", files, skip=skip)
 
     def _decode(self, record: bytes, signature: Signature) -> dict[str, Array]:
         import tensorflow as tf
@@ -202,22 +219,24 @@ def _columns_of(record: bytes) -> frozenset[str] | None:
     )
 
 
-def read_records(origin: str, files: Sequence[Path]) -> Iterator[bytes]:
+def read_records(origin: str, files: Sequence[Path], *, skip: int = 0) -> Iterator[bytes]:
     """Yield the records of TFRecord files in their order.
 
     Args:
         origin: What the files are, for errors.
         files: The files, compressed if they end in ``.gz``.
+        skip: How many records of the first file are left out.
 
     Raises:
         ConfigurationError: A file is damaged.
     """
     import tensorflow as tf
 
-    for file in files:
+    for index, file in enumerate(files):
         compression = "GZIP" if file.suffix == _GZIP else ""
         try:
-            yield from tf.data.TFRecordDataset(str(file), compression_type=compression).as_numpy_iterator()
+            records = tf.data.TFRecordDataset(str(file), compression_type=compression)
+            yield from records.skip(0 if index else skip).as_numpy_iterator()
         except tf.errors.OpError as error:
             raise ConfigurationError(
                 f"{origin}: {file} is not a whole TFRecord file ({first_line(error)}); write it again"
@@ -274,6 +293,56 @@ def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...
     if spec is not None and len(lengths) == len(spec.shape) - 1 and math.prod(lengths) == count:
         return lengths
     return () if count == 1 else (count,)
+
+
+def open_files(
+    name: str, paths: Sequence[Path], *, features: Collection[str] = (), inputs_only: bool = False
+) -> SeekableDataset:
+    """Return one dataset from several ``.npz`` files, from several TFRecord files, or from one saved folder.
+
+    Args:
+        name: The name of the dataset.
+        paths: The files in the order of their examples; folders of TFRecord files stand for these.
+        features: See `open_dataset`.
+        inputs_only: Whether only the inputs of the model are read, so that there need be no targets.
+
+    Raises:
+        ConfigurationError: A path does not exist, has another format or is damaged, or the formats are mixed.
+    """
+    for path in paths:
+        check_exists(name, path)
+    if len(paths) == 1 and is_saved_dataset(paths[0]):
+        return load_saved(name, paths[0], features=features)
+    records = [find_records(path) for path in paths]
+    if all(records):
+        files = list(itertools.chain.from_iterable(records))
+        return RecordDataset(name, files, features=features, inputs_only=inputs_only)
+    arrays = {".npz", ".npy"} if inputs_only else {".npz"}
+    if all(path.suffix in arrays for path in paths):
+        return ArrayDataset(name, _joined(name, paths), features=features, inputs_only=inputs_only)
+    raise ConfigurationError(
+        f"dataset {name!r}: {', '.join(map(str, paths))} cannot be read as one dataset: give "
+        f"{' or '.join(sorted(arrays))} files, .tfrecord files (or .tfrecord.gz, or folders of them), or one folder "
+        "written by tf.data.Dataset.save"
+    )
+
+
+def _joined(name: str, files: Sequence[Path]) -> dict[str, Array]:
+    """Return the arrays of all files, joined along axis 0."""
+    try:
+        parts = [read_arrays(file) for file in files]
+    except ExampleError as error:
+        raise ConfigurationError(f"dataset {name!r}: {error}") from error
+    for file, part in zip(files, parts, strict=True):
+        if part.keys() != parts[0].keys():
+            raise ConfigurationError(
+                f"dataset {name!r}: {file} has the arrays {sorted(part)}, {files[0]} has {sorted(parts[0])}; all files "
+                "need the same"
+            )
+    try:
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    except ValueError as error:
+        raise ConfigurationError(f"dataset {name!r}: the arrays of the files cannot be joined: {error}") from error
 
 
 def open_dataset(name: str, path: Path, *, features: Collection[str] = ()) -> EvaluationDataset:

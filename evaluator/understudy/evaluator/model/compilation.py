@@ -113,7 +113,7 @@ class Compilation:
         self._restorable = bool(config) and (
             not self._custom_compile or kind.compile_from_config is not keras.Model.compile_from_config
         )
-        self._custom_metrics = kind.compute_metrics is not keras.Model.compute_metrics
+        self.custom_metrics = kind.compute_metrics is not keras.Model.compute_metrics
         self.custom_step = kind.test_step is not keras.Model.test_step
         self.custom_loss = kind.compute_loss is not keras.Model.compute_loss
 
@@ -147,7 +147,7 @@ class Compilation:
             calls_model=calls_model,
             custom_step=runs_own_step,
             with_loss=not runs_own_step and standard and self._has_loss(adds_losses=adds_losses),
-            keeps_logs=not metrics and (self.custom_step or self._custom_metrics),
+            keeps_logs=not metrics and (self.custom_step or self.custom_metrics),
         )
 
     def compile(self, metrics: Sequence[MetricSpec]) -> None:

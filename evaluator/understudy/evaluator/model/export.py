@@ -100,7 +100,7 @@ class CheckpointExporter:
         if target.exists():
             raise ConfigurationError(f"{target} is there already; choose another output or move it away")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(target) as folder, self._local_checkpoint(step, folder) as local:
+        with temporary_folder(target) as folder, self.local_checkpoint(step, folder) as local:
             self._write(local, folder / f"written{target.suffix}", form).rename(target)
         return target
 
@@ -132,8 +132,13 @@ class CheckpointExporter:
             ) from error
 
     @contextmanager
-    def _local_checkpoint(self, step: int, folder: Path) -> Iterator[LocalCheckpoint]:
-        """Yield a verified private copy of a checkpoint."""
+    def local_checkpoint(self, step: int, folder: Path) -> Iterator[LocalCheckpoint]:
+        """Yield a verified private copy of a checkpoint in a folder.
+
+        Raises:
+            VersionNotFoundError: There is no checkpoint of this step.
+            LoadError: It is damaged, or not signed as required.
+        """
         for origin, is_private in self._origins(step):
             try:
                 checkpoint = PublishedCheckpoint.read(origin, self._accepted, is_private=is_private)

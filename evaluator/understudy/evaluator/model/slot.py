@@ -22,6 +22,7 @@ from understudy.evaluator.evaluator_errors import (
     FreezingCancelledError,
     LoadError,
     NoFasterError,
+    NotEvaluableError,
     NotFrozenError,
     first_line,
 )
@@ -39,6 +40,7 @@ from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.metric_catalog import comparisons
 from understudy.evaluator.model.output_tasks import OutputTask, output_tasks
 from understudy.evaluator.model.probe import Probe
+from understudy.evaluator.model.received_outputs import ReceivedOutputs
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
@@ -325,6 +327,48 @@ class Slot:
                 self._scorers.popitem(last=False)
             return self._scorers[key]
 
+    def scorer_of_outputs(
+        self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
+    ) -> Scorer:
+        """Return a scorer of batches whose inputs are what `compute` returned, possibly in another process.
+
+        It scores as `scorer` does; see there for the arguments and errors.
+
+        Raises:
+            NotEvaluableError: See `scorer`; or what the model computes its score from is more than its outputs.
+        """
+        check_metrics(metrics)
+        if self.scores_whole:
+            raise NotEvaluableError(f"outputs alone give no score: {'; '.join(self.scores_whole)}")
+        received = ReceivedOutputs(self._interface, self._pass.output_specs)
+        return self._make_scorer(
+            tuple(metrics), received=received, example_losses=example_losses, increments=increments
+        )
+
+    @property
+    def scores_whole(self) -> tuple[str, ...]:
+        """Why the score needs more than the outputs, so that they cannot be computed elsewhere; empty if they can."""
+        more = ("the model has a compute_metrics of its own",) if self._compilation.custom_metrics else ()
+        return (*self._reasons_for_whole_batches(), *more)
+
+    def compute(self, inputs: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Run the model with its variables, as a scorer does.
+
+        Args:
+            inputs: See `forward`.
+
+        Returns:
+            The outputs by name, and the Keras masks of those that have one, each ``[examples, ...]``.
+
+        Raises:
+            InvalidInputError: See `forward`.
+        """
+        check_values("input", inputs, self._pass.input_ranges)
+        with tf.device("CPU:0"):  # each device copies its share from there
+            tensors = {name: tf.convert_to_tensor(array) for name, array in inputs.items()}
+        outputs, masks = self._pass(tensors)
+        return _on_host(outputs), _on_host(masks)
+
     @contextlib.contextmanager
     def _assigning(self) -> Iterator[None]:
         """Enter the strategy's scope, in which a loader creates and assigns variables."""
@@ -353,7 +397,14 @@ class Slot:
         examples = self._max_batch_size * self.replicas
         return ForwardPass(self._model, self._interface, self._strategy, max_batch_size=examples, on_trace=self._traced)
 
-    def _make_scorer(self, metrics: tuple[MetricSpec, ...], *, example_losses: bool, increments: bool) -> Scorer:
+    def _make_scorer(
+        self,
+        metrics: tuple[MetricSpec, ...],
+        *,
+        example_losses: bool,
+        increments: bool,
+        received: ReceivedOutputs | None = None,
+    ) -> Scorer:
         whole = any(self._reasons_for_whole_batches())
         options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
@@ -372,6 +423,10 @@ class Slot:
                     program.add_increments(data)
                 return self._with_example_losses(program, data, calls_model=whole) if example_losses else program
 
+        if received is not None:
+            return Scorer(
+                received.interface, forward=received, build=build, comparisons=comparisons(metrics), input_ranges={}
+            )
         return Scorer(
             self._interface,
             forward=None if whole else self._pass,

@@ -1,0 +1,160 @@
+"""Options that choose a checkpoint of a run on disk, and the workers that compute with it, without a server."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from understudy.evaluator.model.export import CheckpointExporter
+    from understudy.evaluator.sharding.evaluate import MakePool
+    from understudy.evaluator.sharding.work import ModelSource
+
+Command = Callable[..., Any]
+
+
+def _folder(flag: str, help_text: str) -> Callable[[Command], Command]:
+    return click.option(flag, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help=help_text)
+
+
+_OPTIONS = (
+    _folder("--run-dir", "The run folder whose checkpoints are used, without a server."),
+    _folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given."),
+    _folder("--state-dir", "The evaluator's state folder, if not the default."),
+    click.option(
+        "--experiment", metavar="EXPERIMENT", help="Builds the model of weights-only checkpoints, as for serve."
+    ),
+    click.option(
+        "--allow-unsafe-models",
+        is_flag=True,
+        help="Accept models that name any class, function or operation, as for serve.",
+    ),
+    click.option(
+        "--require-signature",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Accept only a checkpoint that is signed with the private key of this public key, as for serve.",
+    ),
+    click.option("--run-name", metavar="NAME", help="The name of the run for which it is signed, as for serve."),
+)
+
+_NAMES = ("run_dir", "checkpoints", "state_dir", "experiment", "allow_unsafe_models", "require_signature", "run_name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCheckpoints:
+    """Which checkpoints of which run may be used; see the help of the options."""
+
+    run_dir: Path | None
+    checkpoints: Path | None
+    state_dir: Path | None
+    experiment: str | None
+    allow_unsafe_models: bool
+    require_signature: tuple[Path, ...]
+    run_name: str | None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a folder is named."""
+        return self.run_dir is not None or self.checkpoints is not None
+
+    def exporter(self) -> CheckpointExporter:
+        """Return the checkpoints.
+
+        Raises:
+            click.UsageError: No folder, or both, are named.
+            Exception: The experiment cannot be loaded, or the state folder cannot be found.
+        """
+        from understudy.checkpoints.signing import accepted_keys
+        from understudy.evaluator.model.export import CheckpointExporter
+        from understudy.experiments import load_experiment
+        from understudy.service.service_errors import SettingsError
+        from understudy.service.settings import ServeSettings
+
+        try:
+            settings = ServeSettings(run_dir=self.run_dir, checkpoints=self.checkpoints, state_dir=self.state_dir)
+        except SettingsError as error:
+            raise click.UsageError(str(error)) from error
+        return CheckpointExporter(
+            run_dir=self.run_dir,
+            state_dir=settings.evaluator_state_dir,
+            build_model=None if self.experiment is None else load_experiment(self.experiment).build_model,
+            allow_unsafe_models=self.allow_unsafe_models,
+            accepted=accepted_keys(self.require_signature, run=self.run_name, folder=settings.location.folder),
+        )
+
+    @contextmanager
+    def opened(self, version: object) -> Iterator[tuple[int, ModelSource]]:
+        """Yield the step and a private, verified copy of a version.
+
+        Args:
+            version: A step, ``latest`` or ``best``; None for the best.
+        """
+        from understudy.evaluator.sharding.work import ModelSource
+
+        if version == "serving":
+            raise click.BadParameter(
+                "there is no serving version without a server; give latest, best or a step", param_hint="'--version'"
+            )
+        exporter = self.exporter()
+        chosen: int | Literal["best", "latest"] = version if isinstance(version, int) else "best"
+        step = exporter.resolve("latest" if version == "latest" else chosen)
+        with (
+            tempfile.TemporaryDirectory(prefix="understudy-") as folder,
+            exporter.local_checkpoint(step, Path(folder)) as local,
+        ):
+            source = ModelSource(
+                folder=local.directory,
+                digest=local.digest,
+                experiment=self.experiment,
+                allow_unsafe_models=self.allow_unsafe_models,
+            )
+            yield step, source
+
+
+def checkpoint_options(command: Command) -> Command:
+    """Give a command the options of `RunCheckpoints`, and its value as ``run``."""
+
+    def with_run(**given: Any) -> Any:
+        run = RunCheckpoints(**{name: given.pop(name) for name in _NAMES})
+        return command(**given, run=run)
+
+    with_run.__doc__ = command.__doc__
+    with_run.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(_OPTIONS):
+        with_run = option(with_run)
+    return with_run
+
+
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --run-dir, how many processes of this machine compute.",
+)
+
+
+def pool_maker(workers: int) -> MakePool:
+    """Return what makes a pool of processes on this machine."""
+    from understudy.evaluator.sharding.local_pool import LocalPool
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return lambda work: LocalPool(work, workers=workers)
+
+
+def check_for_server(files: tuple[Path, ...], workers: int) -> None:
+    """Raise click.UsageError for what only goes with a checkpoint of a run."""
+    if len(files) > 1 or any(file.is_dir() for file in files):
+        raise click.UsageError("Several FILES and folders go with --run-dir; a server is sent one file.")
+    if workers > 1:
+        raise click.UsageError("--workers goes with --run-dir; a server has devices of its own.")

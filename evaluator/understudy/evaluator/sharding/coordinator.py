@@ -1,0 +1,170 @@
+"""Has a pool of workers compute shards, and hands out their results in order."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from understudy.evaluator.evaluator_errors import CancelledError
+from understudy.evaluator.sharding.platform_facts import MixtureNotes
+from understudy.evaluator.sharding.pool import (
+    Event,
+    Shard,
+    ShardComputed,
+    ShardResult,
+    WorkerGone,
+    WorkerPool,
+    WorkerReady,
+    WorkFailed,
+)
+from understudy.evaluator.sharding.schedule import Kill, Patience, ShardSchedule
+
+_log = logging.getLogger(__name__)
+
+_AHEAD = 2
+"""How many shards a worker may be ahead of what was consumed, one in work included."""
+
+_SPARE = 2
+"""The window exceeds that by this many shards, so that one that is late does not stop the others at once."""
+
+_CAPACITY_SECONDS = 2.0
+"""How often it is checked how many workers there may be."""
+
+
+class ShardCoordinator:
+    """Computes shards on a pool with a bounded window, and yields their results in order. A context manager.
+
+    Its thread drives the pool, so the workers compute while the consumer uses a result. The results that wait take at
+    most the memory of `_AHEAD` shards for each worker, and `_SPARE` more.
+
+    Args:
+        shards: The shards, in order, with different indices.
+        pool: Computes them. The coordinator closes it.
+        patience: How long workers may take.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        pool: WorkerPool,
+        *,
+        patience: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shards = shards
+        self._places = {shard.index: place for place, shard in enumerate(shards)}
+        self._pool = pool
+        self._clock = clock
+        window = _AHEAD * max(1, pool.capacity) + _SPARE
+        self._schedule = ShardSchedule(len(shards), window=window, patience=patience)
+        self._mixture = MixtureNotes()
+        self._condition = threading.Condition()
+        self._results: dict[int, ShardResult] = {}
+        self._consumed = 0
+        self._failure: Exception | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="understudy-shards")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def results(self) -> Iterator[tuple[Shard, ShardResult]]:
+        """Yield each shard and its result, in order. For one thread.
+
+        Raises:
+            ShardingError: The workers cannot compute a shard.
+            CancelledError: The coordinator was closed.
+            Exception: The error that the model or the data have.
+        """
+        for shard in self._shards:
+            with self._condition:
+                self._condition.wait_for(lambda: self._consumed in self._results or self._failure or self._closing)
+                if self._closing:
+                    raise CancelledError("the computation was cancelled; start it again")
+                if self._consumed not in self._results:
+                    raise self._failure or RuntimeError("the coordinator ended without a result")
+                result = self._results.pop(self._consumed)
+                self._consumed += 1
+            self._pool.wake()
+            yield shard, result
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is notable about where the shards were computed."""
+        with self._condition:
+            return self._mixture.notes
+
+    @property
+    def repeated(self) -> int:
+        """How many shards were given to a further worker, because one died or was late."""
+        return self._schedule.repeated
+
+    def close(self) -> None:
+        """Cancel what is under way, end the workers, and join the thread. Idempotent."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._pool.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing and not self._schedule.is_finished:
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - the consumer raises it
+            with self._condition:
+                self._failure = error
+                self._condition.notify_all()
+        finally:
+            self._pool.close()
+
+    def _turn(self) -> None:
+        now = self._clock()
+        with self._condition:
+            self._schedule.consumed(self._consumed)
+        for action in self._schedule.decide(now):
+            if isinstance(action, Kill):
+                _log.warning("a worker is killed", extra={"worker": action.worker, "reason": action.reason})
+                self._pool.kill(action.worker)
+            else:
+                self._pool.submit(action.worker, self._shards[action.shard])
+        self._start_workers(now)
+        timeout = min(self._schedule.next_change(now), _CAPACITY_SECONDS)
+        for event in self._pool.wait(timeout):
+            self._note(event)
+
+    def _start_workers(self, now: float) -> None:
+        """Start workers where there is room, and in place of those that are gone."""
+        wanted = min(self._pool.capacity, len(self._shards) - self._consumed)
+        for _ in range(wanted - self._schedule.workers):
+            self._schedule.started(self._pool.start_worker(), now)
+
+    def _note(self, event: Event) -> None:
+        now = self._clock()
+        if isinstance(event, WorkerReady):
+            with self._condition:
+                self._mixture.add(event.facts)
+            self._schedule.ready(event.worker, now)
+        elif isinstance(event, ShardComputed):
+            place = self._places[event.shard]
+            if self._schedule.computed(event.worker, place, now):
+                with self._condition:
+                    self._results[place] = event.result
+                    self._condition.notify_all()
+        elif isinstance(event, WorkerGone):
+            _log.warning("a worker ended", extra={"worker": event.worker, "reason": event.reason})
+            self._schedule.gone(event.worker, event.reason)
+        elif isinstance(event, WorkFailed):
+            raise event.error

@@ -1,0 +1,129 @@
+"""What workers compute: a checkpoint's outputs for a dataset, described so that another process can do it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.local_checkpoint import open_local_checkpoint
+from understudy.evaluator.datasets.dataset import SeekableDataset
+from understudy.evaluator.datasets.dataset_files import open_files
+from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy
+from understudy.evaluator.model.loaders import loader_for
+from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.sharding.pool import Shard
+from understudy.experiments import load_experiment
+
+BATCHES_PER_SHARD = 16
+"""Each shard costs some milliseconds of its own, and is what is lost when a worker dies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A checkpoint in a private folder.
+
+    Attributes:
+        folder: The folder of a `understudy.checkpoints.local_checkpoint.LocalCheckpoint`.
+        digest: Its digest.
+        experiment: Builds the model of a checkpoint that holds only variables; None if it holds its model.
+        allow_unsafe_models: Whether the model may name any class, function and operation.
+    """
+
+    folder: Path
+    digest: str
+    experiment: str | None = None
+    allow_unsafe_models: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """A dataset in files, under the same paths for every worker; see `open_files`.
+
+    ``digest`` is what its first reader found; empty for the first one.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    features: frozenset[str] = frozenset()
+    inputs_only: bool = False
+    digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Everything that a worker has to know besides its shards.
+
+    Attributes:
+        model: The checkpoint.
+        data: The dataset.
+        batch_size: The number of examples of each batch but the last.
+        columns: The inputs of the model that come back with its outputs, because slices need them.
+        threads: The number of threads within one operation, on which the last digits of the outputs may depend; None
+            for TensorFlow's choice.
+    """
+
+    model: ModelSource
+    data: DataSource
+    batch_size: int
+    columns: frozenset[str] = frozenset()
+    threads: int | None = None
+
+
+def load_slot(work: Work) -> Slot:
+    """Build the model on the default devices of this process, after all checks that the service makes.
+
+    Raises:
+        LoadError: It cannot be built, or is not the checkpoint that was described.
+        DeviceError: TensorFlow is already running with other devices.
+    """
+    strategy = build_strategy(DeviceSettings(intra_op_threads=work.threads))
+    try:
+        checkpoint = open_local_checkpoint(work.model.folder)
+    except (OSError, CheckpointError) as error:
+        raise LoadError(f"the checkpoint in {work.model.folder} cannot be read: {error}") from error
+    if checkpoint.digest != work.model.digest:
+        raise LoadError(f"{work.model.folder} holds another checkpoint than when the computation began; start it again")
+    build_model = None if work.model.experiment is None else load_experiment(work.model.experiment).build_model
+    loader = loader_for(checkpoint.kind, build_model, allow_unsafe_models=work.model.allow_unsafe_models)
+    return Slot(strategy, checkpoint.model_file, max_batch_size=work.batch_size, loader=loader)
+
+
+def open_data(source: DataSource) -> SeekableDataset:
+    """Open the dataset.
+
+    Raises:
+        ConfigurationError: It cannot be read, or differs from what was described.
+    """
+    dataset = open_files(source.name, source.paths, features=source.features, inputs_only=source.inputs_only)
+    if source.digest not in {"", dataset.digest}:
+        raise ConfigurationError(
+            f"dataset {source.name!r}: this worker reads other examples from {', '.join(map(str, source.paths))} than "
+            "the process that began; give all of them the same files"
+        )
+    return dataset
+
+
+def shards_of(examples: int, batch_size: int, *, batches: int = BATCHES_PER_SHARD) -> Sequence[Shard]:
+    """Return the shards of a dataset.
+
+    Args:
+        examples: The number of examples of the dataset.
+        batch_size: The number of examples of each batch but the last.
+        batches: The number of batches of each shard but the last.
+    """
+    size = batch_size * batches
+    return [
+        Shard(index=index, first_example=index * size, examples=min(size, examples - index * size))
+        for index in range(math.ceil(examples / size))
+    ]
+
+
+def count_of(dataset: SeekableDataset, slot: Slot, work: Work) -> int:
+    """Return the number of examples, which takes a pass over a dataset that does not know it."""
+    if dataset.examples is not None:
+        return dataset.examples
+    return sum(batch.examples for batch in dataset.batches(slot.signature, work.batch_size))

@@ -1,0 +1,67 @@
+"""A worker: loads a model and opens a dataset once, then computes one shard after another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.evaluator.evaluator_errors import ConfigurationError, EvaluatorError, exhausted_resource
+from understudy.evaluator.sharding.platform_facts import platform_facts
+from understudy.evaluator.sharding.pool import ComputedBatch, Facts, Shard, ShardResult
+from understudy.evaluator.sharding.work import Work, load_slot, open_data
+from understudy.evaluator.types import Batch
+from understudy.experiments import ExperimentError
+
+
+class ShardWorker:
+    """See the module. For one thread.
+
+    Args:
+        work: What to compute.
+
+    Raises:
+        Exception: The model cannot be loaded, or the data cannot be read; see `is_permanent`.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._dataset = open_data(work.data)
+        self._slot = load_slot(work)
+        self._slot.warm_up()
+        self.facts: Facts = platform_facts(self._slot.devices[0].partition(":")[0], work.threads)
+
+    def compute(self, shard: Shard) -> ShardResult:
+        """Return the batches of a shard.
+
+        Raises:
+            Exception: The data do not fit the model, or cannot be read; see `is_permanent`.
+        """
+        size = self._work.batch_size
+        batches = self._dataset.batches(self._slot.signature, size, first_example=shard.first_example)
+        computed = [self._compute(batch) for batch in itertools.islice(batches, math.ceil(shard.examples / size))]
+        examples = sum(len(next(iter(batch.outputs.values()))) for batch in computed)
+        if examples != shard.examples:
+            raise ConfigurationError(
+                f"dataset {self._work.data.name!r} gave {examples} examples from {shard.first_example} on; expected "
+                f"{shard.examples}: its files must not change while they are read"
+            )
+        return computed
+
+    def _compute(self, batch: Batch) -> ComputedBatch:
+        self._slot.check_inputs(batch.inputs)
+        outputs, masks = self._slot.compute(batch.inputs)
+        columns = {name: array for name, array in batch.inputs.items() if name in self._work.columns}
+        return ComputedBatch(
+            outputs=outputs,
+            masks=masks,
+            targets=batch.targets,
+            sample_weights=batch.sample_weights,
+            features={**columns, **batch.features},
+        )
+
+
+def is_permanent(error: Exception) -> bool:
+    """Whether every worker would find this error; all others end the worker, and its shard is computed by another."""
+    known = isinstance(error, EvaluatorError | ExperimentError | CheckpointError)
+    return known and exhausted_resource(error) is None

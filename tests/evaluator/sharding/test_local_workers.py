@@ -1,0 +1,193 @@
+"""Evaluation and prediction on processes of this machine: the bits of one device, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testkit import sample_models
+from testkit.checkpoints import Chief
+from testkit.preloading import VARIABLE
+from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.local_checkpoint import open_local_checkpoint
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
+from understudy.evaluator.evaluation.slices import parse_slices
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.sharding.coordinator import ShardCoordinator
+from understudy.evaluator.sharding.evaluate import evaluate_files
+from understudy.evaluator.sharding.local_pool import LocalPool
+from understudy.evaluator.sharding.predict import predict_files
+from understudy.evaluator.sharding.schedule import Patience
+from understudy.evaluator.sharding.work import DataSource, ModelSource, Work, open_data, shards_of
+
+from .conftest import EXAMPLES, STEP, Case
+
+pytestmark = pytest.mark.usefixtures("quick_starts")
+
+
+class Pools:
+    """Makes pools of two processes, and remembers the last one and how many workers it started."""
+
+    def __init__(self) -> None:
+        self.pool: LocalPool | None = None
+        self.started = 0
+
+    def __call__(self, work: Work) -> LocalPool:
+        owner = self
+
+        class CountingPool(LocalPool):
+            def start_worker(self) -> int:
+                owner.started += 1
+                return super().start_worker()
+
+        self.pool = CountingPool(work, workers=2)
+        return self.pool
+
+    def signal_first(self, number: signal.Signals) -> None:
+        assert self.pool is not None
+        os.kill(self.pool.process_ids[0], number)
+
+
+@pytest.fixture
+def pools() -> Pools:
+    return Pools()
+
+
+def score_of(case: Case, pools: Pools, fault: signal.Signals | None = None, patience: Patience | None = None) -> object:
+    """Score on workers, one of which gets a signal once the first batch is scored."""
+    seen: list[int] = []
+
+    def progress(scored: int, total: int | None) -> None:
+        assert total == EXAMPLES
+        seen.append(scored)
+        if len(seen) == 1 and fault is not None:
+            pools.signal_first(fault)
+
+    result = evaluate_files(
+        case.work, step=STEP, make_pool=pools, batches_per_shard=2, progress=progress, patience=patience
+    )
+    assert seen == [*range(8, EXAMPLES, 8), EXAMPLES]
+    assert (result.step, result.examples, result.batches, result.notes) == (STEP, EXAMPLES, 26, ())
+    return result.metrics
+
+
+def test_the_score_of_two_processes_has_the_bits_of_one_device(case: Case, pools: Pools) -> None:
+    assert score_of(case, pools) == case.score
+    assert case.score == pytest.approx(case.keras_score, rel=1e-6)
+    assert pools.started == 2
+
+
+def test_a_killed_worker_is_replaced_and_the_score_has_the_same_bits(case: Case, pools: Pools) -> None:
+    assert score_of(case, pools, signal.SIGKILL) == case.score
+    assert pools.started == 3
+
+
+def test_a_stopped_worker_is_overtaken_and_the_score_has_the_same_bits(
+    case: Case, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE)  # SIGSTOP is not forwarded to a fork
+    patience = Patience(least=0.2)
+    assert score_of(case, pools, signal.SIGSTOP, patience) == case.score
+
+
+def test_slices_and_intervals_are_those_of_one_process(case: Case, pools: Pools) -> None:
+    options = BreakdownOptions(slices=parse_slices(["label", "predicted"]), resamples=20)
+    expected = evaluate_files(case.work, step=STEP, breakdown=options)
+    found = evaluate_files(case.work, step=STEP, breakdown=options, make_pool=pools)
+    assert [(part.name, part.examples) for part in found.slices] == [(p.name, p.examples) for p in expected.slices]
+    assert len(found.slices) == 10
+    for name, interval in expected.intervals.items():
+        assert (found.intervals[name].low, found.intervals[name].high) == pytest.approx((interval.low, interval.high))
+    for part, other in zip(found.slices, expected.slices, strict=True):
+        assert part.metrics == pytest.approx(other.metrics)
+
+
+def test_data_that_do_not_fit_the_model_end_the_work_at_once(case: Case, pools: Pools, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((40, 5, 5, 1), "f4"), y=np.zeros(40, "i8"))
+    work = replace(case.work, data=DataSource(name="data", paths=(tmp_path / "data.npz",)))
+    with pytest.raises(InvalidInputError, match=r"input 'inputs' has shape \[8, 5, 5, 1\]"):
+        evaluate_files(work, step=STEP, make_pool=pools)
+    assert pools.started == 1
+
+
+def test_a_model_with_a_step_of_its_own_is_scored_without_workers_and_says_so(pools: Pools, tmp_path: Path) -> None:
+    Chief(tmp_path).publish_other(1, sample_models.own_test_step())
+    folder = RunDir(tmp_path).checkpoint(1)
+    x, y, _ = sample_models.unweighted_regression_data(np.random.default_rng(3), 20)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    work = Work(
+        model=ModelSource(folder=folder, digest=open_local_checkpoint(folder).digest),
+        data=DataSource(name="data", paths=(tmp_path / "data.npz",)),
+        batch_size=8,
+    )
+    result = evaluate_files(work, step=1, make_pool=pools)
+    assert result.notes[-1] == "no workers were used: the model has a test_step of its own"
+    assert pools.pool is None
+
+
+def test_predictions_are_those_of_one_device_and_nothing_is_computed_twice(
+    case: Case, pools: Pools, tmp_path: Path
+) -> None:
+    work = replace(case.work, data=replace(case.work.data, inputs_only=True))
+    folder = tmp_path / "out"
+
+    def predict(work: Work = work) -> list[int]:
+        done: list[int] = []
+        predict_files(
+            work,
+            folder,
+            step=STEP,
+            make_pool=pools,
+            batches_per_shard=4,
+            progress=lambda examples, _: done.append(examples),
+        )
+        return done
+
+    assert predict() == [0, 32, 64, 96, 128, 160, 192, 203]
+    names = [f"outputs-{index:08d}.npz" for index in range(7)]
+    assert sorted(path.name for path in folder.iterdir()) == ["job.json", "manifest.json", *names]
+    manifest = (folder / "manifest.json").read_bytes()
+    found = [dict(np.load(folder / name)) for name in names]
+    for name, expected in case.outputs.items():
+        np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), expected)
+
+    for name in ("manifest.json", names[2], names[5]):
+        (folder / name).unlink()
+    left = {path: path.stat().st_mtime_ns for path in folder.glob("outputs-*")}
+    assert predict() == [139, 171, 203]
+    assert all(path.stat().st_mtime_ns == before for path, before in left.items())
+    assert (folder / "manifest.json").read_bytes() == manifest
+
+    started = pools.started
+    assert predict() == [203]
+    assert pools.started == started
+    with pytest.raises(ConfigurationError, match="of another job \\(batch_size: 8 there, 4 now\\)"):
+        predict(replace(work, batch_size=4))
+
+
+def test_a_folder_with_other_files_is_refused(case: Case, pools: Pools, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigurationError, match="holds other files"):
+        predict_files(case.work, tmp_path, step=STEP, make_pool=pools)
+
+
+def test_a_worker_that_reads_other_examples_is_refused(case: Case) -> None:
+    with pytest.raises(ConfigurationError, match="this worker reads other examples"):
+        open_data(replace(case.work.data, digest="another"))
+
+
+def test_leaving_early_ends_the_processes(case: Case) -> None:
+    pool = LocalPool(case.work, workers=2)
+    with ShardCoordinator(shards_of(EXAMPLES, 8, batches=2), pool) as coordinator:
+        next(coordinator.results())
+        processes = pool.process_ids
+        assert len(processes) == 2
+    assert not pool.process_ids
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

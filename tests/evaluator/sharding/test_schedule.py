@@ -1,0 +1,140 @@
+"""Which worker computes which shard: each counts once, in a bounded window, whatever dies, hangs or is late."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.evaluator.sharding.schedule import (
+    MAX_ATTEMPTS,
+    MAX_FAILED_STARTS,
+    Kill,
+    Patience,
+    ShardingError,
+    ShardSchedule,
+    Submit,
+)
+
+FAST = Patience(least=2.0, first=10.0, times=4.0, start=30.0)
+
+
+def started(schedule: ShardSchedule, workers: int, now: float = 0.0) -> None:
+    for worker in range(workers):
+        schedule.started(worker, now)
+        schedule.ready(worker, now)
+
+
+@given(data=st.data(), shards=st.integers(1, 30), workers=st.integers(1, 5), ahead=st.integers(0, 6))
+def test_every_shard_counts_once_and_the_window_holds_whatever_dies_or_hangs(
+    data: st.DataObject, shards: int, workers: int, ahead: int
+) -> None:
+    window = workers + ahead
+    schedule = ShardSchedule(shards, window=window, patience=FAST)
+    names = itertools.count()
+    busy: dict[int, int] = {}
+    counted: list[int] = []
+    faults = {shard: 0 for shard in range(shards)}
+    now = consumed = 0.0
+    consumed = 0
+    for _ in range(100 * shards):
+        if schedule.is_finished:
+            break
+        while schedule.workers < workers:
+            worker = next(names)
+            schedule.started(worker, now)
+            schedule.ready(worker, now)
+        for action in schedule.decide(now):
+            if isinstance(action, Submit):
+                assert action.worker not in busy
+                busy[action.worker] = action.shard
+            else:
+                busy.pop(action.worker, None)
+        assert schedule.begun <= window
+        if not busy:
+            continue
+        worker = data.draw(st.sampled_from(sorted(busy)))
+        shard = busy[worker]
+        fault = data.draw(st.sampled_from(["none", "none", "death", "hang"]))
+        if fault != "none" and faults[shard] < MAX_ATTEMPTS - 2:
+            faults[shard] += 1
+            if fault == "death":
+                del busy[worker]
+                schedule.gone(worker, "killed")
+            else:
+                now += 2.5  # nothing happens; what is late may be overtaken
+        else:
+            now += 0.1
+            del busy[worker]
+            if schedule.computed(worker, shard, now):
+                counted.append(shard)
+        while consumed in counted:
+            consumed += 1
+        schedule.consumed(consumed)
+    assert schedule.is_finished
+    assert sorted(counted) == list(range(shards))
+
+
+def test_the_shard_of_a_dead_worker_goes_before_new_ones() -> None:
+    schedule = ShardSchedule(9, window=9, patience=FAST)
+    started(schedule, 2)
+    assert schedule.decide(0.0) == [Submit(0, 0), Submit(1, 1)]
+    schedule.gone(0, "killed")
+    schedule.computed(1, 1, 1.0)
+    assert schedule.decide(1.0) == [Submit(1, 0)]
+
+
+def test_a_late_shard_is_given_to_a_second_worker_and_the_first_result_counts() -> None:
+    schedule = ShardSchedule(3, window=3, patience=FAST)
+    started(schedule, 2)
+    schedule.decide(0.0)
+    assert schedule.computed(1, 1, 0.5)
+    assert schedule.decide(0.5) == [Submit(1, 2)]
+    assert schedule.computed(1, 2, 1.0)
+    assert not schedule.decide(1.9)
+    assert schedule.next_change(1.9) == pytest.approx(0.1)
+    assert schedule.decide(2.0) == [Submit(1, 0)]
+    assert schedule.computed(1, 0, 2.5)
+    assert not schedule.computed(0, 0, 2.6)
+    assert schedule.is_finished
+
+
+def test_a_worker_that_hangs_is_killed_and_the_next_one_is_waited_for_longer() -> None:
+    schedule = ShardSchedule(2, window=2, patience=FAST)
+    started(schedule, 1)
+    assert schedule.decide(0.0) == [Submit(0, 0)]
+    assert schedule.computed(0, 0, 0.5)
+    assert schedule.decide(1.0) == [Submit(0, 1)]
+    assert not schedule.decide(4.9)
+    assert schedule.decide(5.0) == [Kill(0, "shard 1 took 4.0 s")]
+    assert schedule.workers == 0
+    schedule.started(1, 5.0)
+    schedule.ready(1, 6.0)
+    assert schedule.decide(6.0) == [Submit(1, 1)]
+    assert not schedule.decide(13.9)
+    assert [type(action) for action in schedule.decide(14.0)] == [Kill]
+
+
+def test_a_shard_on_which_every_worker_dies_fails_with_the_last_reason() -> None:
+    schedule = ShardSchedule(1, window=1, patience=FAST)
+    for worker in range(MAX_ATTEMPTS - 1):
+        schedule.started(worker, 0.0)
+        schedule.ready(worker, 0.0)
+        schedule.decide(0.0)
+        schedule.gone(worker, "killed")
+    started(schedule, 1)
+    schedule.decide(0.0)
+    with pytest.raises(ShardingError, match=r"4 workers ended on shard 0: out of memory"):
+        schedule.gone(0, "out of memory")
+
+
+def test_workers_that_never_become_ready_fail_the_work() -> None:
+    schedule = ShardSchedule(1, window=1, patience=FAST)
+    for worker in range(MAX_FAILED_STARTS - 1):
+        schedule.started(worker, 0.0)
+        schedule.gone(worker, "no TensorFlow")
+    schedule.started(9, 0.0)
+    with pytest.raises(ShardingError, match="3 workers in a row ended before they were ready: it was not ready"):
+        schedule.decide(30.0)
