@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from understudy.cli.arrays import Examples
     from understudy.clients import Metric
 
-ProgressCallback = Callable[[int, int | None], object]
+ProgressCallback = Callable[[int, int | None], None]
 """Called with the number of examples done, and the total or None."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.evaluator.sharding.schedule import (
@@ -27,54 +28,64 @@ def started(schedule: ShardSchedule, workers: int, now: float = 0.0) -> None:
         schedule.ready(worker, now)
 
 
+class Simulation:
+    """Workers that compute, die and hang as told, and a consumer that takes every result at once."""
+
+    def __init__(self, shards: int, workers: int, window: int) -> None:
+        self.schedule = ShardSchedule(shards, window=window, patience=FAST)
+        self.busy: dict[int, int] = {}
+        self.counted: list[int] = []
+        self._faults: Counter[int] = Counter()
+        self._names = itertools.count()
+        self._workers = workers
+        self._now = 0.0
+
+    def act(self) -> None:
+        while self.schedule.workers < self._workers:
+            worker = next(self._names)
+            self.schedule.started(worker, self._now)
+            self.schedule.ready(worker, self._now)
+        for action in self.schedule.decide(self._now):
+            if isinstance(action, Submit):
+                assert action.worker not in self.busy
+                self.busy[action.worker] = action.shard
+            else:
+                self.busy.pop(action.worker, None)
+
+    def happen(self, worker: int, fault: str) -> None:
+        shard = self.busy[worker]
+        if self._faults[shard] >= MAX_ATTEMPTS - 2:
+            fault = "none"
+        self._faults[shard] += fault != "none"
+        if fault == "hang":
+            self._now += 2.5  # what is late may be overtaken or killed
+            return
+        self._now += 0.1
+        del self.busy[worker]
+        if fault == "death":
+            self.schedule.gone(worker, "killed")
+        elif self.schedule.computed(worker, shard, self._now):
+            self.counted.append(shard)
+        done = itertools.takewhile(set(self.counted).__contains__, itertools.count())
+        self.schedule.consumed(sum(1 for _ in done))
+
+
+@settings(max_examples=50)
 @given(data=st.data(), shards=st.integers(1, 30), workers=st.integers(1, 5), ahead=st.integers(0, 6))
 def test_every_shard_counts_once_and_the_window_holds_whatever_dies_or_hangs(
     data: st.DataObject, shards: int, workers: int, ahead: int
 ) -> None:
-    window = workers + ahead
-    schedule = ShardSchedule(shards, window=window, patience=FAST)
-    names = itertools.count()
-    busy: dict[int, int] = {}
-    counted: list[int] = []
-    faults = {shard: 0 for shard in range(shards)}
-    now = consumed = 0.0
-    consumed = 0
+    simulation = Simulation(shards, workers, window=workers + ahead)
     for _ in range(100 * shards):
-        if schedule.is_finished:
+        if simulation.schedule.is_finished:
             break
-        while schedule.workers < workers:
-            worker = next(names)
-            schedule.started(worker, now)
-            schedule.ready(worker, now)
-        for action in schedule.decide(now):
-            if isinstance(action, Submit):
-                assert action.worker not in busy
-                busy[action.worker] = action.shard
-            else:
-                busy.pop(action.worker, None)
-        assert schedule.begun <= window
-        if not busy:
-            continue
-        worker = data.draw(st.sampled_from(sorted(busy)))
-        shard = busy[worker]
-        fault = data.draw(st.sampled_from(["none", "none", "death", "hang"]))
-        if fault != "none" and faults[shard] < MAX_ATTEMPTS - 2:
-            faults[shard] += 1
-            if fault == "death":
-                del busy[worker]
-                schedule.gone(worker, "killed")
-            else:
-                now += 2.5  # nothing happens; what is late may be overtaken
-        else:
-            now += 0.1
-            del busy[worker]
-            if schedule.computed(worker, shard, now):
-                counted.append(shard)
-        while consumed in counted:
-            consumed += 1
-        schedule.consumed(consumed)
-    assert schedule.is_finished
-    assert sorted(counted) == list(range(shards))
+        simulation.act()
+        assert simulation.schedule.begun <= workers + ahead
+        if simulation.busy:
+            worker = data.draw(st.sampled_from(sorted(simulation.busy)))
+            simulation.happen(worker, data.draw(st.sampled_from(["none", "none", "death", "hang"])))
+    assert simulation.schedule.is_finished
+    assert sorted(simulation.counted) == list(range(shards))
 
 
 def test_the_shard_of_a_dead_worker_goes_before_new_ones() -> None:

@@ -64,7 +64,7 @@ class LocalPool:
             words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             popen = subprocess.Popen(
                 [sys.executable, "-m", _MODULE],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=words,
                 stderr=words,
                 env={**os.environ, "PYTHONSAFEPATH": "1"},  # modules in this folder are not the program's own
