@@ -90,10 +90,10 @@ def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str]
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as `numpy.savez` does; bfloat16, which the format lacks, becomes float32, bytes fixed-width."""
-    portable = {name: portable(array) for name, array in arrays.items()}
+    written = {name: portable(array) for name, array in arrays.items()}
     try:
         with file.open("wb") as sink:
-            np.savez(sink, allow_pickle=False, **portable)
+            np.savez(sink, allow_pickle=False, **written)
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror}; give another --output") from error
 
