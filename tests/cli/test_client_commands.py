@@ -179,7 +179,7 @@ def test_one_settings_file_serves_every_command(run: Run, tmp_path: Path) -> Non
         (["predict", "--version", "newest", "x.npy"], "'newest' is neither a step nor one of serving, latest, best."),
         (["promote"], "Give exactly one of --pin, --unpin and --roll-back."),
         (["promote", "--unpin", "--roll-back"], "Give exactly one of"),
-        (["evaluate"], "Got neither FILE and --dataset; give one of them."),
+        (["evaluate"], "Got neither FILES nor --dataset; give one of them."),
         (["evaluate", "--dataset", "test", "--step", "1,x"], "expected steps separated by commas, got '1,x'"),
         (["evaluate", __file__, "--step", "1"], "--step goes with --dataset"),
         (["evaluate", __file__, "--metric", "AUC={"], "what follows AUC= is not JSON"),

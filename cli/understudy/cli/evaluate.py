@@ -92,7 +92,7 @@ def command(
     outputs. FILES are then .npz files, TFRecord files or folders of them, or one saved tf.data folder.
     """
     if bool(files) == (dataset is not None):
-        raise click.UsageError(f"Got {'both' if files else 'neither'} FILES and --dataset; give one of them.")
+        raise click.UsageError(f"Got {'both FILES and' if files else 'neither FILES nor'} --dataset; give one of them.")
     if run.is_given:
         if dataset is not None:
             raise click.UsageError(
