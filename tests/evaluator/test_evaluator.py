@@ -428,5 +428,5 @@ class BlockedDataset(ArrayDataset):
     def __init__(self) -> None:
         super().__init__("test", dict(dataset()._arrays))
 
-    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
-        raise DrainingError(f"no {batch_size} examples for {signature} now")
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        raise DrainingError(f"no {batch_size} examples from {first_example} on for {signature} now")

@@ -299,8 +299,8 @@ class FlakyDataset(ArrayDataset):
         super().__init__("test", dict(dataset()._arrays))
         self._failures = failures
 
-    def batches(self, signature: Signature, batch_size: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
         if self._failures:
             self._failures -= 1
             raise RuntimeError("the disk is on fire")
-        return super().batches(signature, batch_size)
+        return super().batches(signature, batch_size, first_example=first_example)

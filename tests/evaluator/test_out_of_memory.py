@@ -39,11 +39,11 @@ class LargeDataset(ArrayDataset):
         vars(self).update(vars(small))
         self._postponed = postponed
 
-    def batches(self, signature: Signature, rows: int) -> Iterator[Batch]:
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
         if not self._postponed.is_set():
             self._postponed.note()
             raise MemoryError("cannot allocate 8 GiB")
-        yield from super().batches(signature, rows)
+        yield from super().batches(signature, batch_size, first_example=first_example)
 
 
 def test_a_score_that_there_is_no_memory_for_is_put_off_and_never_recorded_as_failed(tmp_path: Path) -> None:
