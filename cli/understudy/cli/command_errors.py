@@ -44,6 +44,7 @@ _EXTRA_OF: Final = {
     "prometheus_client": "server",
     "psutil": "server",
     "pyvoy": "fast",
+    "ray": "ray",
     "starlette": "server",
     "structlog": "server",
     "tensorboard": "server",

@@ -19,7 +19,7 @@ from understudy.cli.run_checkpoint import (
     check_for_server,
     checkpoint_options,
     pool_maker,
-    workers_option,
+    workers_options,
 )
 from understudy.cli.scoring_options import (
     batch_size_option,
@@ -32,6 +32,7 @@ from understudy.cli.scoring_options import (
 
 if TYPE_CHECKING:
     from understudy.clients import Client, EvaluateResult, Evaluation, Metric, Progress, Version
+    from understudy.evaluator.sharding.evaluate import MakePool
 
 
 @click.command("evaluate")
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     "--step", "steps", metavar="N,M,...", help="The steps to score on --dataset; the serving version by default."
 )
 @json_option("Print one JSON object per result.")
-@workers_option
+@workers_options
 @checkpoint_options
 @settings_options(settings=ConnectionSettings)
 def command(
@@ -76,7 +77,8 @@ def command(
     dataset: str | None,
     steps: str | None,
     as_json: bool,
-    workers: int,
+    workers: int | None,
+    cluster: str | None,
     run: RunCheckpoints,
     settings: ConnectionSettings,
     **parts: Any,
@@ -98,10 +100,12 @@ def command(
             raise click.UsageError(
                 "--dataset is of a server, and goes without --run-dir and --checkpoints; give FILES."
             )
-        result = _score_locally(run, files, batch_size, workers, version=version, metrics=metrics, **parts)
+        is_alone = workers in {None, 1} and cluster is None
+        make_pool = None if is_alone else pool_maker(workers, cluster)
+        result = _score_locally(run, files, batch_size, make_pool, version=version, metrics=metrics, **parts)
         _show(result, as_json=as_json)
         return
-    check_for_server(files, workers)
+    check_for_server(files, workers, cluster)
     if steps is not None and (dataset is None or version is not None):
         raise click.UsageError("--step goes with --dataset, and instead of --version.")
     if metrics and dataset is not None:
@@ -133,7 +137,7 @@ def _score_file(client: Client, file: Path, batch_size: int, **options: Any) -> 
 
 
 def _score_locally(
-    run: RunCheckpoints, files: tuple[Path, ...], batch_size: int, workers: int, **options: Any
+    run: RunCheckpoints, files: tuple[Path, ...], batch_size: int, make_pool: MakePool | None, **options: Any
 ) -> EvaluateResult:
     from understudy.checkpoints.checkpoint_errors import CheckpointError
     from understudy.clients import EvaluateResult, Interval, SliceScore
@@ -159,7 +163,7 @@ def _score_locally(
                 resamples=options["resamples"],
                 confidence=options["confidence"],
             ),
-            make_pool=pool_maker(workers) if workers > 1 else None,
+            make_pool=make_pool,
             progress=advance,
         )
 

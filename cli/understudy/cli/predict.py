@@ -18,7 +18,7 @@ from understudy.cli.run_checkpoint import (
     check_for_server,
     checkpoint_options,
     pool_maker,
-    workers_option,
+    workers_options,
 )
 from understudy.cli.scoring_options import progress_bar
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy.clients import Client, PredictResult, Version
+    from understudy.evaluator.sharding.evaluate import MakePool
 
 _SHOWN_ROWS: Final = 20
 
@@ -49,7 +50,7 @@ _SHOWN_ROWS: Final = 20
     "folder with a file for each part of the data.",
 )
 @json_option("Print one JSON object per batch: step, first_example, and outputs as nested lists by name.")
-@workers_option
+@workers_options
 @checkpoint_options
 @settings_options(settings=ConnectionSettings)
 def command(
@@ -59,7 +60,8 @@ def command(
     batch_size: int,
     output: Path | None,
     as_json: bool,
-    workers: int,
+    workers: int | None,
+    cluster: str | None,
     run: RunCheckpoints,
     settings: ConnectionSettings,
 ) -> None:
@@ -77,9 +79,9 @@ def command(
     if run.is_given:
         if output is None:
             raise click.UsageError("--run-dir and --checkpoints go with --output DIR.")
-        _write_folder(run, files, output, version=version, batch_size=batch_size, workers=workers)
+        _write_folder(run, files, output, pool_maker(workers, cluster), version=version, batch_size=batch_size)
         return
-    check_for_server(files, workers)
+    check_for_server(files, workers, cluster)
     if output is not None and output.is_dir():
         raise click.UsageError(f"--output {output} is a folder, which goes with --run-dir; give FILE.npz.")
     (file,) = files
@@ -97,10 +99,10 @@ def _write_folder(
     run: RunCheckpoints,
     files: tuple[Path, ...],
     output: Path,
+    make_pool: MakePool,
     *,
     version: Version | None,
     batch_size: int,
-    workers: int,
 ) -> None:
     from understudy.checkpoints.checkpoint_errors import CheckpointError
     from understudy.evaluator.evaluator_errors import EvaluatorError
@@ -117,7 +119,7 @@ def _write_folder(
             Work(model=model, data=data, batch_size=batch_size),
             output,
             step=step,
-            make_pool=pool_maker(workers),
+            make_pool=make_pool,
             progress=advance,
         )
     click.echo(f"wrote {written.examples} examples of step {step} to {written.files} files in {written.folder}")

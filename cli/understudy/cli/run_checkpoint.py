@@ -134,27 +134,41 @@ def checkpoint_options(command: Command) -> Command:
     return with_run
 
 
-workers_option = click.option(
+_workers_option = click.option(
     "--workers",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
     metavar="N",
-    help="With --run-dir, how many processes of this machine compute.",
+    help="With --run-dir, how many processes of this machine compute, 1 by default; with --cluster, the most nodes.",
+)
+
+_cluster_option = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="With --run-dir, compute on all nodes of a Ray cluster, HOST:PORT, or auto for the one that this machine is "
+    "part of. It must have a token.",
 )
 
 
-def pool_maker(workers: int) -> MakePool:
-    """Return what makes a pool of processes on this machine."""
+def workers_options(command: Command) -> Command:
+    """Give a command ``--workers`` and ``--cluster``."""
+    return _workers_option(_cluster_option(command))
+
+
+def pool_maker(workers: int | None, cluster: str | None) -> MakePool:
+    """Return what makes a pool of processes on this machine, or on a cluster."""
+    if cluster is not None:
+        from understudy.evaluator.sharding.ray_pool import RayPool
+
+        return lambda work: RayPool(work, address=cluster, workers=workers)
     from understudy.evaluator.sharding.local_pool import LocalPool
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return lambda work: LocalPool(work, workers=workers)
+    return lambda work: LocalPool(work, workers=workers or 1)
 
 
-def check_for_server(files: tuple[Path, ...], workers: int) -> None:
+def check_for_server(files: tuple[Path, ...], workers: int | None, cluster: str | None) -> None:
     """Raise click.UsageError for what only goes with a checkpoint of a run."""
     if len(files) > 1 or any(file.is_dir() for file in files):
         raise click.UsageError("Several FILES and folders go with --run-dir; a server is sent one file.")
-    if workers > 1:
-        raise click.UsageError("--workers goes with --run-dir; a server has devices of its own.")
+    if workers is not None or cluster is not None:
+        raise click.UsageError("--workers and --cluster go with --run-dir; a server has devices of its own.")

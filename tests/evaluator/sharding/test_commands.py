@@ -60,7 +60,7 @@ def test_predict_goes_on_after_the_command_was_killed(case: Case, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["evaluate", "FILE", "--workers", "2"], "--workers goes with --run-dir"),
+        (["evaluate", "FILE", "--workers", "2"], "--workers and --cluster go with --run-dir"),
         (["evaluate", "FILE", "FILE"], "Several FILES and folders go with --run-dir"),
         (["evaluate", "--dataset", "test", "--run-dir", "."], "--dataset is of a server"),
         (["evaluate", "FILE", "--run-dir", ".", "--version", "serving"], "there is no serving version"),

@@ -21,7 +21,7 @@ from understudy.evaluator.sharding.pool import (
     WorkerReady,
     WorkFailed,
 )
-from understudy.evaluator.sharding.schedule import Kill, Patience, ShardSchedule
+from understudy.evaluator.sharding.schedule import Kill, Patience, ShardingError, ShardSchedule
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ _SPARE = 2
 
 _CAPACITY_SECONDS = 2.0
 """How often it is checked how many workers there may be."""
+
+
+_DESERTED_SECONDS = 300.0
+"""How long machines may join again after the last one has left."""
 
 
 class ShardCoordinator:
@@ -60,8 +64,8 @@ class ShardCoordinator:
         self._places = {shard.index: place for place, shard in enumerate(shards)}
         self._pool = pool
         self._clock = clock
-        window = _AHEAD * max(1, pool.capacity) + _SPARE
-        self._schedule = ShardSchedule(len(shards), window=window, patience=patience)
+        self._schedule = ShardSchedule(len(shards), window=_window(pool), patience=patience)
+        self._staffed = clock()
         self._mixture = MixtureNotes()
         self._condition = threading.Condition()
         self._results: dict[int, ShardResult] = {}
@@ -132,6 +136,7 @@ class ShardCoordinator:
 
     def _turn(self) -> None:
         now = self._clock()
+        self._schedule.window = _window(self._pool)
         with self._condition:
             self._schedule.consumed(self._consumed)
         for action in self._schedule.decide(now):
@@ -150,6 +155,10 @@ class ShardCoordinator:
         wanted = min(self._pool.capacity, len(self._shards) - self._consumed)
         for _ in range(wanted - self._schedule.workers):
             self._schedule.started(self._pool.start_worker(), now)
+        if self._schedule.workers:
+            self._staffed = now
+        elif now - self._staffed > _DESERTED_SECONDS:
+            raise ShardingError(f"there was no machine for a worker for {now - self._staffed:.0f} s")
 
     def _note(self, event: Event) -> None:
         now = self._clock()
@@ -168,3 +177,7 @@ class ShardCoordinator:
             self._schedule.gone(event.worker, event.reason)
         elif isinstance(event, WorkFailed):
             raise event.error
+
+
+def _window(pool: WorkerPool) -> int:
+    return _AHEAD * max(1, pool.capacity) + _SPARE

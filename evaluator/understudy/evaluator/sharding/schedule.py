@@ -83,11 +83,15 @@ class ShardSchedule:
         shards: The number of shards.
         window: How many shards may be begun and not consumed. Bounds the memory of their results.
         patience: How long workers may take.
+
+    Attributes:
+        window: See above; it may be changed.
+        repeated: How many shards were given to a further worker.
     """
 
     def __init__(self, shards: int, *, window: int, patience: Patience | None = None) -> None:
         self._shards = shards
-        self._window = window
+        self.window = window
         self._patience = patience or Patience()
         self._workers: dict[WorkerId, _Worker] = {}
         self._next = 0
@@ -224,7 +228,7 @@ class ShardSchedule:
             self._again.discard(urgent)
             self.repeated += 1
             return urgent
-        if self._next == self._shards or self._next >= self._consumed + self._window:
+        if self._next == self._shards or self._next >= self._consumed + self.window:
             return None
         self._next += 1
         return self._next - 1

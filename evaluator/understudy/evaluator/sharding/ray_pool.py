@@ -1,0 +1,238 @@
+"""A pool of Ray actors, one on each node of a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
+from understudy.evaluator.sharding.pool import (
+    Event,
+    Facts,
+    Shard,
+    ShardComputed,
+    ShardResult,
+    WorkerGone,
+    WorkerId,
+    WorkerReady,
+    WorkFailed,
+)
+from understudy.evaluator.sharding.work import Work
+from understudy.evaluator.sharding.worker import ShardWorker, is_permanent
+
+_POLL_SECONDS: Final = 0.05
+_NODES_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 120.0
+_MODE: Final = "RAY_AUTH_MODE"
+
+
+class RayPool:
+    """See `understudy.evaluator.sharding.pool.WorkerPool`. The model's files go to each node once.
+
+    The actors have no retries of Ray's own, and are placed by node. They take no part of Ray's count of CPUs, so that a
+    replacement never waits until Ray has noticed that a hung process has ended. Nodes without CPUs get none.
+
+    Args:
+        work: What the workers compute.
+        address: The address of the cluster, ``HOST:PORT``, or ``auto`` for one on this machine.
+        workers: The most nodes to use; None for all.
+
+    Raises:
+        ConfigurationError: The cluster cannot be reached, or accepts callers without a token.
+    """
+
+    def __init__(self, work: Work, *, address: str, workers: int | None = None) -> None:
+        self._work = work
+        self._most = workers
+        self._ids = itertools.count()
+        self._workers: dict[WorkerId, _Actor] = {}
+        self._under_way: dict[Any, tuple[WorkerId, int | None]] = {}
+        self._nodes: list[str] = []
+        self._nodes_read = -_NODES_SECONDS
+        self._woken = threading.Event()
+        self._owns_connection = not ray.is_initialized()
+        if self._owns_connection:
+            _connect(address)
+        try:
+            _require_token(address)
+            self._files = ray.put(_files_of(work.model.folder))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def capacity(self) -> int:
+        """See `WorkerPool`."""
+        now = time.monotonic()
+        if now - self._nodes_read >= _NODES_SECONDS:
+            self._nodes_read = now
+            self._nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        return len(self._nodes) if self._most is None else min(self._most, len(self._nodes))
+
+    def start_worker(self) -> WorkerId:
+        """See `WorkerPool`."""
+        worker = next(self._ids)
+        taken = Counter(actor.node for actor in self._workers.values())
+        node = min(self._nodes, key=lambda each: taken[each])
+        handle = _actor_class().options(scheduling_strategy=_on(node)).remote(self._work, self._files)
+        self._workers[worker] = _Actor(handle=handle, node=node)
+        self._under_way[handle.prepare.remote()] = (worker, None)
+        return worker
+
+    def submit(self, worker: WorkerId, shard: Shard) -> None:
+        """See `WorkerPool`."""
+        self._under_way[self._workers[worker].handle.compute.remote(shard)] = (worker, shard.index)
+
+    def kill(self, worker: WorkerId) -> None:
+        """See `WorkerPool`. A process that is stopped does not answer Ray, so it is also killed by its id."""
+        actor = self._workers.pop(worker, None)
+        if actor is None:
+            return
+        self._under_way = {ref: of for ref, of in self._under_way.items() if of[0] != worker}
+        ray.kill(actor.handle, no_restart=True)
+        if actor.process is not None:
+            _kill_process().options(scheduling_strategy=_on(actor.node)).remote(actor.process)
+
+    def wait(self, timeout_seconds: float) -> Sequence[Event]:
+        """See `WorkerPool`."""
+        until = time.monotonic() + timeout_seconds
+        while time.monotonic() < until and not self._woken.is_set():
+            if not self._under_way:
+                self._woken.wait(_POLL_SECONDS)
+                continue
+            refs = list(self._under_way)
+            done, _ = ray.wait(refs, timeout=_POLL_SECONDS)
+            if done:
+                more, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+                return [self._event(ref) for ref in {*done, *more}]
+        self._woken.clear()
+        return ()
+
+    def wake(self) -> None:
+        """See `WorkerPool`."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """See `WorkerPool`."""
+        for worker in list(self._workers):
+            self.kill(worker)
+        if self._owns_connection:
+            ray.shutdown()
+
+    def _event(self, ref: Any) -> Event:
+        worker, shard = self._under_way.pop(ref)
+        try:
+            answer = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            self.kill(worker)
+            return WorkerGone(worker=worker, reason=first_line(error))
+        if isinstance(answer, Exception):
+            return WorkFailed(worker=worker, error=answer)
+        if shard is None:
+            process, facts = answer
+            self._workers[worker] = replace(self._workers[worker], process=process)
+            return WorkerReady(worker=worker, facts=facts)
+        return ShardComputed(worker=worker, shard=shard, result=answer)
+
+
+class ClusterWorker:
+    """The actor: a `ShardWorker` with a copy of the checkpoint in a folder of its own."""
+
+    def __init__(self, work: Work, files: Mapping[str, bytes]) -> None:
+        self._work = work
+        self._files = files
+        self._worker: ShardWorker | None = None
+
+    def prepare(self) -> tuple[int, Facts] | Exception:
+        """Load the model and the data; return the id of this process and its facts, or a permanent error."""
+        with tempfile.TemporaryDirectory(prefix="understudy-") as name:
+            folder = Path(name)
+            for path, content in self._files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(content)
+            model = replace(self._work.model, folder=folder)
+            try:
+                self._worker = ShardWorker(replace(self._work, model=model))
+            except Exception as error:
+                if is_permanent(error):
+                    return error
+                raise
+        self._files = {}
+        return os.getpid(), self._worker.facts
+
+    def compute(self, shard: Shard) -> ShardResult | Exception:
+        """Return the batches of a shard, or a permanent error."""
+        if self._worker is None:
+            raise RuntimeError("prepare was not called")
+        try:
+            return self._worker.compute(shard)
+        except Exception as error:
+            if is_permanent(error):
+                return error
+            raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Actor:
+    handle: Any
+    node: str
+    process: int | None = None
+
+
+def _actor_class() -> Any:
+    return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(ClusterWorker)
+
+
+def _kill_process() -> Any:
+    return ray.remote(num_cpus=0, max_retries=0)(_kill)
+
+
+def _kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+
+
+def _on(node: str) -> Any:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _connect(address: str) -> None:
+    if os.environ.get(_MODE) != "token":
+        raise ConfigurationError(
+            f"the cluster {address} is used only with a token; set {_MODE}=token and RAY_AUTH_TOKEN_PATH here and on "
+            "the cluster"
+        )
+    try:
+        ray.init(address=address, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ConfigurationError(f"the cluster {address} cannot be used: {first_line(error)}") from error
+
+
+def _require_token(address: str) -> None:
+    """Refuse a cluster on which whoever reaches it runs code."""
+    mode = ray.get(ray.remote(num_cpus=0, max_retries=0)(_mode).remote(), timeout=_CHECK_SECONDS)
+    if mode != "token":
+        raise ConfigurationError(
+            f"the cluster {address} accepts callers without a token, so whoever reaches it runs code on it; start it "
+            f"with {_MODE}=token"
+        )
+
+
+def _mode() -> str:
+    return os.environ.get(_MODE, "")
+
+
+def _files_of(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
