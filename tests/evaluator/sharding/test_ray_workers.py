@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "RAY_AUTH_TOKEN": "ab" * 32,
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # only loopback
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
 }
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -29,8 +29,10 @@ from understudy.evaluator.sharding.pool import (
     WorkerReady,
     WorkFailed,
 )
-from understudy.evaluator.sharding.work import Work
-from understudy.evaluator.sharding.worker import ShardWorker, is_permanent
+
+if TYPE_CHECKING:  # these import TensorFlow, which a process of Ray needs only when it loads a model
+    from understudy.evaluator.sharding.work import Work
+    from understudy.evaluator.sharding.worker import ShardWorker
 
 _POLL_SECONDS: Final = 0.05
 _NODES_SECONDS: Final = 1.0
@@ -157,6 +159,8 @@ class ClusterWorker:
 
     def prepare(self) -> tuple[int, Facts] | Exception:
         """Load the model and the data; return the id of this process and its facts, or a permanent error."""
+        from understudy.evaluator.sharding.worker import ShardWorker, is_permanent
+
         with tempfile.TemporaryDirectory(prefix="understudy-") as name:
             folder = Path(name)
             for path, content in self._files.items():
@@ -174,6 +178,8 @@ class ClusterWorker:
 
     def compute(self, shard: Shard) -> ShardResult | Exception:
         """Return the batches of a shard, or a permanent error."""
+        from understudy.evaluator.sharding.worker import is_permanent
+
         if self._worker is None:
             raise RuntimeError("prepare was not called")
         try:
