@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -206,7 +207,8 @@ def _kill_process() -> Any:
 
 
 def _kill(process: int) -> None:
-    os.kill(process, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def _on(node: str) -> Any:
