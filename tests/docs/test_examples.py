@@ -18,8 +18,8 @@ from understudy.clients import AsyncClient, Client
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts)
-WITHOUT_EXAMPLES = {"architecture.md", "glossary.md"}
-"""Pages that explain the code and the words."""
+WITHOUT_EXAMPLES = {"architecture.md", "glossary.md", "scale.md"}
+"""Pages that explain the code, the words and the limits."""
 
 MOST_README_LINES = 150
 

@@ -26,6 +26,7 @@ TOPICS = {
     "training_kills": "SIGKILLs and SIGTERMs of training tasks: bit-equal to an undisturbed one, all of it scored",
     "swaps": "swap after swap in every format, or of architecture: no more models alive than slots, flat memory",
     "restarts": "rolling restarts of three servers under load, with clients that balance: no failed call",
+    "fleet": "promotions and rollbacks of servers that follow, under load: no failed or torn answer",
     "standby": "SIGKILLs of one of two evaluators: the other serves within 30 s, every checkpoint once in the ledger",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }

@@ -8,10 +8,8 @@ last evaluator then finishes, and the ledger and the results are compared with t
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from soak.numbered import NumberedCheckpoints, save_dataset
+from soak.programs import START_SECONDS, start
 from soak.trial import Trial
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.evaluator.records.ledger import Ledger
@@ -28,7 +27,6 @@ CHECKPOINTS = 50
 DATASETS = {"validation": 3000, "test": 1000}
 
 _BUSY_SECONDS = 0.5
-_START_SECONDS = 120.0
 _FINISH_SECONDS = 600.0
 
 
@@ -70,23 +68,10 @@ def save_datasets(folder: Path) -> list[str]:
     return options
 
 
-def start(run_dir: RunDir, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run_dir.root), *options]
-    settings = ["--grpc-port=0", "--http-port=0", "--logical-cpus=2", "--poll-interval-seconds=0.05"]
-    with (run_dir.root / "serve.log").open("a") as log:
-        return subprocess.Popen(
-            [*command, *settings],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        )
-
-
 def _kill_once(run_dir: RunDir, data: list[str], chance: random.Random, seconds_to_ready: float) -> float | None:
     """Start an evaluator and kill it; return the time until it was ready, if that was awaited."""
     began = time.monotonic()
-    process = start(run_dir, *data)
+    process = start(run_dir.root, "--run-dir", str(run_dir.root), *data)
     ready = None
     try:
         if chance.random() < 0.5:
@@ -104,7 +89,7 @@ def _kill_once(run_dir: RunDir, data: list[str], chance: random.Random, seconds_
 
 
 def _wait_until_ready(process: subprocess.Popen[str]) -> None:
-    watchdog = threading.Timer(_START_SECONDS, process.kill)
+    watchdog = threading.Timer(START_SECONDS, process.kill)
     watchdog.start()
     try:
         assert process.stdout is not None
@@ -119,7 +104,7 @@ def finish(run_dir: RunDir, data: list[str], *, step: int) -> None:
     """Record that training is over, and let an evaluator finish."""
     with TrainingJournal(run_dir) as journal:
         journal.record_step(step)
-    process = start(run_dir, *data, "--exit-when-finished")
+    process = start(run_dir.root, "--run-dir", str(run_dir.root), *data, "--exit-when-finished")
     try:
         process.communicate(timeout=_FINISH_SECONDS)
     finally:

@@ -7,13 +7,12 @@ the ledger and the results are compared with the published checkpoints.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from statistics import median
 
-from soak.kills import compare, finish, save_datasets, start
+from soak.kills import compare, finish, save_datasets
 from soak.numbered import NumberedCheckpoints
+from soak.programs import Program
 from soak.trial import Trial
 from understudy.checkpoints import RunDir
 
@@ -21,38 +20,13 @@ KILLS = 100
 CHECKPOINTS = 50
 
 _BUSY_SECONDS = 1.0
-_START_SECONDS = 120.0
 _TAKEOVER_SECONDS = 30.0
 """The longest time from a death until the other one serves."""
 
 
-class _Evaluator:
-    """A process, and the lines that it prints."""
-
-    def __init__(self, run_dir: RunDir, data: list[str]) -> None:
-        self.process = start(run_dir, *data, "--standby")
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, name="lines-of-evaluator")
-        self._reader.start()
-        self.wait_for("LISTENING")
-
-    def wait_for(self, word: str) -> None:
-        """Wait until it prints a line that begins with a word."""
-        until = time.monotonic() + _START_SECONDS
-        while not self._lines.get(timeout=max(0.0, until - time.monotonic())).startswith(word):
-            pass
-
-    def kill(self) -> None:
-        """End it by SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                self._lines.put(line)
+def _stand_by(run_dir: RunDir, data: list[str]) -> Program:
+    """Start an evaluator that takes over, now or later."""
+    return Program(run_dir.root, "--run-dir", str(run_dir.root), *data, "--standby")
 
 
 def run(trial: Trial) -> None:
@@ -64,11 +38,11 @@ def run(trial: Trial) -> None:
     publisher = NumberedCheckpoints(run_dir)
     publisher.publish(1, final=False)
     seconds: list[float] = []
-    serving, waiting = _Evaluator(run_dir, data), None
+    serving, waiting = _stand_by(run_dir, data), None
     try:
         serving.wait_for("READY")
         for number in range(kills):
-            waiting = _Evaluator(run_dir, data)
+            waiting = _stand_by(run_dir, data)
             due = 1 + (checkpoints - 1) * (number + 1) // kills
             for step in range(len(run_dir.committed_steps()) + 1, due + 1):
                 publisher.publish(step, final=step == checkpoints)

@@ -1,0 +1,133 @@
+"""Promotions and rollbacks under load: every server of a fleet carries out each, and no answer fails or is torn.
+
+Processes ``understudy serve --follow HOST:PORT`` follow an evaluator, without a folder that they share with it. A
+thread for each of them predicts all the time, and checks that every answer is the one of the version that it names.
+After each promotion the time is taken until each server has answered with the new version.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+
+import numpy as np
+
+from soak.programs import START_SECONDS, Program
+from soak.trial import Trial
+from testkit.checkpoints import Chief, ones
+from understudy.clients import Client
+
+PROMOTIONS = 200
+SERVERS = 8
+SAMPLE_SERVERS = 2
+STEPS = (10, 20, 30)
+GOAL_SECONDS = 1.0
+MOST_FAILURES = 20
+
+_PAUSE_SECONDS = 0.002
+_BEHIND_SECONDS = 60.0
+
+
+class _Caller:
+    """Calls one server all the time.
+
+    Attributes:
+        answers: How many calls have been answered.
+        failures: The calls that failed, or had a wrong answer.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.answers = 0
+        self.failures: list[str] = []
+        self._client = Client(target)
+        self._changed = threading.Condition()
+        self._step: int | None = None
+        self._step_since = 0.0
+        self._over = False
+        self._thread = threading.Thread(target=self._call, name="caller")
+        self._thread.start()
+
+    def wait_for(self, step: int, since: float) -> float:
+        """Return the seconds from a time until an answer of this step."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._step == step, _BEHIND_SECONDS):
+                self.failures.append(f"no answer of step {step} within {_BEHIND_SECONDS} s")
+        return max(0.0, self._step_since - since)
+
+    def close(self) -> None:
+        """Stop calling."""
+        self._over = True
+        self._thread.join()
+        self._client.close()
+
+    def _call(self) -> None:
+        batch = ones(3)
+        while not self._over:
+            try:
+                result = self._client.predict({"x": batch})
+                if not np.allclose(result.output, result.step):
+                    self.failures.append(f"step {result.step} answered {result.output.tolist()}")
+                self.answers += 1
+                with self._changed:
+                    if result.step != self._step:
+                        self._step, self._step_since = result.step, time.monotonic()
+                        self._changed.notify_all()
+            except Exception as error:  # noqa: BLE001 - reported
+                self.failures.append(repr(error))
+            time.sleep(_PAUSE_SECONDS)
+
+
+def run(trial: Trial) -> None:
+    """Promote as often as requested."""
+    promotions = trial.count(PROMOTIONS)
+    servers = SERVERS if promotions >= PROMOTIONS else SAMPLE_SERVERS
+    chief = Chief(trial.work / "run")
+    for step in STEPS:
+        chief.publish(step)
+    with ExitStack() as stack:
+        evaluator = Program(trial.work, "--run-dir", str(trial.work / "run"), f"--version-policy={STEPS[0]}")
+        stack.callback(evaluator.kill)
+        evaluator.wait_for("READY")
+        programs = []
+        for number in range(servers):
+            options = ("--follow", evaluator.grpc, "--follow-name", f"server-{number}")
+            programs.append(Program(trial.work, *options, "--state-dir", str(trial.work / f"state-{number}")))
+            stack.callback(programs[-1].kill)
+        for program in programs:
+            program.wait_for("READY")
+        client = stack.enter_context(Client(evaluator.grpc, timeout_seconds=START_SECONDS))
+        callers = [_Caller(program.grpc) for program in programs]
+        for caller in callers:
+            stack.callback(caller.close)
+        seconds: list[float] = []
+        for number in range(promotions):
+            step = STEPS[(number + 1) % len(STEPS)]
+            seconds += _promote(client, callers, step, rolls_back=number % 5 == 4)
+            figures = _figures(callers, seconds)
+            held = not figures["failures"]
+            trial.report(held=held, promotions=number + 1, servers=servers, finished=False, **figures)
+        status = client.fleet()
+    figures = _figures(callers, seconds)
+    held = not figures["failures"] and len(status.servers) == servers and all(each.current for each in status.servers)
+    trial.report(held=held, promotions=promotions, servers=servers, finished=True, **figures)
+    if held:
+        trial.finish()
+
+
+def _promote(client: Client, callers: list[_Caller], step: int, *, rolls_back: bool) -> list[float]:
+    """Promote a step, or roll back; return how long each server took from the evaluator's answer on."""
+    promoted = client.roll_back() if rolls_back else client.promote(step)
+    since = time.monotonic()
+    return [caller.wait_for(promoted.serving_step, since) for caller in callers]
+
+
+def _figures(callers: list[_Caller], seconds: list[float]) -> dict[str, object]:
+    return {
+        "answers": sum(caller.answers for caller in callers),
+        "failures": [failure for caller in callers for failure in caller.failures][:MOST_FAILURES],
+        "median_seconds": float(np.median(seconds)),
+        "p99_seconds": float(np.quantile(seconds, 0.99)),
+        "longest_seconds": max(seconds),
+        "within_goal": sum(each <= GOAL_SECONDS for each in seconds) / len(seconds),
+    }
