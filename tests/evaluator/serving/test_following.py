@@ -1,0 +1,148 @@
+"""Downloads of a server that follows, over a link that breaks as told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from understudy.checkpoints.layout import MODEL_FILE, RunDir
+from understudy.checkpoints.manifest import Manifest
+from understudy.checkpoints.publish import CheckpointPublisher
+from understudy.evaluator.evaluator_errors import AnotherEvaluatorError
+from understudy.evaluator.serving import following
+from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport
+from understudy.evaluator.serving.following import NetworkFollowing
+
+SECONDS = 20.0
+PIECE = 100
+CONTENT = bytes(range(250)) * 4
+
+
+class Link:
+    """A link to a run folder. It breaks after some pieces, and may send other bytes."""
+
+    problem = ""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.pieces = 10**6
+        self.falsified = False
+        self.offsets: list[int] = []
+        self.told: list[ServingReport] = []
+        self.decide: Callable[[ServingDecision], None] = lambda _: None
+
+    def start(self, on_decision: Callable[[ServingDecision], None]) -> None:
+        self.decide = on_decision
+
+    def tell(self, report: ServingReport) -> None:
+        self.told.append(report)
+
+    def read(self, decision: ServingDecision, path: str, *, offset: int = 0) -> Iterator[bytes]:
+        content = (self._run.checkpoint(decision.step) / path).read_bytes()
+        if path == MODEL_FILE:
+            self.offsets.append(offset)
+            content = bytes(len(content)) if self.falsified else content
+        for begin in range(offset, len(content), PIECE):
+            if path == MODEL_FILE:
+                self.pieces -= 1
+                if self.pieces < 0:
+                    self.pieces = 10**6
+                    raise ConnectionError("the connection broke")
+            yield content[begin : begin + PIECE]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+def publish(run: RunDir, step: int) -> ServingDecision:
+    publisher = CheckpointPublisher(run, keep=100)
+
+    def write(folder: Path) -> None:
+        (folder / MODEL_FILE).write_bytes(CONTENT + bytes([step]))
+
+    manifest: Manifest = publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None)
+    return ServingDecision(step=step, digest=manifest.digest, sequence=step, evaluator_id="e")
+
+
+@contextmanager
+def followed(link: Link, state: Path, *, wake: Callable[[], None] = lambda: None) -> Iterator[NetworkFollowing]:
+    state.mkdir(exist_ok=True)
+    found = NetworkFollowing(link, state_dir=state, run=None, accepted=None, max_download_mib=1)
+    found.start(on_decision=wake, on_downloaded=lambda _: None)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        threading.Event().wait(0.01)
+
+
+def steps(source: NetworkFollowing) -> list[int]:
+    return [checkpoint.step for checkpoint in source.poll()]
+
+
+def test_a_download_that_breaks_goes_on_where_it_was(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    link.pieces = 4
+    decision = publish(run, 10)
+    with followed(link, tmp_path / "state") as source:
+        link.decide(decision)
+        until(lambda: steps(source) == [10])
+        assert source.poll()[0].digest == decision.digest
+    assert link.offsets == [0, 4 * PIECE]
+
+
+def test_what_was_falsified_on_its_way_is_told_and_never_appears(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    link.falsified = True
+    woken = threading.Event()
+    with followed(link, tmp_path / "state", wake=woken.set) as source:
+        link.decide(publish(run, 10))
+        until(lambda: "cannot download step 10 from the evaluator" in source.problem)
+        assert "SHA-256" in source.problem
+        assert steps(source) == []
+        link.falsified = False
+        until(lambda: steps(source) == [10])
+    assert woken.is_set()
+
+
+def test_another_decision_is_followed_at_once_and_few_downloads_are_kept(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    decisions = [publish(run, step) for step in range(10, 70, 10)]
+    with followed(link, tmp_path / "state") as source:
+        for decision in decisions:
+            link.decide(decision)
+            until(lambda decision=decision: decision.step in steps(source))  # type: ignore[misc]
+        assert steps(source) == [30, 40, 50, 60]
+
+
+def test_the_last_decision_outlives_a_restart_and_another_evaluator_is_refused(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "CONTACT_SECONDS", 0.05)
+    link = Link(run)
+    decision = publish(run, 10)
+    with followed(link, tmp_path / "state") as source:
+        link.decide(decision)
+        until(lambda: steps(source) == [10])
+    with followed(link, tmp_path / "state") as source:
+        assert source.current is None
+        until(lambda: source.current == decision)
+        with pytest.raises(AnotherEvaluatorError, match=r"another evaluator \(other\)"):
+            link.decide(ServingDecision(step=10, digest=decision.digest, sequence=1, evaluator_id="other"))
+        assert source.current == decision
