@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import startup.sitecustomize  # noqa: F401 - the processes of pytest import TensorFlow as quickly as those they start
 
 from testkit.preloading import preloaded, share
 
@@ -99,9 +100,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collection, as they stay."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import all tests without garbage collection, and never collect what they import, as it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -21,11 +21,13 @@ class _Uncollected(SourceFileLoader):
     """Executes a module without garbage collection."""
 
     def exec_module(self, module: ModuleType) -> None:
+        was_enabled = gc.isenabled()
         gc.disable()
         try:
             super().exec_module(module)
         finally:
-            gc.enable()
+            if was_enabled:
+                gc.enable()
 
 
 class _QuickStart:
