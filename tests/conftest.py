@@ -8,10 +8,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import startup.sitecustomize  # noqa: F401 - the processes of pytest import TensorFlow as quickly as those they start
+import xdist.scheduler
 
 from testkit.preloading import preloaded, share
 
@@ -86,6 +88,25 @@ TAKE_LONGEST = (
 
 By default ``--dist loadfile`` begins with the files that have most tests; ``make test`` disables that.
 """
+
+SHARED_SERVERS = dict.fromkeys(
+    (f"protocols/test_{name}.py" for name in ("examples", "fuzz", "plain_codecs", "services", "tf_serving", "triton")),
+    "protocols",
+)
+"""Test files that use the same servers all session long: one process of xdist runs them all, and starts these once."""
+
+
+class SharingServers(xdist.scheduler.LoadFileScheduling):
+    """Gives each process of xdist whole files, and those of `SHARED_SERVERS` together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return SHARED_SERVERS.get(file.removeprefix("tests/"), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute tests by files, as ``make test`` does, but for those that share servers."""
+    return SharingServers(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure() -> None:

@@ -91,6 +91,10 @@ def service(
         yield service
 
 
+with_grpcio = pytest.mark.parametrize("service", [GRPCIO], indirect=True)
+"""For tests with `service` of what lies behind the transport."""
+
+
 @pytest.fixture
 def client(service: RunningService) -> Client:
     return service.client()

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, WIDTH, ones, step_model, write_dataset
-from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService
 from testkit.scarce_slots import (
     BEST,
@@ -39,11 +38,9 @@ from understudy.evaluator.evaluation import draws
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 
 
-@pytest.fixture(scope="module", params=FRONT_ENDS)
-def service(
-    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningService]:
-    with service_short_of_slots(tmp_path_factory.mktemp("run"), replicas, request.param) as service:
+@pytest.fixture(scope="module")
+def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with service_short_of_slots(tmp_path_factory.mktemp("run"), replicas) as service:
         yield service
 
 

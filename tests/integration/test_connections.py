@@ -1,4 +1,4 @@
-"""Connections that say nothing, are too many, or grow old, against whole servers with few files."""
+"""Connections that say nothing, end nothing, are too many, or grow old, against whole servers with few files."""
 
 from __future__ import annotations
 
@@ -21,25 +21,47 @@ from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS, GRPCIO
-from testkit.hostile_connections import reset_rapidly
+from testkit.hostile_connections import UnfinishedBodies, reset_rapidly
 from testkit.in_process import WAIT_SECONDS, until
-from testkit.preloading import preloaded
 from testkit.served import Served, plain_model, publish, serving
 from testkit.values import WIDTH
 from understudy.clients import AsyncClient, CancelledError, Client, UnderstudyError
+from understudy.service.front_end import HANDSHAKE_SECONDS
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode_all
+
+MIB = 1 << 20
+BODY_MIB = 32
+BODY_BYTES = 4 * MIB
+CONNECTIONS, STREAMS = 4, 20
+SLACK_MIB = 120
+"""Envoy's and Python's own buffers; without a bound, the bodies alone take 320 MiB."""
 
 OPEN_FILES = 512
 SILENT = 700
 SECONDS = 30.0
-LONGEST_WAIT_SECONDS = 2.0
+LONGEST_WAIT_SECONDS = 5.0
 """Of a caller beside a hostile one, on busy machines."""
 
 
-@pytest.fixture(params=FRONT_ENDS)
-def front_end(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+IDLE_SECONDS = HANDSHAKE_SECONDS + 2
+"""Longer than a silent connection may last, so that this is not what ends one."""
+
+PREDICT = "/understudy.v1.PredictionService/Predict"
+CHECK = "/grpc.health.v1.Health/Check"
+WATCH = "/understudy.v1.EvaluationService/WatchEvaluations"
+REQUEST = prediction_pb2.PredictRequest(inputs=encode_all({"x": np.ones((1, WIDTH), np.float32)})).SerializeToString()
+
+
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with few open files, little memory for bodies and little patience for idle connections."""
+    folder = tmp_path_factory.mktemp(str(request.param))
+    publish(folder, {2: plain_model(2)})
+    flags = ("--max-message-mib", "16", "--max-body-mib", str(BODY_MIB), "--frontend", request.param)
+    flags += ("--max-connection-idle-seconds", str(IDLE_SECONDS))
+    with serving(folder, "plain", *flags, open_files=OPEN_FILES) as served:
+        yield served
 
 
 @contextlib.contextmanager
@@ -66,15 +88,8 @@ def closed(connections: list[socket.socket]) -> int:
     return sum(map(is_closed, connections))
 
 
-def test_silent_connections_beyond_the_limit_of_open_files_end_and_callers_are_answered(
-    tmp_path: Path, front_end: str
-) -> None:
-    publish(tmp_path, {2: plain_model(2)})
-    with (
-        serving(tmp_path, "plain", "--frontend", front_end, open_files=OPEN_FILES) as served,
-        silent_connections(served.grpc, SILENT) as rpc,
-        silent_connections(served.http, SILENT) as http,
-    ):
+def test_silent_connections_beyond_the_limit_of_open_files_end_and_callers_are_answered(served: Served) -> None:
+    with silent_connections(served.grpc, SILENT) as rpc, silent_connections(served.http, SILENT) as http:
         with Client(served.grpc, timeout_seconds=60) as client:
             assert client.predict({"x": np.ones((1, WIDTH), np.float32)}, wait_for_ready=True).step == 2
 
@@ -87,6 +102,7 @@ def test_silent_connections_beyond_the_limit_of_open_files_end_and_callers_are_a
         until(lambda: closed(rpc) == SILENT and closed(http) == SILENT)
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_connections_age_out_under_load_without_a_failed_call(run_service: Run, chief: Chief) -> None:
     chief.publish(10)
     service = run_service({"max_connection_age_seconds": 1.0, "max_connection_age_grace_seconds": 20.0})
@@ -125,18 +141,16 @@ def test_connections_age_out_under_load_without_a_failed_call(run_service: Run, 
     assert set(answered) == {10}
 
 
-def test_an_idle_connection_ends_and_the_next_call_makes_a_new_one(run_service: Run, chief: Chief) -> None:
-    chief.publish(10)
-    service = run_service({"max_connection_idle_seconds": 1.0})
-    service.wait_ready()
-    client = service.client()
-    assert client.predict({"x": ones(1)}).step == 10
-    with grpc.insecure_channel(service.grpc) as channel:
+def test_an_idle_connection_ends_and_the_next_call_makes_a_new_one(served: Served) -> None:
+    with served.channel() as channel:
         states: list[grpc.ChannelConnectivity] = []
         channel.subscribe(states.append)
-        grpc.channel_ready_future(channel).result(SECONDS)
-        until(lambda: grpc.ChannelConnectivity.IDLE in states[states.index(grpc.ChannelConnectivity.READY) :])
-    assert client.predict({"x": ones(1)}).step == 10
+        predict = channel.unary_unary(PREDICT)
+        predict(REQUEST, timeout=SECONDS)
+        until(lambda: states[-1:] == [grpc.ChannelConnectivity.READY])
+        until(lambda: states[-1:] == [grpc.ChannelConnectivity.IDLE])
+        predict(REQUEST, timeout=SECONDS)
+        until(lambda: states[-1:] == [grpc.ChannelConnectivity.READY])
 
 
 @pytest.mark.parametrize("front_end", [GRPCIO])  # Envoy lets watches run
@@ -172,30 +186,18 @@ async def test_a_watch_that_is_cut_off_by_its_connection_s_age_resumes_and_misse
         watching.cancel()
 
 
-@pytest.fixture(scope="module", params=FRONT_ENDS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp(str(request.param))
-    publish(folder, {2: plain_model(2)})
-    with serving(folder, "plain", "--frontend", request.param, environ=preloaded()) as served:
-        yield served
-
-
-PREDICT = "/understudy.v1.PredictionService/Predict"
-WATCH = "/understudy.v1.EvaluationService/WatchEvaluations"
 CANCELS = 1_500
 """More than nghttp2 admits in the time of the test."""
 
 
 def test_a_connection_on_which_a_caller_cancels_many_calls_beside_answered_ones_goes_on(served: Served) -> None:
-    request = prediction_pb2.PredictRequest(inputs=encode_all({"x": np.ones((1, WIDTH), np.float32)}))
-    data = request.SerializeToString()
     with served.channel() as channel:
         states: list[grpc.ChannelConnectivity] = []
-        predict, watch = channel.unary_unary(PREDICT), channel.unary_stream(WATCH)
-        predict(data, timeout=SECONDS, wait_for_ready=True)
+        check, watch = channel.unary_unary(CHECK), channel.unary_stream(WATCH)
+        check(b"", timeout=SECONDS, wait_for_ready=True)
         channel.subscribe(states.append)
         for _ in range(CANCELS):
-            calls = [predict.future(data, timeout=SECONDS) for _ in range(2)]
+            calls = [check.future(b"", timeout=SECONDS) for _ in range(2)]
             watch(b"", timeout=SECONDS).cancel()
             for call in calls:
                 call.result()
@@ -214,3 +216,22 @@ def test_rapid_resets_are_cut_off_or_cost_others_little(served: Served) -> None:
             assert client.predict(inputs).step == 2
             waits.append(time.monotonic() - began)
         assert max(waits) < LONGEST_WAIT_SECONDS
+
+
+@pytest.mark.parametrize("served", FRONT_ENDS[1:], indirect=True)
+def test_unfinished_bodies_hold_bounded_memory_and_a_caller_is_answered(served: Served) -> None:
+    inputs = {"x": np.ones((1, WIDTH), np.float32)}
+    with Client(served.grpc, timeout_seconds=SECONDS) as client, contextlib.ExitStack() as stack:
+        assert client.predict(inputs).step == 2
+        process = psutil.Process(served.pid)
+        before = process.memory_info().rss
+        hostile = [stack.enter_context(UnfinishedBodies(served.connect(), PREDICT)) for _ in range(CONNECTIONS)]
+        for each in hostile:
+            for _ in range(STREAMS):
+                each.begin(BODY_BYTES)
+        until(lambda: sum(each.push() for each in hostile) == 0)
+        assert sum(each.refused for each in hostile) >= CONNECTIONS * STREAMS - BODY_MIB * MIB // BODY_BYTES
+        assert client.predict(inputs).step == 2
+        assert process.memory_info().rss - before < (BODY_MIB + SLACK_MIB) * MIB
+        stack.close()
+        assert client.predict(inputs).step == 2

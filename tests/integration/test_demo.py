@@ -64,7 +64,7 @@ def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(
     shown = story.index(f"shows what it does at {opened.read_text().strip()}")
     assert shown < story.index("worker 0")
     with Client(target[1]) as client:
-        assert client.status().serving_step == 1000
+        assert client.status().serving_step == 500
     service.send_signal(signal.SIGTERM)
     psutil.wait_procs([service], timeout=30)
     assert not service.is_running()

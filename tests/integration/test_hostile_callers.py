@@ -10,7 +10,7 @@ from weakref import WeakSet
 import grpc
 import numpy as np
 import pytest
-from integration.conftest import Run
+from integration.conftest import Run, with_grpcio
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import RunningService, until
@@ -53,6 +53,7 @@ def stub(service: RunningService) -> Iterator[Any]:
         yield evaluation_pb2_grpc.EvaluationServiceStub(channel)
 
 
+@with_grpcio
 @pytest.mark.parametrize(
     ("requests", "words"),
     [
@@ -75,6 +76,7 @@ def test_what_would_write_falsify_or_exhaust_is_the_callers_error(
     assert client.evaluate([(ones(4), np.ones((4, OUTPUTS), np.float32))]).metrics == before
 
 
+@with_grpcio
 def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
     for token in ("__________8AAAAA", "gAAAAAAAAAAAAAAA"):
         with pytest.raises(grpc.RpcError, match="page_token") as raised:

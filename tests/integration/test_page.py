@@ -1,4 +1,4 @@
-"""The page at the HTTP port, on both front ends."""
+"""The page at the HTTP port, which is the same with every front end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, write_dataset
-from testkit.front_ends import FRONT_ENDS
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
 from understudy.service.callers.tokens import hash_text
@@ -75,10 +74,8 @@ def basic(name: str) -> dict[str, str]:
     return {"authorization": "Basic " + base64.b64encode(f"anyone:{token_of(name)}".encode()).decode()}
 
 
-@pytest.fixture(scope="module", params=FRONT_ENDS)
-def service(
-    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningService]:
+@pytest.fixture(scope="module")
+def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service with two accepted checkpoints and one refused, behind a path, for known callers."""
     folder = tmp_path_factory.mktemp("page")
     run = folder / "run"
@@ -98,7 +95,6 @@ def service(
         {"min_improvement": 0.0, "resamples": 20},
         replicas=replicas,
         state_dir=folder / "state",
-        front_end=request.param,
     ) as running:
         client = running.client(token=token_of("client"))
         running.wait_ready()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from integration.conftest import Run
+from integration.conftest import Run, with_grpcio
 
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import RunningService, until
@@ -23,6 +23,7 @@ def prometheus(service: RunningService, tmp_path: Path) -> Iterator[httpx.Client
         yield client
 
 
+@with_grpcio
 def test_promtool_accepts_what_the_service_shows(service: RunningService) -> None:
     text = httpx.get(f"http://{service.http}/metrics").content
     checked = subprocess.run(
@@ -31,6 +32,7 @@ def test_promtool_accepts_what_the_service_shows(service: RunningService) -> Non
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
+@with_grpcio
 def test_a_real_prometheus_scrapes_the_service(service: RunningService, prometheus: httpx.Client) -> None:
     service.client().predict(ones(3))
     until(lambda: value_of(prometheus, "understudy_serving_step") == 30)

@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from sklearn import metrics
 
 from testkit.checkpoints import Chief
-from testkit.front_ends import FRONT_ENDS
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service
 from understudy.cli.main import main
@@ -41,9 +40,8 @@ def data() -> tuple[Any, Any]:
     return x, random.integers(0, CLASSES, EXAMPLES)
 
 
-@pytest.fixture(scope="module", params=FRONT_ENDS)
+@pytest.fixture(scope="module")
 def service(
-    request: pytest.FixtureRequest,
     replicas: tuple[str, ...],
     tmp_path_factory: pytest.TempPathFactory,
     data: tuple[Any, Any],
@@ -58,7 +56,6 @@ def service(
         {"tables": True, "evaluation_batch_size": 32},
         replicas=replicas,
         state_dir=run / "evaluator",
-        front_end=request.param,
     ) as service:
         service.wait_ready()
         scored = set()

@@ -28,6 +28,7 @@ from understudy.wire import encode
 
 PREDICTIONS = 10_000
 SWAPS = 20
+FIRST_STEP = 5
 IN_FLIGHT = 32
 
 STREAM_IDLE_SECONDS = 0.3
@@ -37,8 +38,17 @@ HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms":
 Run = Callable[..., RunningService]
 
 
-both_front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS)
-"""Runs a test's own services with each."""
+@pytest.fixture(scope="module", params=FRONT_ENDS)
+def unserved(
+    request: pytest.FixtureRequest, replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningService, Chief]]:
+    """A service that starts without a checkpoint, and who publishes some."""
+    run = tmp_path_factory.mktemp("run")
+    settings = {"run_dir": run}
+    with running_service(
+        settings, {}, replicas=replicas, state_dir=run / "evaluator", front_end=request.param
+    ) as service:
+        yield service, Chief(run)
 
 
 @pytest.fixture(scope="module", params=FRONT_ENDS)
@@ -59,13 +69,35 @@ def loaded(
         yield service
 
 
-@both_front_ends
-async def test_ten_thousand_predictions_during_twenty_swaps_fail_never_and_tear_never(
-    run_service: Run, chief: Chief
+async def test_before_the_first_checkpoint_the_service_is_unavailable(
+    unserved: tuple[RunningService, Chief],
 ) -> None:
-    chief.publish(1)
-    service = run_service()
-    service.wait_ready()
+    service, chief = unserved
+    stub_channel = grpc.aio.insecure_channel(service.grpc)  # without the client's retries
+    stub = prediction_pb2_grpc.PredictionServiceStub(stub_channel)
+    request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
+    client = service.client()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Predict(request)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not client.is_serving()
+    assert service.answers("/readyz") == 503
+    assert service.answers("/healthz") == 200
+    assert "nan" in client.metrics().lower()
+    chief.publish(FIRST_STEP)
+    assert service.wait_ready() == FIRST_STEP
+    assert (await stub.Predict(request)).step == FIRST_STEP
+    assert client.is_serving()
+    await stub_channel.close(None)
+
+
+async def test_ten_thousand_predictions_during_twenty_swaps_fail_never_and_tear_never(
+    unserved: tuple[RunningService, Chief],
+) -> None:
+    service, chief = unserved
+    if not service.client().is_serving():
+        chief.publish(FIRST_STEP)
+        service.wait_ready()
     done = threading.Event()
     publishing = threading.Thread(target=publish_until, args=(chief, service, done))
     async with AsyncClient(service.grpc) as client:
@@ -98,7 +130,7 @@ async def predict_while(client: AsyncClient, publishing: threading.Thread) -> li
 def publish_until(chief: Chief, service: RunningService, done: threading.Event) -> None:
     """Publish checkpoints, each as soon as the one before it is serving."""
     client = service.client()
-    for step in range(2, SWAPS + 3):
+    for step in range(FIRST_STEP + 1, FIRST_STEP + SWAPS + 2):
         chief.publish(step)
         until(lambda step=step: done.is_set() or client.status().serving_step == step)  # type: ignore[misc]
 
@@ -143,27 +175,6 @@ def test_devices_that_do_not_exist_keep_the_service_from_starting(run_service: R
         run_service(evaluator={"devices": ("GPU:7",)})
 
 
-@both_front_ends
-async def test_before_the_first_checkpoint_the_service_is_unavailable(run_service: Run, chief: Chief) -> None:
-    service = run_service()
-    stub_channel = grpc.aio.insecure_channel(service.grpc)  # without the client's retries
-    stub = prediction_pb2_grpc.PredictionServiceStub(stub_channel)
-    request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
-    client = service.client()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Predict(request)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert not client.is_serving()
-    assert service.answers("/readyz") == 503
-    assert service.answers("/healthz") == 200
-    assert "nan" in client.metrics().lower()
-    chief.publish(5)
-    assert service.wait_ready() == 5
-    assert (await stub.Predict(request)).step == 5
-    assert client.is_serving()
-    await stub_channel.close(None)
-
-
 def test_a_silent_stream_is_aborted_and_its_version_let_go(loaded: RunningService) -> None:
     over = threading.Event()
 
@@ -194,13 +205,18 @@ def test_a_damaged_checkpoint_is_told_and_the_serving_version_keeps_serving(run_
     until(lambda: client.predict(ones(1)).step == 7)
 
 
-@both_front_ends
+async def until_waiting(service: RunningService, *, rows: int) -> None:
+    await asyncio.to_thread(until, lambda: service.metric("understudy_queue_examples") == rows)
+
+
+async def until_started(service: RunningService, method: str) -> None:
+    await asyncio.to_thread(until, lambda: service.metric("grpc_server_started_total", grpc_method=method) == 1)
+
+
 async def test_stopping_answers_what_is_under_way_ends_watches_and_refuses_the_rest(
-    run_service: Run, chief: Chief
+    loaded: RunningService,
 ) -> None:
-    chief.publish(10)
-    loaded = run_service(evaluator=HELD_BACK)
-    loaded.wait_ready()
+    """It comes last in this file, as it ends the service."""
     channel = grpc.aio.insecure_channel(loaded.grpc)
     stub = prediction_pb2_grpc.PredictionServiceStub(channel)
     request = prediction_pb2.PredictRequest(inputs={"x": encode(ones(1))})
@@ -219,11 +235,3 @@ async def test_stopping_answers_what_is_under_way_ends_watches_and_refuses_the_r
         await asyncio.to_thread(loaded.join)
         with pytest.raises(UnavailableError):
             await watching
-
-
-async def until_waiting(service: RunningService, *, rows: int) -> None:
-    await asyncio.to_thread(until, lambda: service.metric("understudy_queue_examples") == rows)
-
-
-async def until_started(service: RunningService, method: str) -> None:
-    await asyncio.to_thread(until, lambda: service.metric("grpc_server_started_total", grpc_method=method) == 1)

@@ -19,7 +19,6 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 from tensorboard.util import tensor_util
 
 from testkit.checkpoints import Chief, write_dataset
-from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import WAIT_SECONDS, until
 from testkit.preloading import preloaded
 from understudy.clients import Client, Evaluation
@@ -47,11 +46,11 @@ class Watcher:
 
 
 @contextmanager
-def serve(run: Path, data: Path, port: int, front_end: str) -> Iterator[subprocess.Popen[str]]:
+def serve(run: Path, data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """Run the service as a process; kill it in the end."""
     datasets = ",".join(f"{name}={data}" for name in DATASETS)
     options = ["--run-dir", str(run), "--eval-data", datasets, "--grpc-port", str(port), "--http-port", "0"]
-    options += ["--frontend", front_end, "--poll-interval-seconds", "0.05"]
+    options += ["--poll-interval-seconds", "0.05"]
     command = [sys.executable, "-m", "understudy.cli", "serve", *options]
     with subprocess.Popen(
         command,
@@ -72,8 +71,7 @@ def free_port() -> int:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path, front_end: str) -> None:
+def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path) -> None:
     write_dataset(tmp_path / "test.npz", best_step=30)
     run, port = tmp_path / "run", free_port()
     chief = Chief(run)
@@ -82,12 +80,12 @@ def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path, 
     target = f"127.0.0.1:{port}"
     total = len(DATASETS) * len(BEFORE + AFTER)
     watcher = Watcher(target, after=0, count=total)
-    with serve(run, tmp_path / "test.npz", port, front_end):
+    with serve(run, tmp_path / "test.npz", port):
         until(lambda: len(watcher.seen) >= 3)
     middle = watcher.seen[1].sequence
     for step in AFTER:
         chief.publish(step)
-    with serve(run, tmp_path / "test.npz", port, front_end), Client(target, timeout_seconds=60) as client:
+    with serve(run, tmp_path / "test.npz", port), Client(target, timeout_seconds=60) as client:
         late = Watcher(target, after=middle, count=total - middle)
         watcher.join()
         late.join()

@@ -8,6 +8,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from testkit.checkpoints import Chief, write_dataset
+from testkit.front_ends import GRPCIO
 from testkit.in_process import RunningService, running_service, until
 from testkit.living import living
 from understudy.clients import Client
@@ -30,7 +31,7 @@ _state = _State()
 
 
 @contextmanager
-def service_short_of_slots(run: Path, replicas: tuple[str, ...], front_end: str) -> Iterator[RunningService]:
+def service_short_of_slots(run: Path, replicas: tuple[str, ...], front_end: str = GRPCIO) -> Iterator[RunningService]:
     """Run a service with five checkpoints, all scored on ``test``, and three slots; the newest is serving."""
     chief = Chief(run)
     for step in STEPS:

@@ -17,8 +17,8 @@ from understudy.experiments.digits_data import load_split
 
 WORKERS = 2
 REPLICAS = 2
-STEPS = 1000
-CHECKPOINT_EVERY = 100
+STEPS = 500
+CHECKPOINT_EVERY = 50
 _GATE = "test/accuracy not worse by 0.01 at 95%"
 _RUN = "run"
 _DATASETS = {"validation", "test"}
