@@ -100,7 +100,7 @@ class SharingServers(xdist.scheduler.LoadFileScheduling):
     """Gives each process of xdist whole files, and those of `SHARED_SERVERS` together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
+        file: str = super()._split_scope(nodeid)
         return SHARED_SERVERS.get(file.removeprefix("tests/"), file)
 
 
