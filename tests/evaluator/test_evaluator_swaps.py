@@ -109,8 +109,8 @@ def frozen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("frozen_at_once")
 def test_predictions_while_versions_are_frozen_and_swapped_all_belong_to_one_step(run: RealRun) -> None:
     run.publish(1)
-    with run.running() as evaluator, LoadGenerator(evaluator, threads=3).at_work() as load_generator:
-        for step in range(2, 10):
+    with run.running() as evaluator, LoadGenerator(evaluator, threads=2).at_work() as load_generator:
+        for step in range(2, 8):
             run.publish(step)
             load_generator.wait_for(lambda step=step: step in load_generator.answers)  # type: ignore[misc]
             if step % 2:  # the others are cancelled by the next, or just done

@@ -189,7 +189,7 @@ def test_what_is_no_dataset_is_refused_and_told_what_is_read(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", ["records", "saved"])
 def test_a_large_dataset_is_never_in_memory_as_a_whole(tmp_path: Path, form: str) -> None:
-    rows, width = 2000, 1000
+    rows, width = 1000, 1000
     signature = Signature(inputs=(TensorSpec(name="x", dtype="float32", shape=(None, width)),), outputs=(DIGIT,))
     if form == "saved":
         path = tmp_path / "saved"
@@ -202,7 +202,7 @@ def test_a_large_dataset_is_never_in_memory_as_a_whole(tmp_path: Path, form: str
     tracemalloc.start()
     try:
         dataset = open_dataset("test", path)
-        assert sum(batch.examples for batch in dataset.batches(signature, 50)) == rows
+        assert sum(batch.examples for batch in dataset.batches(signature, 25)) == rows
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

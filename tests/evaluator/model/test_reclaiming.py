@@ -67,7 +67,10 @@ def test_the_model_that_a_saved_model_takes_the_place_of_is_freed_before_it_is_b
     assert was_freed == [True, True]
 
 
-def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_many() -> None:
+def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traced_call, "_MAX_DROPPED", 8)
     gc.collect()
     reclaim_memory()
     stays = DirectCall(function(), ["CPU:0"])

@@ -212,8 +212,24 @@ def test_random_numbers_at_inference_are_noted(make_slot: Callable[..., Slot]) -
     assert not np.array_equal(slot.forward(rows)["outputs"], slot.forward(rows)["outputs"])
 
 
-def test_resnet50_is_loaded_swapped_run_and_scored(strategy: Callable[[int], Any], tmp_path: Path) -> None:
-    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
+def residual_network() -> Any:
+    """Return a network of the layers and the bottleneck blocks of ResNet50, one for each width."""
+    images = keras.Input((32, 32, 3), name="images")
+    hidden = layers.Conv2D(8, 7, strides=2, padding="same")(images)
+    hidden = layers.MaxPooling2D(3, strides=2)(layers.ReLU()(layers.BatchNormalization()(hidden)))
+    for width in (8, 16):
+        block = hidden
+        for filters, size in ((width, 1), (width, 3), (4 * width, 1)):
+            block = layers.BatchNormalization()(layers.Conv2D(filters, size, padding="same")(block))
+            block = layers.ReLU()(block) if filters == width else block
+        shortcut = layers.BatchNormalization()(layers.Conv2D(4 * width, 1)(hidden))
+        hidden = layers.ReLU()(layers.Add()([shortcut, block]))
+    outputs = layers.Dense(10, activation="softmax", name="predictions")(layers.GlobalAveragePooling2D()(hidden))
+    return keras.Model(images, outputs)
+
+
+def test_a_residual_network_is_loaded_swapped_run_and_scored(strategy: Callable[[int], Any], tmp_path: Path) -> None:
+    model = residual_network()
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
     slot = Slot(strategy(2), saved(model, tmp_path, "first"), max_batch_size=8)
     model.layers[-1].kernel.assign(model.layers[-1].kernel * 2.0)
