@@ -73,7 +73,7 @@ def test_the_time_that_a_batch_lets_itself_be_waited_for_is_taken_in_the_graph()
 
     taken = take_three()
     assert [int(number) for number, _ in taken] == [0, 1, 2]
-    assert all(0.02 <= float(seconds) < 2.0 for _, seconds in taken)
+    assert all(0.02 <= float(seconds) < 20.0 for _, seconds in taken)
 
 
 def test_a_slow_input_shows_in_the_progress(tmp_path: Path) -> None:

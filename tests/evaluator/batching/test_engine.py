@@ -544,14 +544,12 @@ def test_what_cannot_be_finished_in_time_fails_as_draining(harness: EngineHarnes
 
 
 def test_a_batch_is_held_open_for_more_no_longer_than_allowed() -> None:
-    harness = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=5.0)
+    harness = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=6 * TIMEOUT)
     harness.go()
-    began = time.monotonic()
     futures = [harness.predict(1.0) for _ in range(4)]
     for future in futures:
         future.result(TIMEOUT)
     assert harness.slot.batches == [4]
-    assert time.monotonic() - began < 5.0
     harness.close()
     short = EngineHarness(max_batch_size=4, max_queue_examples=16, max_batch_delay_seconds=0.05)
     short.go()
