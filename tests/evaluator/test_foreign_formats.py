@@ -139,7 +139,9 @@ class Theirs:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_a_checkpoint_of_every_compiled_format_scores_as_its_writer_would(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_of_every_compiled_format_scores_predicts_and_is_exported_as_its_writer_s_model(
+    tmp_path: Path, name: str
+) -> None:
     theirs = Theirs(tmp_path, COMPILED[name])
     expected = {3: theirs.train_and_save(3)}
     with theirs.evaluator() as evaluator:
@@ -153,6 +155,17 @@ def test_a_checkpoint_of_every_compiled_format_scores_as_its_writer_would(tmp_pa
         prediction = evaluator.predict({"x": X}).result(WAIT_SECONDS)
         assert prediction.step == 5
         np.testing.assert_allclose(next(iter(prediction.outputs.values())), expected[5][1], rtol=1e-5, atol=1e-6)
+    assert_is_exported(theirs, tmp_path, *expected[5])
+
+
+def assert_is_exported(theirs: Theirs, folder: Path, expected: dict[str, float], outputs: Any) -> None:
+    """Export the newest checkpoint as a Keras file and as a SavedModel, and check what they score and give."""
+    loaded = keras.saving.load_model(theirs.export(folder / "out.keras", "keras"))
+    np.testing.assert_array_equal(loaded(X).numpy(), outputs)
+    assert loaded.evaluate(X, Y, batch_size=ROWS, return_dict=True, verbose=0) == pytest.approx(expected, rel=1e-6)
+    saved_model = tf.saved_model.load(str(theirs.export(folder / "out", "saved_model")))
+    answers = saved_model.signatures["serving_default"](x=tf.constant(X))
+    np.testing.assert_allclose(next(iter(answers.values())).numpy(), outputs, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", SAVED_MODELS)
@@ -188,25 +201,6 @@ def test_variables_of_another_model_are_refused_with_the_reason(tmp_path: Path) 
         (record,) = wait_for_records(evaluator, 1)
         assert record.outcome is EvaluationOutcome.FAILED
         assert "not those of the experiment's model" in record.reason
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_checkpoint_of_every_format_is_exported_as_a_keras_file_and_as_a_saved_model(
-    tmp_path: Path, name: str
-) -> None:
-    theirs = Theirs(tmp_path, COMPILED[name])
-    expected, outputs = theirs.train_and_save(3)
-    with theirs.evaluator() as evaluator:
-        wait_for_records(evaluator, 1)
-
-    keras_file = theirs.export(tmp_path / "out.keras", "keras")
-    saved_model = theirs.export(tmp_path / "out", "saved_model")
-
-    loaded = keras.saving.load_model(keras_file)
-    np.testing.assert_array_equal(loaded(X).numpy(), outputs)
-    assert loaded.evaluate(X, Y, batch_size=ROWS, return_dict=True, verbose=0) == pytest.approx(expected, rel=1e-6)
-    answers = tf.saved_model.load(str(saved_model)).signatures["serving_default"](x=tf.constant(X))
-    np.testing.assert_allclose(next(iter(answers.values())).numpy(), outputs, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", SAVED_MODELS)

@@ -18,6 +18,7 @@ from understudy.clients import MessageTooLargeError
 WIDTH = 262_144
 MIB_PER_ROW = WIDTH * 4 // 2**20
 ROWS = 112
+BATCH_ROWS = 16
 LARGEST_MIB = 128
 
 
@@ -38,7 +39,7 @@ def test_a_message_of_a_hundred_megabytes_goes_both_ways_and_a_larger_one_is_ref
     run_service: Run, tmp_path: Path
 ) -> None:
     publish_identity(tmp_path / "run")
-    service = run_service({"max_message_mib": LARGEST_MIB}, {"max_batch_size": ROWS})
+    service = run_service({"max_message_mib": LARGEST_MIB}, {"max_batch_size": BATCH_ROWS})
     service.wait_ready()
     client = service.client(max_message_bytes=2 * LARGEST_MIB * 2**20, timeout_seconds=60)
     rows = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
