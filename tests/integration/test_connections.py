@@ -58,8 +58,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A server with few open files, little memory for bodies and little patience for idle connections."""
     folder = tmp_path_factory.mktemp(str(request.param))
     publish(folder, {2: plain_model(2)})
-    flags = ("--max-message-mib", "16", "--max-body-mib", str(BODY_MIB), "--frontend", request.param)
-    flags += ("--max-connection-idle-seconds", str(IDLE_SECONDS))
+    flags = (
+        *("--max-message-mib", "16", "--max-body-mib", str(BODY_MIB), "--frontend", request.param),
+        *("--max-connection-idle-seconds", str(IDLE_SECONDS)),
+    )
     with serving(folder, "plain", *flags, open_files=OPEN_FILES) as served:
         yield served
 
