@@ -11,7 +11,7 @@ import pytest
 
 from understudy.cli.demo.drawing import side_by_side
 from understudy.cli.demo.ports import free_ports
-from understudy.cli.demo.processes import DemoProcess, ProcessGroup
+from understudy.cli.processes import ChildProcess, ProcessGroup
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def test_free_ports_are_all_different() -> None:
 
 
 def test_a_line_that_was_printed_is_found_and_logged(log: Path) -> None:
-    process = DemoProcess("it", ["-c", "print('LISTENING on 7')"], log=log)
+    process = ChildProcess("it", ["-c", "print('LISTENING on 7')"], log=log)
     assert process.wait_for_line(r"LISTENING on (\d)", timeout_seconds=30)[1] == "7"
     process.wait(timeout_seconds=30)
     assert log.read_text() == "LISTENING on 7\n"
 
 
 def test_a_process_that_ends_without_the_line_is_reported_with_what_it_said(log: Path) -> None:
-    process = DemoProcess("it", ["-c", "print('no luck'); raise SystemExit(3)"], log=log)
+    process = ChildProcess("it", ["-c", "print('no luck'); raise SystemExit(3)"], log=log)
     with pytest.raises(click.ClickException, match="it ended before it said 'READY'") as caught:
         process.wait_for_line("READY", timeout_seconds=30)
     assert "no luck" in caught.value.message
@@ -51,19 +51,19 @@ def test_a_process_that_ends_without_the_line_is_reported_with_what_it_said(log:
 
 def test_a_silent_process_is_reported_after_the_time(log: Path) -> None:
     with ProcessGroup() as processes:
-        process = processes.add(DemoProcess("it", _wait_for_ever(), log=log))
+        process = processes.add(ChildProcess("it", _wait_for_ever(), log=log))
         with pytest.raises(click.ClickException, match="was silent"):
             process.wait_for_line("READY", timeout_seconds=0.1)
 
 
 def test_an_exit_status_other_than_0_is_reported(log: Path) -> None:
-    process = DemoProcess("it", ["-c", "raise SystemExit(3)"], log=log)
+    process = ChildProcess("it", ["-c", "raise SystemExit(3)"], log=log)
     with pytest.raises(click.ClickException, match="it ended with exit status 3"):
         process.wait(timeout_seconds=30)
 
 
 def test_a_group_leaves_no_process_behind_when_something_fails(log: Path) -> None:
-    process = DemoProcess("it", _wait_for_ever(), log=log)
+    process = ChildProcess("it", _wait_for_ever(), log=log)
 
     def fail() -> None:
         with ProcessGroup() as processes:
@@ -77,7 +77,7 @@ def test_a_group_leaves_no_process_behind_when_something_fails(log: Path) -> Non
 
 def test_a_released_process_lives_on(log: Path) -> None:
     with ProcessGroup() as processes:
-        process = processes.add(DemoProcess("it", _wait_for_ever(), log=log))
+        process = processes.add(ChildProcess("it", _wait_for_ever(), log=log))
         process.wait_for_line("waiting", timeout_seconds=30)
         processes.release(process)
     os.kill(process.pid, 0)

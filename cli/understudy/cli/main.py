@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "report": "Write a page with the curves, confusions and hard examples of a version.",
     "examples": "List or export the hardest examples, or those that changed between two versions.",
     "watch": "Follow evaluations as they are recorded.",
+    "tune": "Search the settings under which a server answers most.",
     "export": "Export a checkpoint from a run, as a Keras file or a SavedModel.",
     "keygen": "Make a key pair for signed checkpoints.",
     "sign": "Sign checkpoints that are written completely.",

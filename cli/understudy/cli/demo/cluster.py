@@ -9,9 +9,9 @@ from pathlib import Path
 from understudy.checkpoints import MODEL_FILE, RunDir
 from understudy.cli.demo import final_checks
 from understudy.cli.demo.ports import free_ports
-from understudy.cli.demo.processes import DemoProcess, ProcessGroup
 from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.service import DemoService, ServedTraining
+from understudy.cli.processes import ChildProcess, ProcessGroup
 from understudy.clients import Client
 from understudy.experiments.digits_data import load_split
 
@@ -58,13 +58,13 @@ def _cluster() -> Cluster:
     return {"worker": addresses[:WORKERS], "evaluator": addresses[WORKERS:]}
 
 
-def _start_evaluator(folder: Path, cluster: Cluster) -> DemoProcess:
+def _start_evaluator(folder: Path, cluster: Cluster) -> ChildProcess:
     extra = ["--grpc-port", "0", "--http-port", "0", "--logical-cpus", str(REPLICAS)]
     extra += ["--gate", _GATE, "--when-undecided", "serve", "--tables"]
     return _start_task(folder, "evaluator", 0, cluster=cluster, extra=extra)
 
 
-def _start_worker(folder: Path, index: int, cluster: Cluster, printer: ProgressPrinter) -> DemoProcess:
+def _start_worker(folder: Path, index: int, cluster: Cluster, printer: ProgressPrinter) -> ChildProcess:
     def tell(line: str) -> None:
         if line.startswith("step "):
             printer.say("worker 0", line)
@@ -80,10 +80,10 @@ def _start_task(
     cluster: Cluster,
     extra: Sequence[str] = (),
     on_line: Callable[[str], None] | None = None,
-) -> DemoProcess:
+) -> ChildProcess:
     command = ["-m", "understudy.cli", "run", "digits", "--run-dir", str(folder / _RUN)]
     command += ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY), *extra]
-    return DemoProcess(
+    return ChildProcess(
         f"{role} {index}",
         command,
         log=folder / f"{role}-{index}.log",

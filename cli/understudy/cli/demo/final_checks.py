@@ -11,8 +11,8 @@ import click
 import numpy as np
 
 from understudy.cli.demo.drawing import side_by_side
-from understudy.cli.demo.processes import DemoProcess
 from understudy.cli.demo.progress_printer import ProgressPrinter
+from understudy.cli.processes import ChildProcess
 from understudy.clients import Client, EvaluateResult, SliceScore
 from understudy.experiments.digits_data import Images
 
@@ -42,7 +42,7 @@ def evaluated_by_keras(model_file: Path, test: Images, *, folder: Path) -> dict[
     test_file = folder / "test.npz"
     np.savez(test_file, x=test.x, y=test.y)
     command = ["-m", "understudy.cli.demo.reference", str(model_file), str(test_file), str(BATCH_SIZE)]
-    process = DemoProcess("reference", command, log=folder / "reference.log")
+    process = ChildProcess("reference", command, log=folder / "reference.log")
     try:
         found = process.wait_for_line(r"^\{.*\}$", timeout_seconds=_REFERENCE_SECONDS)
     finally:

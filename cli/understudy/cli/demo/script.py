@@ -9,9 +9,9 @@ import numpy as np
 
 import understudy.experiments
 from understudy.cli.demo import final_checks
-from understudy.cli.demo.processes import DemoProcess, ProcessGroup
 from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.service import DemoService, ServedTraining
+from understudy.cli.processes import ChildProcess, ProcessGroup
 from understudy.clients import Client
 from understudy.experiments.digits_data import load_split
 
@@ -52,20 +52,20 @@ def run_script_demo(folder: Path, *, keep: bool, opens: bool) -> None:
         service.print_next_steps(printer, kept=keep)
 
 
-def _start_service(folder: Path, checkpoints: Path) -> DemoProcess:
+def _start_service(folder: Path, checkpoints: Path) -> ChildProcess:
     command = ["-m", "understudy.cli", "serve", "--checkpoints", str(checkpoints), "--logical-cpus", "2"]
     command += ["--eval-data", f"test={folder / 'test.npz'}", "--state-dir", str(folder / "state")]
     command += ["--grpc-port", "0", "--http-port", "0"]
-    return DemoProcess("service", command, log=folder / "service.log")
+    return ChildProcess("service", command, log=folder / "service.log")
 
 
-def _start_script(folder: Path, script: Path, checkpoints: Path, printer: ProgressPrinter) -> DemoProcess:
+def _start_script(folder: Path, script: Path, checkpoints: Path, printer: ProgressPrinter) -> ChildProcess:
     def tell(line: str) -> None:
         if "accuracy: " in line:
             printer.say("script", line)
 
     command = [str(script), str(checkpoints), str(EPOCHS)]
-    return DemoProcess("script", command, log=folder / "script.log", on_line=tell)
+    return ChildProcess("script", command, log=folder / "script.log", on_line=tell)
 
 
 def _newest_step(service: DemoService, written: int) -> int:

@@ -10,10 +10,10 @@ from typing import Any, Self
 import click
 import numpy.typing as npt
 
-from understudy.cli.demo.processes import DemoProcess
 from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.traffic import Traffic
 from understudy.cli.demo.watching import EvaluationWatch
+from understudy.cli.processes import ChildProcess
 
 LEAST_CHECKPOINTS = 3
 _START_SECONDS = 60.0
@@ -25,12 +25,12 @@ _EVALUATION_SECONDS = 60.0
 class DemoService:
     """A running ``understudy serve`` or ``run`` and its two addresses, ``host:port``."""
 
-    process: DemoProcess
+    process: ChildProcess
     target: str
     http_target: str
 
     @classmethod
-    def once_listening(cls, process: DemoProcess, printer: ProgressPrinter) -> DemoService:
+    def once_listening(cls, process: ChildProcess, printer: ProgressPrinter) -> DemoService:
         """Wait until the process listens; raise click.ClickException if it does not."""
         found = process.wait_for_line(r"^LISTENING grpc=(\S+) http=(\S+)", timeout_seconds=_START_SECONDS)
         target, http_target = found.groups()

@@ -1,4 +1,4 @@
-"""Starts the demo's processes, reads their output, and stops them all at the end."""
+"""Starts processes, reads their output, and stops them all at the end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,21 @@ LineListener = Callable[[str], None]
 
 _LOG_POLL_SECONDS = 0.05
 
+_END_WITH_PARENT = """
+import ctypes, os, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+if os.getppid() == int(sys.argv[1]):  # else the parent ended before
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs another program that the system kills when the process that started it ends."""
 
-class DemoProcess:
+
+class ChildProcess:
     """A child process that writes to a log file, whose lines go to a listener.
 
-    It writes to the file itself, so it can outlive this process, and Ctrl-C reaches only this process.
+    It writes to the file itself, so it can outlive this process, and Ctrl-C reaches only this process. Create it on the
+    main thread if it should end with this process.
 
     Args:
         name: The name for messages.
@@ -31,6 +41,7 @@ class DemoProcess:
         log: The file that receives its output.
         environment: Variables on top of this process's own.
         on_line: Called with every line, on the reading thread.
+        ends_with_parent: Whether the system kills it when this process ends, however it ends. Only Linux can.
     """
 
     def __init__(
@@ -41,6 +52,7 @@ class DemoProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
         on_line: LineListener | None = None,
+        ends_with_parent: bool = False,
     ) -> None:
         self.name = name
         self.log = log
@@ -50,7 +62,7 @@ class DemoProcess:
         self._over = False
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [*(_ending_with_parent() if ends_with_parent else ()), sys.executable, *arguments],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -142,18 +154,23 @@ class DemoProcess:
         return code
 
 
+def _ending_with_parent() -> Sequence[str]:
+    """Return the beginning of a command line, before the program."""
+    return (sys.executable, "-S", "-c", _END_WITH_PARENT, str(os.getpid())) if sys.platform == "linux" else ()
+
+
 class ProcessGroup:
     """Processes that are stopped together, in the reverse order of their start, even after an error."""
 
     def __init__(self) -> None:
-        self._processes: list[DemoProcess] = []
+        self._processes: list[ChildProcess] = []
 
-    def add(self, process: DemoProcess) -> DemoProcess:
+    def add(self, process: ChildProcess) -> ChildProcess:
         """Add a process."""
         self._processes.append(process)
         return process
 
-    def release(self, process: DemoProcess) -> None:
+    def release(self, process: ChildProcess) -> None:
         """Release a process, which then outlives the group."""
         self._processes.remove(process)
 

@@ -1,0 +1,1 @@
+"""What ``understudy tune`` searches with: turns and intervals, and servers under load."""
