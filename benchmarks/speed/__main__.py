@@ -29,6 +29,7 @@ from benchmarks.speed.servers import peer_versions
 
 TOPICS = {
     "closed_loop": "a constant number of requests in flight: 1 to 64 connections, batches of 1 to 256, two models",
+    "real_models": "six models such as users serve, without any option: 1 to 32 connections, batches of 1 and 8",
     "open_loop": "requests that arrive at random: the tail at the same rates for all",
     "evaluating": "Evaluate over gRPC against model.evaluate in process",
     "replicas": "two replicas against one, in process",
@@ -38,7 +39,7 @@ TOPICS = {
 }
 """Each is a module of this package with a ``run(measuring)``; the text says what it measures."""
 
-PEER_TOPICS = ("closed_loop", "open_loop")
+PEER_TOPICS = ("closed_loop", "real_models", "open_loop")
 """The topics that include other servers."""
 
 QUICK = {"rounds": 1, "seconds": 0.5}
@@ -103,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("topics", nargs="*", choices=[*TOPICS, []], metavar="TOPIC", help="by default all")
-    parser.add_argument("--peers", action="store_true", help="beside other servers: closed and open loop by default")
+    parser.add_argument(
+        "--peers", action="store_true", help="beside other servers: closed loop, real models and open loop by default"
+    )
     parser.add_argument("--rounds", type=int, help=f"measurements of each cell, by default {ROUNDS}")
     parser.add_argument(
         "--seconds",

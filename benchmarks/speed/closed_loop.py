@@ -17,7 +17,7 @@ from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.entrants import Cell, Participant, participants
 from benchmarks.speed.figures import Figures
 from benchmarks.speed.measuring import Measuring
-from benchmarks.speed.models import BATCHES, MODELS
+from benchmarks.speed.models import BATCHES, MODELS, BenchmarkModel
 from benchmarks.speed.processes import ProcessTree, at_rest_cpu
 from benchmarks.speed.running import prepare
 
@@ -38,13 +38,19 @@ def run(measuring: Measuring) -> dict[str, Any]:
     for model in models:
         measuring.progress.say(f"starting the servers of the {model.text}")
         with participants(measuring, prepare(measuring.work, model)) as taking_part:
-            table.fill(model.name, taking_part)
+            table.fill(cells_of(model, BATCHES, CONNECTIONS), taking_part)
     return {
         "models": {model.name: model.text for model in models},
         "cpu_share_at_rest": table.at_rest,
         "failures": table.failures,
         "rows": table.rows(),
     }
+
+
+def cells_of(model: BenchmarkModel, batches: Sequence[int], connections: Sequence[int]) -> list[Cell]:
+    """Return every cell of a model."""
+    pairs = itertools.product(batches, connections)
+    return [Cell(model=model.name, rows=rows, connections=count) for rows, count in pairs]
 
 
 def order(cells: Sequence[Cell], taking_part: Sequence[Participant], turn: int) -> Iterator[tuple[Cell, Participant]]:
@@ -80,11 +86,8 @@ class Table:
         self.failures: list[str] = []
         self.at_rest: dict[str, float] = {}
 
-    def fill(self, model: str, taking_part: Sequence[Participant]) -> None:
+    def fill(self, cells: Sequence[Cell], taking_part: Sequence[Participant]) -> None:
         """Measure all entrants in every cell of one model."""
-        cells = [
-            Cell(model=model, rows=rows, connections=count) for rows, count in itertools.product(BATCHES, CONNECTIONS)
-        ]
         rounds = [list(order(cells, taking_part, turn)) for turn in range(self._measuring.rounds)]
         self._measuring.progress.expect(sum(map(len, rounds)))
         restless = self._restless(taking_part)

@@ -99,6 +99,20 @@ def _goals() -> list[Goal]:
             reached=ratios.stream_against_unary,
         )
     )
+    goals += [
+        Goal(
+            text=f"six real models without options, {', '.join(map(str, counts))} connections: "
+            f"{server} ÷ best Triton, {what}",
+            wanted=wanted,
+            result="peers_real_models",
+            reached=ratios.over_cells(server, TRITON, counts, least=what == "least of the cells"),
+        )
+        for server, counts, what, wanted in (
+            (FAST, (1, 8, 32), "median of the cells", 1.2),
+            (FAST, (1, 8, 32), "least of the cells", 1.0),
+            (DEFAULT, (1, 8), "least of the cells", 0.95),
+        )
+    ]
     small, large = ("mlp", "conv"), ("conv", "deep")
     against_function = "examples/s served at best ÷ function in process"
     goals += _each(small, against_function, 0.95, CLOSED, ratios.served_against_function)

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.speed import networks
+
 INPUT, OUTPUT = "x", "y"
 CLASSES = 10
 BATCHES = (1, 32, 256)
 
 Floats = npt.NDArray[np.float32]
+
+_KERAS_DTYPES = {"FP32": "float32", "INT32": "int32", "BYTES": "string"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,23 +29,40 @@ class BenchmarkModel:
     Attributes:
         name: The name in requests.
         text: A description.
-        row_shape: The shape of one example of its single input; the output is ``[rows, 10]``.
-        layers: Returns its layers, without input and output.
+        row_shape: The shape of one example of its single input.
+        layers: Returns its layers, without input and output; the output is ``[rows, 10]``.
+        network: Returns the output for an input, ``[rows, *output_shape]``; used instead of ``layers``.
+        output_shape: The shape of one example of its single output.
+        datatype: The Open Inference Protocol's name of the input's type.
+        has_open_axis: Whether axis 1 of the input may have any length.
+        batches: The batch sizes that its answers are checked with.
         serve_options: The best options of ``understudy serve`` on two cores; see docs/decisions/benchmarks.md.
     """
 
     name: str
     text: str
     row_shape: tuple[int, ...]
-    layers: Callable[[], list[Any]]
+    layers: Callable[[], list[Any]] = list
+    network: Callable[[Any], Any] | None = None
+    output_shape: tuple[int, ...] = (CLASSES,)
+    datatype: str = "FP32"
+    has_open_axis: bool = False
+    batches: tuple[int, ...] = BATCHES
     serve_options: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int | None, ...]:
+        """The shape of one example in the model's signature."""
+        return (None, *self.row_shape[1:]) if self.has_open_axis else self.row_shape
 
     def build(self, seed: int = 0) -> Any:
         """Return the compiled Keras model, with different weights for each seed."""
         import keras
 
         keras.utils.set_random_seed(seed)
-        x = keras.Input(self.row_shape, name=INPUT)
+        x = keras.Input(self.input_shape, dtype=_KERAS_DTYPES[self.datatype], name=INPUT)
+        if self.network is not None:
+            return keras.Model(x, self.network(x), name=self.name)
         y = x
         for layer in (*self.layers(), keras.layers.Dense(CLASSES, activation="softmax", name=OUTPUT)):
             y = layer(y)
@@ -49,9 +70,12 @@ class BenchmarkModel:
         model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
-    def rows(self, count: int) -> Floats:
+    def rows(self, count: int) -> npt.NDArray[Any]:
         """Return the same ``[count, ...]`` examples every time."""
         chance = np.random.default_rng(count)
+        if self.datatype != "FP32":
+            ids = chance.integers(networks.VOCABULARY, size=(count, *self.row_shape), dtype=np.int32)
+            return ids if self.datatype == "INT32" else networks.texts(ids)
         return chance.random((count, *self.row_shape), dtype=np.float32)
 
 
@@ -118,11 +142,68 @@ MODELS = {
 """The models that servers are checked with; ``deep`` is heavy enough that the wire counts for little."""
 
 
+_REAL_BATCHES = (1, 8)
+
+REAL_MODELS = {
+    model.name: model
+    for model in (
+        BenchmarkModel(
+            name="mobilenet",
+            text="MobileNetV2, 96 pixels, alpha 0.5",
+            row_shape=(96, 96, 3),
+            network=networks.mobilenet,
+            batches=_REAL_BATCHES,
+        ),
+        BenchmarkModel(
+            name="text",
+            text="text classifier on strings",
+            row_shape=(1,),
+            datatype="BYTES",
+            network=networks.text,
+            batches=_REAL_BATCHES,
+        ),
+        BenchmarkModel(
+            name="transformer",
+            text="transformer of 2 blocks, 64 of any number of tokens",
+            row_shape=(64,),
+            datatype="INT32",
+            has_open_axis=True,
+            network=networks.transformer,
+            batches=_REAL_BATCHES,
+        ),
+        BenchmarkModel(
+            name="lstm",
+            text="LSTM of 64 units, 32 steps",
+            row_shape=(32, 16),
+            network=networks.lstm,
+            batches=_REAL_BATCHES,
+        ),
+        BenchmarkModel(
+            name="tabular",
+            text="tabular net with lookups of 8 categories",
+            row_shape=(8,),
+            datatype="BYTES",
+            network=networks.tabular,
+            batches=_REAL_BATCHES,
+        ),
+        BenchmarkModel(
+            name="unet",
+            text="U-Net, 64 pixels",
+            row_shape=(64, 64, 1),
+            output_shape=(64, 64, 1),
+            network=networks.unet,
+            batches=_REAL_BATCHES,
+        ),
+    )
+}
+"""The models that are served without any option."""
+
+
 def model_named(name: str) -> BenchmarkModel:
-    """Return a model of `MODELS` or of `dense_of` by its name."""
+    """Return a model of `MODELS`, `REAL_MODELS` or `dense_of` by its name."""
     if name.startswith("dense_"):
         return dense_of(int(name.split("_")[1]))
-    return MODELS[name]
+    return (MODELS | REAL_MODELS)[name]
 
 
 def model_file(folder: Path, name: str, seed: int = 0) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.speed.entrants import FUNCTION, STREAM_SUFFIX
@@ -43,6 +44,27 @@ def against(
         cell = _cell(rows, "mlp", batch, connections)
         best = _best(cell, others, column, least=column != "requests_per_second")
         return spread_of_ratios(cell[name][column], best) if best and name in cell else None
+
+    return reached
+
+
+def over_cells(name: str, others: Sequence[str], connections: Sequence[int], *, least: bool) -> Ratio:
+    """Compare the rates of one with the best of others in every cell with so many connections.
+
+    The median over the cells counts, or the least; the spread is that of the cells.
+    """
+
+    def reached(rows: Rows) -> Spread | None:
+        cells = {(row["model"], row["rows"], row["connections"]) for row in rows if row["connections"] in connections}
+        found = []
+        for model, batch, count in sorted(cells):
+            cell = _cell(rows, model, batch, count)
+            best = _best(cell, others, "requests_per_second", least=False)
+            if best and name in cell:
+                found.append(Spread.of(cell[name]["requests_per_second"]).median / Spread.of(best).median)
+        if not found:
+            return None
+        return replace(Spread.of(found), median=min(found)) if least else Spread.of(found)
 
     return reached
 

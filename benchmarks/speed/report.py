@@ -166,6 +166,7 @@ def _table(columns: Mapping[str, str | Cell]) -> Callable[[Result], str]:
 
 _TABLES: dict[str, Callable[[Result], str]] = {
     "closed_loop": _closed_loop,
+    "real_models": _closed_loop,
     "open_loop": _open_loop,
     "evaluating": _table({"who": "scorer", "model": "model", "batch": "batch", "examples/s": "examples_per_second"}),
     "replicas": _table(

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.speed import streams, wire
 from benchmarks.speed.benchmark_errors import BenchmarkError
-from benchmarks.speed.models import BATCHES, BenchmarkModel, Floats, model_file
+from benchmarks.speed.models import BenchmarkModel, Floats, model_file
 from benchmarks.speed.processes import Launch, ProcessTree, free_port
 from benchmarks.speed.servers import Server, Site
 
@@ -123,9 +123,9 @@ def checked(server: Server, tree: ProcessTree, port: int, bodies: Bodies) -> Run
     """
     target = f"127.0.0.1:{port}"
     _wait(tree, port, wire.request(bodies.model, 1))
-    sizes = dict.fromkeys(BATCHES, wire.FRAME_BYTES)
+    sizes = dict.fromkeys(bodies.model.batches, wire.FRAME_BYTES)
     if not server.echoes:
-        for rows in BATCHES:
+        for rows in bodies.model.batches:
             sizes[rows] += len(wire.checked_reply(target, bodies.model, rows, bodies.expected(rows)))
     return RunningServer(server=server, tree=tree, port=port, reply_bytes=sizes)
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.speed.benchmark_errors import BenchmarkError
-from benchmarks.speed.models import BATCHES, CLASSES, INPUT, OUTPUT, BenchmarkModel
+from benchmarks.speed.models import BATCHES, INPUT, OUTPUT, BenchmarkModel
 from benchmarks.speed.processes import Launch, free_port
+from understudy.evaluator.tuning.tuning_file import TUNING_FILE
 from understudy.service.settings import ServeSettings
 
 LONG_QUEUE_ROWS = 64 * max(BATCHES)
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 _PEERS = ROOT / ".tools" / "peers"
 _PROGRAMS = Path(__file__).parent / "peers"
 _LARGEST_BATCH = max(BATCHES)
+_TRITON_TYPES = {"BYTES": "STRING"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ def serve_command(site: Site, *options: str) -> Sequence[str]:
     """Return the command of ``understudy serve``, without the model."""
     ports = ("--host", "127.0.0.1", "--grpc-port", str(site.port), "--http-port", "0")
     places = ("--state-dir", str(site.folder / "state"), "--model-name", site.model.name, "--log-level", "warning")
-    return (sys.executable, "-m", "understudy.cli", "serve", *ports, *places, *options)
+    return (sys.executable, "-m", "understudy.cli", "serve", *ports, *places, "--no-self-tuning", *options)
 
 
 def has_envoy() -> bool:
@@ -71,10 +73,25 @@ def has_envoy() -> bool:
     return offered and importlib.util.find_spec("pyvoy") is not None
 
 
-def own(*options: str) -> list[Server]:
-    """Return this project's front ends, started with these options of ``understudy serve``."""
+def own(*options: str, found: Path | None = None) -> list[Server]:
+    """Return this project's front ends, started with these options of ``understudy serve``.
+
+    Args:
+        options: The options, besides those of the model.
+        found: The file of settings that an earlier server found for the model; None for no self-tuning.
+    """
     names = ("understudy grpcio", "understudy envoy") if has_envoy() else ("understudy grpcio",)
-    return [Server(name=name, launch=_understudy(name, *options)) for name in names]
+    return [Server(name=name, launch=_understudy(name, *options, found=found)) for name in names]
+
+
+def tuning() -> Server:
+    """Return this project's server as it finds its settings."""
+    return Server(name="understudy, tuning itself", launch=_understudy("understudy grpcio", "--self-tuning"))
+
+
+def found_settings(site_folder: Path) -> Path:
+    """Return where a server of this project writes the settings that it finds."""
+    return site_folder / "state" / TUNING_FILE
 
 
 def peer_versions() -> dict[str, str]:
@@ -107,22 +124,33 @@ def peers() -> list[Server]:
         if not (_PEERS / name / ".holds").exists():
             raise BenchmarkError(f"{name} is not installed; tools/fetch_peers.sh installs it")
     return [
-        Server(name="triton 1 instance", launch=_triton(1)),
-        Server(name="triton 2 instances", launch=_triton(2)),
+        *tritons(),
         Server(name="pytriton", launch=_pytriton),
         Server(name="kserve", launch=_kserve),
         Server(name="mlserver", launch=_mlserver),
     ]
 
 
-def _understudy(name: str, *options: str) -> Callable[[Site], Launch]:
-    """Return how to start ``understudy serve`` on a folder that holds the model."""
+def tritons() -> list[Server]:
+    """Return Triton with one and with two instances of the model."""
+    return [
+        Server(name="triton 1 instance", launch=_triton(1)),
+        Server(name="triton 2 instances", launch=_triton(2)),
+    ]
+
+
+def _understudy(name: str, *options: str, found: Path | None = None) -> Callable[[Site], Launch]:
+    """Return how to start ``understudy serve`` on a folder that holds the model, with the settings that were found."""
 
     def launch(site: Site) -> Launch:
         checkpoints = site.folder / "checkpoints"
         checkpoints.mkdir()
         shutil.copyfile(site.model_file, checkpoints / "model_1.keras")
         chosen = (*frontend_options(name), *site.model.serve_options, *options)
+        if found is not None:
+            found_settings(site.folder).parent.mkdir()
+            shutil.copyfile(found, found_settings(site.folder))
+            chosen = (*chosen, "--self-tuning")
         return Launch(command=serve_command(site, "--checkpoints", str(checkpoints), *chosen))
 
     return launch
@@ -183,14 +211,16 @@ site.addsitedir("{_PROGRAMS}")
 
 from triton_model import TritonPythonModel
 """)
-    dims = ", ".join(map(str, site.model.row_shape))
+    datatype = _TRITON_TYPES.get(site.model.datatype, site.model.datatype)
+    dims = ", ".join(str(length or -1) for length in site.model.input_shape)
+    output_dims = ", ".join(map(str, site.model.output_shape))
     (target / "config.pbtxt").write_text(f"""name: "{site.model.name}"
 backend: "python"
 max_batch_size: {_LARGEST_BATCH}
 dynamic_batching {{ }}
 instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
-input [ {{ name: "{INPUT}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
-output [ {{ name: "{OUTPUT}" data_type: TYPE_FP32 dims: [ {CLASSES} ] }} ]
+input [ {{ name: "{INPUT}" data_type: TYPE_{datatype} dims: [ {dims} ] }} ]
+output [ {{ name: "{OUTPUT}" data_type: TYPE_FP32 dims: [ {output_dims} ] }} ]
 parameters {{ key: "model_file" value: {{ string_value: "{site.model_file}" }} }}
 """)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.models import INPUT, BenchmarkModel, Floats
@@ -24,9 +26,16 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 def request(model: BenchmarkModel, rows: int) -> bytes:
     """Return a serialized ModelInferRequest with this many examples."""
     values = model.rows(rows)
-    message = inference_pb2.ModelInferRequest(model_name=model.name, raw_input_contents=[values.tobytes()])
-    message.inputs.add(name=INPUT, datatype="FP32", shape=values.shape)
+    message = inference_pb2.ModelInferRequest(model_name=model.name, raw_input_contents=[_raw(values)])
+    message.inputs.add(name=INPUT, datatype=model.datatype, shape=values.shape)
     return message.SerializeToString()
+
+
+def _raw(values: npt.NDArray[Any]) -> bytes:
+    """Return the elements in the protocol's raw form: each string after its length."""
+    if values.dtype != object:
+        return values.tobytes()
+    return b"".join(struct.pack("<I", len(text)) + text for text in values.flat)
 
 
 def framed(message: bytes) -> bytes:

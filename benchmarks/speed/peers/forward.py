@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Forward:
-    """The concrete function of a model, from float32 ``[rows, ...]`` to ``[rows, 10]``, traced once.
+    """The concrete function of a model, from ``[rows, ...]`` to ``[rows, ...]``, traced once.
 
     Args:
         model_file: The ``.keras`` file.
@@ -22,7 +22,7 @@ class Forward:
 
         model = keras.models.load_model(model_file, compile=False)
         self.row_shape: tuple[int, ...] = tuple(model.input_shape[1:])
-        spec = tf.TensorSpec((None, *self.row_shape), tf.float32)
+        spec = tf.TensorSpec((None, *self.row_shape), model.inputs[0].dtype)
         self._tensor = tf.constant
         self._function = tf.function(lambda x: model(x, training=False), input_signature=[spec]).get_concrete_function()
 

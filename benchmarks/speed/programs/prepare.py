@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from benchmarks.speed.models import BATCHES, MODELS, model_file, model_named
+from benchmarks.speed.models import MODELS, REAL_MODELS, model_file, model_named
 
 
 def prepare(folder: Path, name: str, seed: int) -> None:
@@ -20,9 +21,9 @@ def prepare(folder: Path, name: str, seed: int) -> None:
     built = model.build(seed)
     file = model_file(folder, name, seed)
     built.save(file)
-    if name not in MODELS:
+    if name not in MODELS | REAL_MODELS:
         return
-    answers: dict[str, Any] = {str(rows): np.asarray(built(model.rows(rows))) for rows in BATCHES}
+    answers: dict[str, Any] = {str(rows): np.asarray(built(tf.constant(model.rows(rows)))) for rows in model.batches}
     np.savez(file.with_suffix(".npz"), **answers)
 
 
