@@ -142,58 +142,21 @@ MODELS = {
 """The models that servers are checked with; ``deep`` is heavy enough that the wire counts for little."""
 
 
-_REAL_BATCHES = (1, 8)
+def _real(name: str, text: str, row_shape: tuple[int, ...], **more: Any) -> BenchmarkModel:
+    return BenchmarkModel(
+        name=name, text=text, row_shape=row_shape, network=getattr(networks, name), batches=(1, 8), **more
+    )
+
 
 REAL_MODELS = {
     model.name: model
     for model in (
-        BenchmarkModel(
-            name="mobilenet",
-            text="MobileNetV2, 96 pixels, alpha 0.5",
-            row_shape=(96, 96, 3),
-            network=networks.mobilenet,
-            batches=_REAL_BATCHES,
-        ),
-        BenchmarkModel(
-            name="text",
-            text="text classifier on strings",
-            row_shape=(1,),
-            datatype="BYTES",
-            network=networks.text,
-            batches=_REAL_BATCHES,
-        ),
-        BenchmarkModel(
-            name="transformer",
-            text="transformer of 2 blocks, 64 of any number of tokens",
-            row_shape=(64,),
-            datatype="INT32",
-            has_open_axis=True,
-            network=networks.transformer,
-            batches=_REAL_BATCHES,
-        ),
-        BenchmarkModel(
-            name="lstm",
-            text="LSTM of 64 units, 32 steps",
-            row_shape=(32, 16),
-            network=networks.lstm,
-            batches=_REAL_BATCHES,
-        ),
-        BenchmarkModel(
-            name="tabular",
-            text="tabular net with lookups of 8 categories",
-            row_shape=(8,),
-            datatype="BYTES",
-            network=networks.tabular,
-            batches=_REAL_BATCHES,
-        ),
-        BenchmarkModel(
-            name="unet",
-            text="U-Net, 64 pixels",
-            row_shape=(64, 64, 1),
-            output_shape=(64, 64, 1),
-            network=networks.unet,
-            batches=_REAL_BATCHES,
-        ),
+        _real("mobilenet", "MobileNetV2, 96 pixels, alpha 0.5", (96, 96, 3)),
+        _real("text", "text classifier on strings", (1,), datatype="BYTES"),
+        _real("transformer", "transformer, 64 of any number of tokens", (64,), datatype="INT32", has_open_axis=True),
+        _real("lstm", "LSTM of 64 units, 32 steps", (32, 16)),
+        _real("tabular", "tabular net with lookups of 8 categories", (8,), datatype="BYTES"),
+        _real("unet", "U-Net, 64 pixels", (64, 64, 1), output_shape=(64, 64, 1)),
     )
 }
 """The models that are served without any option."""
