@@ -35,7 +35,7 @@ class ScriptedTrial:
         self.began = threading.Event()
         self.asked: list[Threads] = []
         self.error: Exception | None = None
-        self.is_busy = False
+        self.busy_with: set[int | None] = set()
 
     def __call__(self, request: TrialRequest, is_wanted: Callable[[], bool]) -> Measurement | None:
         self.asked.append(request.threads)
@@ -46,7 +46,7 @@ class ScriptedTrial:
         if self.error is not None:
             raise self.error
         wall = 1e-3 if request.threads == Threads(intra_op=1) else 2e-3
-        cost = CallCost(wall_seconds=wall, cpu_seconds=wall / (2 if self.is_busy else 1))
+        cost = CallCost(wall_seconds=wall, cpu_seconds=wall / (2 if request.threads.intra_op in self.busy_with else 1))
         return Measurement(threads=request.threads, calls={1: cost, 2: cost, 32: cost})
 
 
@@ -244,9 +244,12 @@ def test_a_trial_that_fails_is_said_and_repeated_with_the_next_checkpoints_but_n
     assert not stand.applied
 
 
-def test_what_a_busy_machine_measures_is_not_used(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("busy_with", [{None, 1, 2}, {None}, {1}])
+def test_what_a_busy_machine_measures_is_not_used(
+    stand: Stand, caplog: pytest.LogCaptureFixture, busy_with: set[int | None]
+) -> None:
     stand.architectures[7] = "mlp"
-    stand.trial.is_busy = True
+    stand.trial.busy_with = busy_with
     tuner = stand.start()
     with caplog.at_level(logging.WARNING):
         tuner.promoted(7)

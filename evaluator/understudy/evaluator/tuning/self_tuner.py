@@ -30,8 +30,8 @@ MOST_SECONDS: Final = 300.0
 MOST_ATTEMPTS: Final = 3
 """How often it is tried to find settings for a model, each time with another checkpoint."""
 
-_QUIET = 1.25
-"""On one thread, the shortest call takes at most this multiple of the mean CPU time, unless the machine is busy."""
+_QUIET, _QUIET_SHARE = 1.25, 0.25
+"""The shortest call takes at most this multiple of the mean CPU time, but for a share of the sizes."""
 
 _SPARE_MEMORY = 2
 """There must be this many times the memory of this process for another process with the same model."""
@@ -230,11 +230,11 @@ def _check_memory() -> None:
 
 
 def _check_quiet(measured: Sequence[Measurement]) -> None:
-    """Check by the calls on one thread that they did not wait for a core."""
-    alone = [one for one in measured if one.threads.intra_op == 1]
-    waits = sorted(call.wall_seconds / call.cpu_seconds for one in alone for call in one.calls.values())
-    if waits and waits[len(waits) // 2] > _QUIET:
-        raise TrialError("the machine was too busy to measure on; it is tried again with another checkpoint")
+    """Check that the calls did not wait for a core: they use CPU time for as long as they take."""
+    for one in measured:
+        waited = sum(call.wall_seconds > _QUIET * call.cpu_seconds for call in one.calls.values())
+        if waited > _QUIET_SHARE * len(one.calls):
+            raise TrialError("the machine was too busy to measure on; it is tried again with another checkpoint")
 
 
 def _reasons(measured: Sequence[Measurement], *, seconds: float) -> str:
