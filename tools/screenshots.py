@@ -18,7 +18,8 @@ from playwright.sync_api import Page, sync_playwright
 ROOT = Path(__file__).parent.parent
 FETCHED = ROOT / ".tools" / "chromium" / "chromium"
 DEMO_SECONDS = 600
-WIDTH, HEIGHT = 1200, 800
+OVERVIEW, CHECKPOINT = (1500, 1300), (1200, 900)
+"""The widths and heights of the pictures."""
 
 
 def main() -> None:
@@ -38,14 +39,15 @@ def take(address: str, folder: Path) -> None:
     program = shutil.which("chromium") or str(FETCHED)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])  # as root, in containers
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-        _picture(page, address, folder / "page.png")
+        page = browser.new_page()
+        _picture(page, address, OVERVIEW, folder / "page.png")
         step = page.locator("#state .large a").inner_text().removeprefix("step ")
-        _picture(page, f"{address}checkpoints/{step}", folder / "page-checkpoint.png")
+        _picture(page, f"{address}checkpoints/{step}", CHECKPOINT, folder / "page-checkpoint.png")
         browser.close()
 
 
-def _picture(page: Page, url: str, file: Path) -> None:
+def _picture(page: Page, url: str, size: tuple[int, int], file: Path) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
     page.goto(url)
     page.screenshot(path=file)
 

@@ -46,7 +46,7 @@ MAX_RENDERED: Final = 64
 MAX_STREAMS: Final = 256
 """The most pages that are updated live, and no more than half of the connections to the HTTP port."""
 
-PARTS: Final = ("state", "traffic", "training", "curves", "checkpoints")
+PARTS: Final = ("state", "traffic", "curves", "checkpoints")
 """The parts of the overview, which are updated each by itself."""
 
 _Answer = Callable[[PageCall], Awaitable[Response]]
@@ -217,9 +217,8 @@ class PageApp:
             views.catch_up()
             values |= {"served": views.served(), "next": views.next(), "acts": acts}
         elif part == "traffic":
-            values |= {"live": self._live.read()}
-        elif part == "training":
-            values |= {"training": None if self._training_run is None else read_training(self._training_run)}
+            training = None if self._training_run is None else read_training(self._training_run)
+            values |= {"live": self._live.read(), "training": training}
         elif part == "curves":
             views.catch_up()
             values |= {"curves": views.curves(first)}
