@@ -61,6 +61,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls"}),
     "tracing": frozenset({"calls", "service_errors"}),
+    "events": frozenset({"service_errors", "settings"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "figures": frozenset(),
     "page": frozenset({"calls", "figures", "readiness", "rest", "served_model"}),

@@ -82,6 +82,26 @@ CAUSES = {
     "UnderstudyRequestLogLosesRequests": good_and_bad(
         'understudy_request_log_dropped_total{reason="queue"}', 'understudy_request_log_dropped_total{reason="disk"}'
     ),
+    "UnderstudyEventsStand": {
+        "silent": {
+            'understudy_events_waiting{instance="a",destination="b"}': "5x600",
+            'understudy_events_sent_total{instance="a",destination="b"}': "0+1x600",
+        },
+        "firing": {
+            'understudy_events_waiting{instance="a",destination="b"}': "5x600",
+            'understudy_events_sent_total{instance="a",destination="b"}': FLAT,
+        },
+    },
+    "UnderstudyDeadLetters": {
+        "silent": {
+            'understudy_events_dead{instance="a",destination="b"}': "0x600",
+            'understudy_events_dropped_total{instance="a",destination="b"}': "5x600",
+        },
+        "firing": {
+            'understudy_events_dead{instance="a",destination="b"}': "0x600",
+            'understudy_events_dropped_total{instance="a",destination="b"}': "0+1x600",
+        },
+    },
     **BUDGETS,
 }
 """For each alert, series of ten hours during which it is silent, and during which it fires. A budget has two alerts."""

@@ -19,10 +19,12 @@ from prometheus_client.metrics_core import Metric
 
 from understudy.evaluator.evaluation.drift import DriftReport, FeatureDrift
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
+from understudy.evaluator.records.outbox import DeliveryCounts
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
 from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetrics
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
+from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.fleet.fleet_metrics import FleetMetrics
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
@@ -65,6 +67,18 @@ class _IdleLink:
     is_connected = False
 
 
+class _FullOutbox:
+    """A stub of an outbox with one destination."""
+
+    def counts(self) -> dict[str, DeliveryCounts]:
+        """Return one destination."""
+        return {"example.com": DeliveryCounts()}
+
+    def dropped(self) -> dict[str, int]:
+        """Return none."""
+        return {}
+
+
 def _drift() -> LiveDrift:
     """Return the drift of one input."""
     feature = FeatureDrift(
@@ -95,6 +109,7 @@ def _every_metric() -> list[Metric]:
     DriftMetrics(registry).computed(_drift())
     SpanExport(registry).shutdown()
     FleetMetrics(registry, _IdleLink())
+    EventMetrics(registry, ["example.com"], _FullOutbox())  # type: ignore[arg-type] # all that it asks
     TrainingMetrics(None, first_step=0, global_batch_size=1, restarts=0, registry=registry)
     registry.register(EvaluatorCollector(_IdleEvaluator()))  # type: ignore[arg-type] # all that it asks
     observer.evaluation_recorded(

@@ -42,12 +42,29 @@ def test_exactly_one_folder_of_checkpoints_is_needed(given: dict[str, Any]) -> N
         ("tracing_sample", 1.5),
         ("tracing_sample", float("nan")),
         ("tracing_endpoint", "collector:4318"),
+        ("event_retry_hours", -1),
     ],
 )
 def test_a_value_out_of_range_is_named_with_what_was_expected(name: str, value: float | str) -> None:
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(SettingsError, match=f"^{name} is .*; give "):
         ServeSettings(run_dir=RUN, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"webhook": ("ftp://example.com",)}, r"^webhook is no URL"),
+        ({"webhook": ("http://a/b", "http://user@a/b")}, "a destination twice"),
+        ({"webhook": ("http://a/b",), "webhook_events": ("served",)}, "holds 'served'; there are committed, scored"),
+        ({"webhook_events": ("scored",)}, "webhook_events is given without webhook"),
+        ({"webhook_secret_file": RUN}, "webhook_secret_file is given without webhook"),
+        ({"exporter": tuple(map(str, range(17)))}, "give at most 16"),
+    ],
+)
+def test_destinations_that_cannot_be_are_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        ServeSettings(run_dir=RUN, **given)
 
 
 def test_redaction_without_a_log_is_refused() -> None:

@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "status": "Show the versions of a server and their latest evaluations.",
     "evaluations": "Show or export a server's record of every checkpoint.",
     "report": "Write a page with the curves, confusions and hard examples of a version.",
+    "events": "Show events that are not delivered, send them again or drop them.",
     "examples": "List or export the hardest examples, or those that changed between two versions.",
     "watch": "Follow evaluations as they are recorded.",
     "tune": "Search the settings under which a server answers most.",

@@ -29,7 +29,7 @@ from understudy.evaluator.model.devices import DeviceSettings, build_strategy, h
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
-from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.ledger import LEDGER_FILE, Ledger
 from understudy.evaluator.records.life_log import LIFE_FILE, LifeLog
 from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
@@ -52,7 +52,6 @@ from understudy.evaluator.tuning.trial import TrialRequest
 from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.evaluator.types import DeviceListener, EvaluationOutcome, EvaluationRecord, Observer
 
-LEDGER_FILE = "ledger.sqlite"
 SUMMARIES_DIR = "tensorboard"
 TABLES_DIR = "tables"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.signing import REQUIRE_SIGNATURE, RUN_NAME
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.experiments import check_spec
@@ -381,6 +382,12 @@ class CheckpointLocation:
         """The folder as a URL, or None for a local folder. A `Path` made from a URL has lost one of its slashes."""
         match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
         return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"
+
+    def checkpoint_uri(self, step: int) -> str:
+        """Return where the checkpoint of a step is in a run folder; otherwise the folder of all, as a URI."""
+        if self.is_run:
+            return RunDir(self.folder.resolve()).checkpoint(step).as_uri()
+        return self.url or self.folder.resolve().as_uri()
 
 
 def addresses_of(follow: str | None) -> tuple[str, ...]:

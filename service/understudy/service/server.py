@@ -29,6 +29,10 @@ from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import RefusalCounter, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
+from understudy.service.events.deliveries import Deliveries, RetryOptions
+from understudy.service.events.destinations import Destinations, destinations_of, evaluator_id
+from understudy.service.events.event_metrics import EventMetrics
+from understudy.service.events.exporter import ExporterContext
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
 from understudy.service.fleet.fleet_handler import FleetHandler
 from understudy.service.fleet.fleet_metrics import FleetMetrics
@@ -64,6 +68,8 @@ STANDBY_SECONDS = 0.25
 
 REFRESH_SECONDS = 1.0
 """How often to check whether certificates and callers have changed."""
+
+_HOUR_SECONDS = 3600
 
 BLOCKING_THREADS = 8
 """How many blocking calls (the ledger, a scrape) may run at once."""
@@ -160,9 +166,10 @@ class Service:
            Then the gRPC front end refuses new calls and finishes the running ones.
         4. The HTTP port closes, which until then reports the draining in ``/readyz``, and serves ``/metrics``.
         5. The request log writes what it holds, and drift is no longer computed, as no request can reach them any more.
-        6. The evaluator closes, as no call can reach it any more; until then the running ones could.
-        7. The traces that wait are sent, as no span can be added any more.
-        8. The executors stop, on which all of the above ran blocking work.
+        6. The events that wait are delivered, for some seconds and while nothing fails; others wait for the next start.
+        7. The evaluator closes, as no call can reach it any more; until then the running ones could.
+        8. The traces that wait are sent, as no span can be added any more.
+        9. The executors stop, on which all of the above ran blocking work.
 
         Raises the errors of `serve`.
         """
@@ -173,11 +180,12 @@ class Service:
             certificates = self._start_certificates(stack)
             guard = await self._start_guard(stack)
             tracing = await self._start_tracing(stack)
+            destinations = await self._loop.run_in_executor(self._executor, destinations_of, self._settings)
             front_end = self._make_front_end(certificates)
             grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
             listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
             link = self._link(grpc_port)
-            opened, observer = await self._create_evaluator(tracing, link)
+            opened, observer = await self._create_evaluator(destinations, tracing, link)
             addresses = self._addresses(grpc_port, listener)
             if self._settings.standby and not await self._stand_by(
                 stop, opened.evaluator, front_end, listener, certificates, addresses=addresses
@@ -185,8 +193,9 @@ class Service:
                 return ServiceExit(reason=ExitReason.SIGNALLED)
             self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
             history = await self._start_evaluator(stack, opened.evaluator, observer)
-            samplers = await self._start_samplers(stack, opened.evaluator)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
+            await self._start_deliveries(stack, destinations, model)
+            samplers = await self._start_samplers(stack, opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers), link)
             self._fleet = handlers.fleet
             services = all_services(handlers, self._readiness, template_codecs())
@@ -325,7 +334,7 @@ class Service:
         return True
 
     async def _create_evaluator(
-        self, tracing: Tracing | None, link: GrpcEvaluatorLink | None
+        self, destinations: Destinations, tracing: Tracing | None, link: GrpcEvaluatorLink | None
     ) -> tuple[NamedEvaluator, ServiceObserver]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
@@ -337,7 +346,14 @@ class Service:
         )
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
-        create = functools.partial(create_evaluator, self._settings.location, evaluator_settings, observer, link=link)
+        create = functools.partial(
+            create_evaluator,
+            self._settings.location,
+            evaluator_settings,
+            observer,
+            subscriptions=destinations.subscriptions,
+            link=link,
+        )
         opened = await self._loop.run_in_executor(self._executor, create)
         _freeze_heap()  # before the first model is loaded: frozen objects are never collected
         return opened, observer
@@ -350,6 +366,21 @@ class Service:
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
         return history
+
+    async def _start_deliveries(self, stack: AsyncExitStack, destinations: Destinations, model: ServedModel) -> None:
+        """Deliver events until the stack is closed."""
+        settings, outbox = self._settings, model.evaluator.outbox
+        metrics = EventMetrics(self._registry, destinations.exporters, outbox)
+        if outbox is None:
+            return
+        identifier = await self._loop.run_in_executor(self._executor, evaluator_id, settings.evaluator_state_dir)
+        context = ExporterContext(
+            model_name=model.name, evaluator_id=identifier, checkpoint_uri=settings.location.checkpoint_uri
+        )
+        retry = RetryOptions(for_seconds=settings.event_retry_hours * _HOUR_SECONDS)
+        deliveries = Deliveries(outbox, destinations.makers(context), retry=retry, observer=metrics)
+        deliveries.start()
+        stack.push_async_callback(self._loop.run_in_executor, self._executor, deliveries.close)
 
     async def _start_samplers(self, stack: AsyncExitStack, evaluator: Evaluator) -> Sequence[PredictionSampler]:
         """Start what follows a sample of the predictions, until the stack is closed."""

@@ -14,8 +14,10 @@ from typing import Literal
 
 from understudy.evaluator.datasets.request_records import LoggedTargets
 from understudy.evaluator.evaluation.drift_monitor import DRIFT_FILE, DriftOptions
+from understudy.evaluator.records.events import EventType
 from understudy.evaluator.records.request_log import RequestLogOptions
 from understudy.evaluator.settings import FOLLOW, CheckpointLocation, addresses_of
+from understudy.service.events.webhook_settings import destination_name
 from understudy.service.fleet.evaluator_link import LinkSettings
 from understudy.service.service_errors import SettingsError
 from understudy.service.tls import TlsFiles, is_loopback
@@ -32,6 +34,8 @@ _HTTP_SHARE = 4
 _BODY_MIB = 1024
 _HOUR_SECONDS = 3600
 _MOST_FEATURES = 1000
+_MOST_DESTINATIONS = 16
+_MOST_RETRY_HOURS = 8760
 _MOST_CONNECTIONS = 100_000
 """The default's limit, where open files have none."""
 
@@ -380,6 +384,48 @@ class ServeSettings:
             "metavar": "SHARE",
         },
     )
+    webhook: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Post what happens to checkpoints to this URL, as CloudEvents signed after Standard Webhooks. "
+            "Separate several in one text with spaces. Give a URL that holds a secret in the environment or the "
+            "settings file.",
+            "metavar": "URL",
+            "separator": " ",
+        },
+    )
+    webhook_secret_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "The secret to sign webhooks with, whsec_ and 24 to 64 bytes in Base64; several, one a line, while "
+            "receivers change to another. By default the variable UNDERSTUDY_WEBHOOK_SECRET.",
+            "metavar": "FILE",
+        },
+    )
+    webhook_events: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "The events to post, of committed, scored, accepted, refused, undecided, promoted, rolled_back and "
+            "quarantined; by default all.",
+            "metavar": "TYPES",
+        },
+    )
+    exporter: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Write scores and promotions to another system: mlflow, wandb (extras of the same names), or an "
+            "exporter that another package installs.",
+            "metavar": "NAME",
+        },
+    )
+    event_retry_hours: float = field(
+        default=24.0,
+        metadata={
+            "help": "For how long to try again to deliver an event, before it becomes a dead letter "
+            "(understudy events).",
+            "metavar": "HOURS",
+        },
+    )
     drain_seconds: float = field(
         default=30.0,
         metadata={"help": "How long calls under way may take to finish after SIGTERM.", "metavar": "SECONDS"},
@@ -444,6 +490,7 @@ class ServeSettings:
             raise SettingsError(f"grpc_port and http_port are both {self.grpc_port}; give each its own")
         self._check_traffic()
         self._check_tracing()
+        self._check_events()
         self._check_tls()
 
     def _check_tracing(self) -> None:
@@ -467,6 +514,21 @@ class ServeSettings:
             raise SettingsError(f"follow_{needing[0]} goes with follow_tls_ca; give the authorities to trust too")
         if (self.follow_tls_cert is None) != (self.follow_tls_key is None):
             raise SettingsError("follow_tls_cert and follow_tls_key go together; give both, or neither")
+
+    def _check_events(self) -> None:
+        known = [each.value for each in EventType]
+        for name in self.webhook_events:
+            if name not in known:
+                raise SettingsError(f"webhook_events holds {name!r}; there are {', '.join(known)}")
+        names = [*map(destination_name, self.webhook), *self.exporter]
+        if len(set(names)) < len(names):
+            raise SettingsError(f"webhook and exporter name a destination twice; give each of {sorted(names)} once")
+        if len(names) > _MOST_DESTINATIONS:
+            raise SettingsError(f"webhook and exporter are {len(names)}; give at most {_MOST_DESTINATIONS}")
+        self._check_range("event_retry_hours", low=0, high=_MOST_RETRY_HOURS)
+        for name in ("webhook_secret_file", "webhook_events"):
+            if getattr(self, name) and not self.webhook:
+                raise SettingsError(f"{name} is given without webhook; give the URL too")
 
     def _check_traffic(self) -> None:
         for name in ("request_log_sample", "drift_sample"):

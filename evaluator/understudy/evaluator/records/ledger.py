@@ -29,6 +29,9 @@ from understudy.evaluator.types import (
 
 _log = logging.getLogger(__name__)
 
+LEDGER_FILE = "ledger.sqlite"
+"""The file in the state folder."""
+
 APPLICATION_ID = 0x55535459
 """Identifies the file as a ledger: ``USTY``."""
 

@@ -69,6 +69,9 @@ MOST_DEAD = 1_000
 LONGEST_RETRY_SECONDS = 300.0
 """The longest pause between two attempts; one that is due later was computed by another clock."""
 
+_LIMIT_CHECKS = 100
+"""The limit of what waits is checked when this fraction of it is new."""
+
 _BUSY_SECONDS = 30.0
 _MOST_ERROR_CHARACTERS = 500
 
@@ -133,8 +136,8 @@ class Outbox:
     each time. To each destination, the events of a checkpoint go in their order: the next one waits for the one before,
     unless that one is a dead letter.
 
-    Events beyond `MOST_WAITING` of a destination, and dead letters beyond `MOST_DEAD`, are dropped, the oldest first,
-    and counted.
+    Events beyond `MOST_WAITING` of a destination (give or take a hundredth), and dead letters beyond `MOST_DEAD`, are
+    dropped, the oldest first, and counted.
 
     Args:
         path: The ledger's file, which has to exist when anything but `put` is called.
@@ -162,6 +165,7 @@ class Outbox:
         self._connection: sqlite3.Connection | None = None
         self._changed = threading.Condition()
         self._puts = 0
+        self._unchecked = 0
         self._closed = False
         self._dropped: dict[str, int] = {}
 
@@ -189,7 +193,11 @@ class Outbox:
                 "INSERT INTO deliveries (destination, event, step) VALUES (?, ?, ?)",
                 (destination, sequence, event.step),
             )
-            self._drop_beyond(connection, destination, dead=False, most=self._most_waiting)
+        self._unchecked += 1
+        if self._unchecked >= self._most_waiting // _LIMIT_CHECKS:  # a check reads all that wait
+            self._unchecked = 0
+            for destination in destinations:
+                self._drop_beyond(connection, destination, dead=False, most=self._most_waiting)
 
     def wake(self) -> None:
         """Wake the threads that `wait`."""

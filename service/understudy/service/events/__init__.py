@@ -1,0 +1,1 @@
+"""Delivers events about checkpoints to webhooks and exporters."""

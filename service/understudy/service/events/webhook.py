@@ -1,0 +1,108 @@
+"""Posts events as CloudEvents, signed after the specification Standard Webhooks (https://www.standardwebhooks.com)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+from standardwebhooks import Webhook as Signer
+
+from understudy.service.events.exporter import DeliveryError, Event
+from understudy.service.events.webhook_settings import Secrets
+from understudy.service.service_errors import SettingsError
+
+TIMEOUT_SECONDS: Final = 10.0
+"""How long one attempt may take in all."""
+
+
+def cloud_event(event: Event, source: str) -> dict[str, Any]:
+    """Return an event in CloudEvents' JSON format (structured mode, version 1.0)."""
+    return {
+        "specversion": "1.0",
+        "id": event.id,
+        "source": source,
+        "type": f"understudy.checkpoint.{event.type.value}",
+        "subject": str(event.step),
+        "time": datetime.fromtimestamp(event.occurred_at, UTC).isoformat(timespec="milliseconds"),
+        "datacontenttype": "application/json",
+        "data": {"step": event.step, "checkpoint_digest": event.checkpoint_digest, **event.data},
+    }
+
+
+def source_of(model_name: str) -> str:
+    """Return the source of the events about a model."""
+    return f"/understudy/{quote(model_name, safe='')}"
+
+
+class Webhook:
+    """An `understudy.service.events.exporter.Exporter` that posts to a URL. For one thread.
+
+    Any status other than 2xx is a failure, also a redirect. Of the response only the status is read. A user and a
+    password in the URL are sent as basic authentication. HTTPS is verified with the system's authorities, or those of
+    the variable ``SSL_CERT_FILE``.
+
+    Args:
+        url: Where to post to.
+        source: The source of the events.
+        secrets: Returns the secrets; each request has a signature by each, so that a receiver may have either.
+        timeout_seconds: How long an attempt may take in all.
+    """
+
+    def __init__(self, url: str, *, source: str, secrets: Secrets, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._url = url
+        self._source = source
+        self._secrets = secrets
+        self._timeout_seconds = timeout_seconds
+        self._verify: ssl.SSLContext | bool = ssl.create_default_context() if url.startswith("https") else True
+        for name in ("httpx", "httpcore"):  # they log the URL
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+    def export(self, event: Event) -> None:
+        """Post an event.
+
+        Raises:
+            DeliveryError: It was not accepted.
+        """
+        body = json.dumps(cloud_event(event, self._source), allow_nan=False, separators=(",", ":"))
+        now = datetime.now(UTC)
+        try:
+            signatures = [Signer(secret).sign(event.id, now, body) for secret in self._secrets()]
+        except SettingsError as error:
+            raise DeliveryError(str(error)) from error
+        headers = {
+            "content-type": "application/cloudevents+json; charset=UTF-8",
+            "user-agent": "understudy",
+            "webhook-id": event.id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signatures),
+        }
+        try:
+            status = asyncio.run(self._post(body.encode(), headers))
+        except TimeoutError as error:
+            raise DeliveryError(f"no answer within {self._timeout_seconds:g} s") from error
+        except httpx.ConnectError as error:
+            raise DeliveryError(f"cannot connect: {error}") from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise DeliveryError(f"the request failed: {type(error).__name__}") from error
+        if httpx.codes.is_redirect(status):
+            raise DeliveryError(f"status {status}, and redirects are not followed")
+        if not httpx.codes.is_success(status):
+            raise DeliveryError(f"status {status}")
+
+    def close(self) -> None:
+        """See `understudy.service.events.exporter.Exporter`."""
+
+    async def _post(self, body: bytes, headers: dict[str, str]) -> int:
+        """Post, and return the status."""
+        async with (
+            asyncio.timeout(self._timeout_seconds),
+            httpx.AsyncClient(verify=self._verify, follow_redirects=False, timeout=self._timeout_seconds) as client,
+            client.stream("POST", self._url, content=body, headers=headers) as response,
+        ):
+            return response.status_code
