@@ -62,6 +62,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "traffic": frozenset({"calls"}),
     "tracing": frozenset({"calls", "service_errors"}),
     "events": frozenset({"service_errors", "settings"}),
+    "exporters": frozenset({"events"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "figures": frozenset(),
     "page": frozenset({"calls", "figures", "readiness", "rest", "served_model"}),
@@ -184,6 +185,7 @@ def test_a_room_of_the_service_imports_from_the_rooms_it_may(room: str) -> None:
     [
         ("grpcio", []),
         ("envoy", []),
+        ("exporters", []),
         ("templates", ["service/understudy/service/server.py"]),
         ("page", ["service/understudy/service/server.py"]),
         ("tracing", ["service/understudy/service/server.py"]),

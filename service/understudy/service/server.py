@@ -21,6 +21,7 @@ from starlette.routing import Route
 from understudy.evaluator.evaluation.drift_monitor import DriftMonitor
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.records.outbox import evaluator_id
 from understudy.evaluator.records.request_log import RequestLog
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import END_AFTER
@@ -30,7 +31,7 @@ from understudy.service.calls.metrics import RefusalCounter, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.events.deliveries import Deliveries, RetryOptions
-from understudy.service.events.destinations import Destinations, destinations_of, evaluator_id
+from understudy.service.events.destinations import Destinations, destinations_of
 from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.events.exporter import ExporterContext
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink

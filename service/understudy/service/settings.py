@@ -413,8 +413,8 @@ class ServeSettings:
     exporter: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Write scores and promotions to another system: mlflow, wandb (extras of the same names), or an "
-            "exporter that another package installs.",
+            "help": "Write scores and promotions to another system: mlflow, wandb (extras of the same names), an "
+            "exporter that another package installs, or package.module:object.",
             "metavar": "NAME",
         },
     )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.events import Event, EventType
 from understudy.evaluator.records.ledger import Announcement, LastServed, Ledger
-from understudy.evaluator.records.outbox import Delivery, DeliveryCounts, Outbox, Subscription
+from understudy.evaluator.records.outbox import Delivery, DeliveryCounts, Outbox, Subscription, evaluator_id
 from understudy.evaluator.types import EvaluationOutcome, GateCondition, Interval
 
 WAIT_SECONDS = 30.0
@@ -382,3 +382,10 @@ def test_the_events_of_a_checkpoint_arrive_in_their_order(
     assert book.outbox.counts() == {"a": DeliveryCounts(waiting=len(put) - len(arrived) - dead, dead=dead)}
     assert json.dumps([event.data for event in arrived])
     book.close()
+
+
+def test_the_identifier_of_a_state_folder_stays(tmp_path: Path) -> None:
+    first = evaluator_id(tmp_path)
+
+    assert len(first) == 32
+    assert evaluator_id(tmp_path) == first

@@ -8,11 +8,13 @@ import logging
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from understudy.checkpoints.atomic import write_bytes
 from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.events import Event, EventType
 
@@ -68,6 +70,9 @@ MOST_DEAD = 1_000
 
 LONGEST_RETRY_SECONDS = 300.0
 """The longest pause between two attempts; one that is due later was computed by another clock."""
+
+ID_FILE = "evaluator-id"
+"""The file in the state folder that identifies it."""
 
 _LIMIT_CHECKS = 100
 """The limit of what waits is checked when this fraction of it is new."""
@@ -196,8 +201,8 @@ class Outbox:
         self._unchecked += 1
         if self._unchecked >= self._most_waiting // _LIMIT_CHECKS:  # a check reads all that wait
             self._unchecked = 0
-            for destination in destinations:
-                self._drop_beyond(connection, destination, dead=False, most=self._most_waiting)
+            for each in self.subscriptions:
+                self._drop_beyond(connection, each.destination, dead=False, most=self._most_waiting)
 
     def wake(self) -> None:
         """Wake the threads that `wait`."""
@@ -377,6 +382,21 @@ class Outbox:
                     f"the events in {self._path} cannot be used: {error}; check the disk's space and the file's "
                     "permissions"
                 ) from error
+
+
+def evaluator_id(state_dir: Path) -> str:
+    """Return the identifier of a state folder, which is made at the first call.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    file = state_dir / ID_FILE
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        identifier = uuid.uuid4().hex
+        write_bytes(file, f"{identifier}\n".encode())
+        return identifier
 
 
 def _removed(connection: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[int]:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Final
-from uuid import uuid4
 
-from understudy.checkpoints.atomic import write_bytes
 from understudy.evaluator.records.events import EventType
 from understudy.evaluator.records.outbox import Subscription
 from understudy.service.events.exporter import Exporter, ExporterContext, MakeExporter, load_exporter
 from understudy.service.events.webhook_settings import destination_name, secrets_from
 from understudy.service.settings import ServeSettings
-
-_ID_FILE: Final = "evaluator-id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +57,3 @@ def _webhooks(settings: ServeSettings) -> dict[str, MakeExporter]:
         return Webhook(url, source=source_of(context.model_name), secrets=secrets)
 
     return {destination_name(url): partial(make, url) for url in settings.webhook}
-
-
-def evaluator_id(state_dir: Path) -> str:
-    """Return the identifier of a state folder, which is made at the first call.
-
-    Raises:
-        OSError: It cannot be read or written.
-    """
-    file = state_dir / _ID_FILE
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        identifier = uuid4().hex
-        write_bytes(file, f"{identifier}\n".encode())
-        return identifier

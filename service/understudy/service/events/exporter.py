@@ -1,7 +1,7 @@
 """The interface of exporters, which are found through entry points.
 
 A package adds an exporter by an entry point of the group ``understudy.exporters``. Its name is the value for
-``--exporter``, and it refers to a `MakeExporter`, such as a class.
+``--exporter``, and it refers to a `MakeExporter`, such as a class. The value may also be ``package.module:object``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ class DeliveryError(Exception):
     """An event was not delivered. The text holds no secret."""
 
 
+def metrics_of(event: Event) -> dict[str, float]:
+    """Return the metrics of an event that a checkpoint was scored, by ``DATASET/METRIC``."""
+    dataset = event.data["dataset"]
+    return {f"{dataset}/{name}": float(value) for name, value in event.data["metrics"].items()}
+
+
 def load_exporter(name: str) -> MakeExporter:
     """Return the exporter of a name.
 
@@ -66,13 +72,16 @@ def load_exporter(name: str) -> MakeExporter:
         SettingsError: No package has an exporter of this name, or what it needs is not installed.
     """
     found = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+    if ":" in name:
+        found[name] = metadata.EntryPoint(name, name, ENTRY_POINTS)
     if name not in found:
-        raise SettingsError(f"exporter is {name!r}; there are {', '.join(sorted(found)) or 'none'}")
+        raise SettingsError(
+            f"exporter is {name!r}; give package.module:object, or one of {', '.join(sorted(found)) or 'none'}"
+        )
     try:
         make: Any = found[name].load()
-    except ImportError as error:
-        raise SettingsError(
-            f"exporter {name!r} cannot be loaded ({error}); install what it needs, such as understudy[{name}]"
-        ) from error
+    except (ImportError, AttributeError) as error:
+        advice = "" if ":" in name else f"; install what it needs, such as understudy[{name}]"
+        raise SettingsError(f"exporter {name!r} cannot be loaded: {error}{advice}") from error
     chosen: MakeExporter = make
     return chosen

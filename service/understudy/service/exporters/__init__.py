@@ -1,0 +1,1 @@
+"""The exporters of this project, each an entry point of its own; nothing imports them."""
