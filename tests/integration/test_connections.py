@@ -19,7 +19,7 @@ import psutil
 import pytest
 from integration.conftest import Run
 
-from testkit.checkpoints import Chief, ones
+from testkit.checkpoints import Chief, ones, write_dataset
 from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.hostile_connections import UnfinishedBodies, reset_rapidly
 from testkit.in_process import WAIT_SECONDS, until
@@ -102,6 +102,33 @@ def test_silent_connections_beyond_the_limit_of_open_files_end_and_callers_are_a
 
         until(http_answers)
         until(lambda: closed(rpc) == SILENT and closed(http) == SILENT)
+
+
+def test_a_service_without_a_free_descriptor_answers_and_takes_up_the_checkpoint_later(tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "data.npz"
+    write_dataset(data, best_step=10)
+    chief = Chief(run)
+    chief.publish(10)
+    flags = ("--eval-data", f"test={data}", "--poll-interval-seconds", "0.05")
+    # While it makes constants, TensorFlow 2.21 ends the process if it cannot open a file: it raises without the GIL.
+    flags += ("--frozen-memory-mib", "0")
+    with (
+        serving(run, "m", *flags) as served,
+        Client(served.grpc, timeout_seconds=SECONDS) as client,
+        served.http_client(SECONDS) as http,
+    ):
+        evaluations = client.watch_evaluations(after=0)
+        assert next(evaluations).step == 10
+        process = psutil.Process(served.pid)
+        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), hard))
+        chief.publish(20)
+        until(lambda: "understudy_device_memory_bytes{" not in http.get("/metrics").raise_for_status().text)
+        assert client.predict({"x": ones(3)}).step == 10
+        process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        recorded = next(evaluations)
+        assert (recorded.step, recorded.outcome, recorded.reason) == (20, "scored", "")
+        assert client.predict({"x": ones(3)}).step == 20
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)

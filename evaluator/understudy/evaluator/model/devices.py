@@ -103,9 +103,13 @@ def has_gpu(strategy: Any) -> bool:
 
 
 def device_memory() -> dict[tuple[str, MemoryKind], int]:
-    """Return the bytes in use, by device and kind. ``CPU`` is the memory of the whole process."""
-    current, peak = _process_memory()
-    memory: dict[tuple[str, MemoryKind], int] = {("CPU", "current"): current, ("CPU", "peak"): peak}
+    """Return the bytes in use, by device and kind. ``CPU`` is the memory of the whole process.
+
+    It is left out while the process has no free file descriptor to read it with.
+    """
+    memory: dict[tuple[str, MemoryKind], int] = {}
+    with contextlib.suppress(OSError):
+        memory["CPU", "current"], memory["CPU", "peak"] = _process_memory()
     for device in tf.config.list_logical_devices("GPU"):
         info = tf.config.experimental.get_memory_info(canonical(device.name))
         memory[user_name(device.name), "current"] = int(info["current"])

@@ -254,4 +254,4 @@ def _shown(threads: Threads) -> str:
 def _resident_bytes() -> int:
     from understudy.evaluator.model.devices import device_memory
 
-    return device_memory()["CPU", "current"]
+    return device_memory().get(("CPU", "current"), 0)
