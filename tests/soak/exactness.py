@@ -4,7 +4,8 @@ Each case draws the model (of the tests' sample models), 1 to 8 replicas, compil
 concurrent streams, the number and sizes of their batches, the examples, the targets and the weights. In some cases the
 examples of a stream belong to slices, and are resampled: each slice and each resample must score as `model.evaluate`
 scores its examples alone. Cases are grouped into chapters that share a model, its replicas and its metrics, since those
-have to be built and traced.
+have to be built and traced. In the middle of some chapters the slot is dropped and its file loaded again, as by a
+process that restarts: the stream before the restart must score, sliced and resampled, bit for bit as it did.
 
 Models that pass their inputs through do not round, and must agree to the last digit. Others must agree to 1e-6 of the
 value. For a larger deviation the outputs must equal one device's but for rounding, and the score must be what Keras
@@ -17,7 +18,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from soak.trial import Trial
 
 if TYPE_CHECKING:
     from testkit.exactness import Rows
+    from understudy.evaluator.evaluation.breakdown import BrokenDown
     from understudy.evaluator.model.slot import Slot
     from understudy.evaluator.types import MetricSpec
 
@@ -42,6 +44,8 @@ MAX_STREAMS = 4
 MAX_ROWS_OF_PASS = 32
 PARTED = 0.3
 """The share of the cases that have slices and resamples."""
+RESTARTED = 0.3
+"""The share of the chapters with a restart."""
 RESAMPLES = 2
 SIZES = (1, 1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 32, 37, 41, 64, 67, 96, 97)
 """One example, primes, and sizes that divide evenly; the largest run in pieces."""
@@ -77,7 +81,11 @@ class Tally:
         largest_deviation_of_outputs: Of their outputs from one device's, relative to the largest value of each.
         largest_deviation_of_scoring: Of these from Keras's score of the same outputs.
         parts: Number of slices and resamples.
-        largest_deviation_of_parts: Of these, of models that do not round.
+        weighted_parts: Number of these with sample weights.
+        parted_models: The models that had slices and resamples, each with the number of them.
+        largest_deviation_of_parts: Of all parts, of models that do not round.
+        parts_beyond_rounding: Parts of other models that deviate more than 1e-6, as outputs round otherwise.
+        restarts: Number of restarts.
         failed: Number of streams, slices and resamples that broke the guarantee.
         failures: Descriptions of the first of them.
     """
@@ -93,12 +101,16 @@ class Tally:
     largest_deviation_of_outputs: float = 0.0
     largest_deviation_of_scoring: float = 0.0
     parts: int = 0
+    weighted_parts: int = 0
+    parted_models: dict[str, int] = field(default_factory=dict)
     largest_deviation_of_parts: float = 0.0
+    parts_beyond_rounding: int = 0
+    restarts: int = 0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Chapter:
     """The common properties of one chapter's cases."""
 
@@ -106,6 +118,7 @@ class Chapter:
     replicas: int
     metrics: tuple[MetricSpec, ...]
     model: Any
+    load: Callable[[], Slot]
     slot: Slot
 
 
@@ -116,9 +129,14 @@ def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]
     rng = np.random.default_rng([seed, number])
     with tempfile.TemporaryDirectory() as folder:
         chapter = _draw_chapter(rng, Path(folder))
-    for case in range(min(most, CASES_OF_CHAPTER)):
-        _try(chapter, np.random.default_rng([seed, number, case]), f"chapter {number}, case {case}", tally)
-        yield
+        cases = min(most, CASES_OF_CHAPTER)
+        restarts_at = cases // 2 if rng.random() < RESTARTED else cases
+        for case in range(cases):
+            title = f"chapter {number}, case {case}"
+            if case == restarts_at:
+                _restart(chapter, np.random.default_rng([seed, number, case, 1]), title, tally)
+            _try(chapter, np.random.default_rng([seed, number, case]), title, tally)
+            yield
     del chapter
     keras.backend.clear_session()
     gc.collect()
@@ -135,11 +153,14 @@ def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
     model = exactness.build(more_sample_models.KINDS[name])
     model.save(folder / "model.keras")
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
-    slot = Slot(strategy, folder / "model.keras", max_batch_size=MAX_ROWS_OF_PASS)
+
+    def load() -> Slot:
+        return Slot(strategy, folder / "model.keras", max_batch_size=MAX_ROWS_OF_PASS)
+
     metrics = _draw_metrics(rng, more_sample_models.NAMED.get(name, ()))
     if metrics:
         more_sample_models.compile_with(model, metrics)
-    return Chapter(name=name, replicas=replicas, metrics=metrics, model=model, slot=slot)
+    return Chapter(name=name, replicas=replicas, metrics=metrics, model=model, load=load, slot=load())
 
 
 def _draw_metrics(rng: np.random.Generator, known: Sequence[MetricSpec]) -> tuple[MetricSpec, ...]:
@@ -165,7 +186,7 @@ def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -
     tally.cases += 1
     tally.streams += len(streams)
     tally.passed_through += chapter.name in more_sample_models.PASSED_THROUGH
-    if chapter.name in more_sample_models.PASSED_THROUGH and rng.random() < PARTED:
+    if rng.random() < PARTED and not kind.whole:
         for problem in _try_parts(chapter, rng, streams[0], tally):
             _note_failure(tally, f"{title}: {chapter.name} on {chapter.replicas}: {problem}")
     for batches, result in zip(streams, results, strict=True):
@@ -182,26 +203,27 @@ def _note_failure(tally: Tally, text: str) -> None:
 
 def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Rows], tally: Tally) -> Iterator[str]:
     """Score the slices and two resamples of a stream, and yield what is wrong with them."""
-    import keras
-
-    from testkit import exactness
+    from testkit import exactness, more_sample_models
     from testkit.sample_models import evaluate_on_one_device
-    from understudy.evaluator.evaluation.breakdown import SEED, BreakdownOptions
+    from understudy.evaluator.evaluation.breakdown import SEED
     from understudy.evaluator.evaluation.draws import draw
-    from understudy.evaluator.evaluation.slices import parse_slices
 
-    sizes = [len(keras.tree.flatten(rows[0])[0]) for rows in batches]
-    groups = [rng.integers(0, 3, size) for size in sizes]
-    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=RESAMPLES)
-    found = exactness.score_parts(chapter.slot, batches, groups, options, chapter.metrics)
+    groups, found = _score_parts(chapter, rng, batches)
+    ends = np.cumsum([len(group) for group in groups])
     parts = [
         (part.name, dict(part.metrics), [(group == int(part.name[-1])).astype(int) for group in groups])
         for part in found.slices
     ]
-    ends = np.cumsum(sizes)[:-1]
-    for number, counts in enumerate(draw(SEED, RESAMPLES, 0, sum(sizes))):
-        metrics = {name: float(values[number]) for name, values in found.resampled.items() if "[" not in name}
-        parts.append((f"resample {number}", metrics, np.split(counts, ends)))
+    for number, counts in enumerate(draw(SEED, RESAMPLES, 0, int(ends[-1]))):
+        for name in dict.fromkeys(("", *(f"[{part.name}]" for part in found.slices[:1]))):
+            metrics = {
+                metric.removesuffix(name): float(values[number])
+                for metric, values in found.resampled.items()
+                if metric.endswith(name) and (name or "[" not in metric)
+            }
+            held = [group == int(name[-2]) if name else np.ones_like(group) for group in groups]
+            drawn = [each * own for each, own in zip(np.split(counts, ends[:-1]), held, strict=True)]
+            parts.append((f"resample {number}{name}", metrics, drawn))
     for name, metrics, counts_of in parts:
         taken = exactness.chosen(batches, counts_of)
         if not taken or not metrics:
@@ -210,9 +232,64 @@ def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Row
         expected = {metric: everything[metric] for metric in metrics}
         apart = exactness.deviation(metrics, expected)
         tally.parts += 1
-        tally.largest_deviation_of_parts = max(tally.largest_deviation_of_parts, apart)
-        if apart > exactness.ROUNDING:
+        tally.weighted_parts += len(batches[0]) > len(_UNWEIGHTED)
+        tally.parted_models[chapter.name] = tally.parted_models.get(chapter.name, 0) + 1
+        passes_through = chapter.name in more_sample_models.PASSED_THROUGH
+        if passes_through:
+            tally.largest_deviation_of_parts = max(tally.largest_deviation_of_parts, apart)
+        if apart <= exactness.ROUNDING:
+            continue
+        rounds = exactness.output_deviation(chapter.model, chapter.slot, taken) if not passes_through else 0.0
+        of_scoring = exactness.deviation(
+            metrics, _only(metrics, exactness.score_outputs(chapter.model, chapter.slot, taken))
+        )
+        if passes_through or rounds > exactness.ROUNDING_OF_OUTPUTS or of_scoring > exactness.ROUNDING:
             yield f"{name}: {metrics} for {expected}"
+        tally.parts_beyond_rounding += 1
+
+
+_UNWEIGHTED = ("inputs", "targets")
+
+
+def _only(names: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in names}
+
+
+def _score_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Rows]) -> tuple[list[Any], BrokenDown]:
+    """Return the groups of a stream's examples, and the score of its slices and resamples."""
+    import keras
+
+    from testkit import exactness
+    from understudy.evaluator.evaluation.breakdown import BreakdownOptions
+    from understudy.evaluator.evaluation.slices import parse_slices
+
+    groups = [rng.integers(0, 3, len(keras.tree.flatten(rows[0])[0])) for rows in batches]
+    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=RESAMPLES)
+    return groups, exactness.score_parts(chapter.slot, batches, groups, options, chapter.metrics)
+
+
+def _restart(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -> None:
+    """Load the chapter's model again, and compare the score of a stream before and after that."""
+    from testkit import exactness, more_sample_models
+
+    kind = more_sample_models.KINDS[chapter.name]
+    batches = exactness.draw(kind, int(rng.integers(2**32)), _draw_sizes(rng), weighted=bool(rng.random() < 0.5))
+    seed = int(rng.integers(2**32))
+
+    def scored() -> str:
+        (result,) = exactness.score_interleaved(chapter.slot, [batches], chapter.metrics)
+        if kind.whole:
+            return repr(dict(result))
+        _, found = _score_parts(chapter, np.random.default_rng(seed), batches)
+        resampled = {name: values.tolist() for name, values in found.resampled.items()}
+        return repr((dict(result), found.slices, found.intervals, resampled))
+
+    before = scored()
+    chapter.slot = chapter.load()
+    after = scored()
+    tally.restarts += 1
+    if before != after:
+        _note_failure(tally, f"{title}: {chapter.name} on {chapter.replicas}, restarted: {after} after {before}")
 
 
 def _draw_sizes(rng: np.random.Generator) -> list[int]:

@@ -36,6 +36,8 @@ def collected(
     sizes: list[int] | None = None,
     scores: ScoreKind = "probabilities",
     slices: Mapping[str, Array] | None = None,
+    weights: Array | None = None,
+    mask: Array | None = None,
 ) -> dict[str, Any]:
     """Return the document of a model with one output, scored in batches of these sizes."""
     spec = TensorSpec(name="y", dtype="float32", shape=(None, *outputs.shape[1:]))
@@ -45,8 +47,12 @@ def collected(
         part = slice(first, first + size)
         losses = np.abs(outputs[part].astype(np.float64)).reshape(size, -1).sum(axis=1)
         collector.add(
-            Batch(inputs={"x": np.zeros((size, 1), np.float32)}, targets={"targets": targets[part]}),
-            ExampleScores(losses, {"y": outputs[part]}),
+            Batch(
+                inputs={"x": np.zeros((size, 1), np.float32)},
+                targets={"targets": targets[part]},
+                sample_weights={} if weights is None else {"sample_weights": weights[part]},
+            ),
+            ExampleScores(losses, {"y": outputs[part]}, masks={} if mask is None else {"y": mask[part]}),
             {name: members[part] for name, members in (slices or {}).items()},
         )
         first += size
@@ -326,13 +332,13 @@ def test_residuals_have_exact_counts_and_their_errors(seed: int, sizes: list[int
 
 def test_a_histogram_of_equal_residuals_and_of_none() -> None:
     same = Residuals(1)
-    same.add(np.full((5, 1), 2.5), np.full((5, 1), 2.5), np.zeros(5, np.int64))
-    same.add(np.full((1, 1), np.nan), np.zeros((1, 1)), np.zeros(1, np.int64))
+    same.add(np.full((5, 1), 2.5), np.full((5, 1), 2.5), np.zeros(5, np.int64), np.ones((5, 1)))
+    same.add(np.full((1, 1), np.nan), np.zeros((1, 1)), np.zeros(1, np.int64), np.ones((1, 1)))
     document = same.document()
     assert (document["items"], document["left_out"], document["quantiles"]["0.5"]) == (5, 1, 0.0)
     assert sum(document["histogram"]["counts"]) == 5
     none = Residuals(1)
-    none.add(np.full((1, 1), np.nan), np.zeros((1, 1)), np.zeros(1, np.int64))
+    none.add(np.full((1, 1), np.nan), np.zeros((1, 1)), np.zeros(1, np.int64), np.ones((1, 1)))
     assert none.document()["histogram"] is None
 
 
@@ -367,3 +373,81 @@ def test_an_output_with_an_unknown_loss_has_the_task_that_its_targets_tell() -> 
     outputs, actual = softmax_outputs(14, 20, 3), whole_numbers(14, 3, 20)
     assert tables_of("unknown", outputs, actual, scores="unknown")["task"] == "sparse"
     assert tables_of("unknown", outputs, outputs, scores="unknown")["task"] == "regression"
+
+
+@given(seed=SEEDS, sizes=SIZES)
+@FEW
+def test_sample_weights_enter_the_confusions_and_curves_as_in_scikit_learn(seed: int, sizes: list[int]) -> None:
+    examples = sum(sizes)
+    p, y = softmax_outputs(seed, examples, 3), whole_numbers(seed, 3, examples)
+    weights = np.random.default_rng(seed).uniform(0.1, 3, examples)
+    found = tables_of("sparse", p, y, sizes=sizes, weights=weights)
+    expected = metrics.confusion_matrix(y, p.argmax(axis=1), labels=range(3), sample_weight=weights)
+    np.testing.assert_allclose(found["confusion"], expected)
+    assert found["items"] == pytest.approx(weights.sum())
+    right = metrics.accuracy_score(y, p.argmax(axis=1), sample_weight=weights, normalize=False)
+    assert found["right"] == pytest.approx(right)
+    q, z = probabilities(seed, examples, 1), whole_numbers(seed, 2, examples)
+    label = tables_of("binary", q, z, sizes=sizes, weights=weights)["labels"][0]
+    assert label["brier"] == pytest.approx(metrics.brier_score_loss(z, q[:, 0], sample_weight=weights))
+    binned = curves.score_bins(curves.log_odds(q[:, 0]), curves.SCORE_BINS)
+    if len(set(z.tolist())) == 2:
+        assert label["auc"] == pytest.approx(metrics.roc_auc_score(z, binned, sample_weight=weights))
+        precision = metrics.average_precision_score(z, binned, sample_weight=weights)
+        assert label["average_precision"] == pytest.approx(precision)
+    counts = np.asarray(label["reliability"]["negatives"]) + label["reliability"]["positives"]
+    places = np.minimum(np.searchsorted(np.linspace(0, 1, 21)[1:-1], q[:, 0]), 19)
+    np.testing.assert_allclose(counts, np.bincount(places, weights=weights, minlength=20))
+
+
+def test_weights_that_are_whole_numbers_count_as_repeated_examples() -> None:
+    p, y = softmax_outputs(5, 60, 3), whole_numbers(5, 3, 60)
+    counts = whole_numbers(6, 4, 60)
+    slices = {"a": np.arange(60) % 2 == 0}
+    repeated = {"a": np.repeat(slices["a"], counts)}
+    found = collected("sparse", p, y, weights=counts.astype(np.float32), slices=slices, sizes=[20, 40])
+    expected = collected("sparse", np.repeat(p, counts, axis=0), np.repeat(y, counts), slices=repeated)
+    for one, other in (
+        (found["outputs"]["y"], expected["outputs"]["y"]),
+        (found["slices"][0]["outputs"]["y"], expected["slices"][0]["outputs"]["y"]),
+    ):
+        for name in ("items", "right", "confusion", "per_class", "most_confused"):
+            assert one[name] == other[name]
+        assert one["labels"][0]["curve"] == other["labels"][0]["curve"]
+
+
+def test_residuals_are_weighted_as_numpy_weighs_them() -> None:
+    outputs, targets = np.random.default_rng(2).normal(size=(2, 400, 3)).astype(np.float32)
+    weights = np.random.default_rng(3).uniform(0, 2, 400)
+    found = tables_of("regression", outputs, targets, weights=weights, sizes=[100, 300])
+    errors = (outputs.astype(np.float64) - targets).ravel()
+    each = np.repeat(weights, 3)
+    assert found["mean_absolute"] == pytest.approx(np.average(np.abs(errors), weights=each))
+    square = metrics.mean_squared_error(targets, outputs, sample_weight=weights)
+    assert found["root_mean_square"] == pytest.approx(np.sqrt(square))
+    order = np.argsort(errors)
+    median = errors[order][np.searchsorted(np.cumsum(each[order]), each.sum() / 2)]
+    assert found["quantiles"]["0.5"] == pytest.approx(median, rel=1 / 256)
+    assert sum(found["histogram"]["counts"]) + found["histogram"]["below"] + found["histogram"][
+        "above"
+    ] == pytest.approx(each.sum())
+
+
+def test_positions_that_a_mask_hides_do_not_count() -> None:
+    outputs = softmax_outputs(1, 12, 3).reshape(4, 3, 3)
+    targets = whole_numbers(1, 3, 4, 3)
+    mask = np.arange(3) < np.array([[3], [1], [2], [0]])
+    hidden = np.where(mask[..., None], outputs, np.nan).astype(np.float32)
+    document = collected("sparse", hidden, targets, mask=mask, sizes=[1, 3])
+    found = document["outputs"]["y"]
+    expected = metrics.confusion_matrix(targets[mask], outputs.argmax(axis=-1)[mask], labels=range(3))
+    assert found["confusion"] == expected.tolist()
+    assert (found["items"], found["left_out"]) == (6, 0)
+    weights = np.random.default_rng(4).uniform(0, 1, (4, 3))
+    weighted = tables_of("sparse", outputs, targets, mask=mask, weights=weights)
+    of_tokens = metrics.confusion_matrix(
+        targets[mask], outputs.argmax(axis=-1)[mask], labels=range(3), sample_weight=weights[mask]
+    )
+    np.testing.assert_allclose(weighted["confusion"], of_tokens)
+    errors = tables_of("regression", outputs, outputs + 1, mask=mask)
+    assert (errors["items"], errors["left_out"]) == (18, 0)

@@ -51,6 +51,12 @@ def bin_threshold(index: int, bins: int) -> float:
     return 0.0 if index == 0 else float(sigmoid(np.asarray(index * (2 * _LIMIT) / bins - _LIMIT)))
 
 
+def counted(values: Any) -> Any:
+    """Return sums of weights as JSON values: whole numbers if they all are, as they are without weights."""
+    array = np.asarray(values, np.float64)
+    return (array.astype(np.int64) if np.array_equal(array, np.rint(array)) else array).tolist()
+
+
 def grown(counts: Array, groups: int) -> Array:
     """Return counts ``[groups, ...]`` with at least so many groups; new ones are 0."""
     missing = groups - len(counts)
@@ -62,7 +68,8 @@ def grown(counts: Array, groups: int) -> Array:
 class LabelScores:
     """Counts the scores of labels that each hold for an item or not, in groups of items. For one thread.
 
-    The counts are exact and do not depend on the batches. Every score within a bin counts as equal.
+    The counts are exact and do not depend on the batches, but for the rounding of weights. Every score within a bin
+    counts as equal.
 
     Args:
         labels: The number of labels.
@@ -71,21 +78,22 @@ class LabelScores:
 
     def __init__(self, labels: int, *, bins: int = SCORE_BINS) -> None:
         self._bins = bins
-        self._scores = np.zeros((0, labels, 2, bins), np.int64)
+        self._scores = np.zeros((0, labels, 2, bins))
         self._reliability = Reliability(labels)
 
-    def add(self, probabilities: Array, positives: Array, groups: Array) -> None:
+    def add(self, probabilities: Array, positives: Array, groups: Array, weights: Array) -> None:
         """Count scores.
 
         Args:
             probabilities: Float64 ``[items, labels]``.
             positives: Bool ``[items, labels]``.
             groups: The group of each item, int64 ``[items]``.
+            weights: How much each item counts, float64 ``[items]``.
         """
         self._scores = grown(self._scores, int(groups.max(initial=0)) + 1)
         places = score_bins(log_odds(probabilities), self._bins)
-        np.add.at(self._scores, (*_cells(groups, positives), places), 1)
-        self._reliability.add(probabilities, positives, groups)
+        np.add.at(self._scores, (*_cells(groups, positives), places), weights[:, np.newaxis])
+        self._reliability.add(probabilities, positives, groups, weights)
 
     def document(self, names: Sequence[str], *, group: int = 0, points: int = CURVE_POINTS) -> list[dict[str, Any]]:
         """Return the curves and the reliability of each label in a group as JSON values."""
@@ -115,11 +123,11 @@ class Reliability:
     """
 
     def __init__(self, labels: int) -> None:
-        self._counts = np.zeros((0, labels, 2, RELIABILITY_BINS), np.int64)
+        self._counts = np.zeros((0, labels, 2, RELIABILITY_BINS))
         self._sums = np.zeros((0, labels, RELIABILITY_BINS))
         self._squares = np.zeros((0, labels))
 
-    def add(self, probabilities: Array, positives: Array, groups: Array) -> None:
+    def add(self, probabilities: Array, positives: Array, groups: Array, weights: Array) -> None:
         """Count probabilities and what came true; see `LabelScores.add`."""
         needed = int(groups.max(initial=0)) + 1
         self._counts, self._sums, self._squares = (
@@ -127,25 +135,26 @@ class Reliability:
         )
         places = np.searchsorted(_INNER_EDGES, probabilities)
         group, label, kind = _cells(groups, positives)
-        np.add.at(self._counts, (group, label, kind, places), 1)
-        np.add.at(self._sums, (group, label, places), probabilities)
-        np.add.at(self._squares, (group, label), np.square(probabilities - positives))
+        each = weights[:, np.newaxis]
+        np.add.at(self._counts, (group, label, kind, places), each)
+        np.add.at(self._sums, (group, label, places), each * probabilities)
+        np.add.at(self._squares, (group, label), each * np.square(probabilities - positives))
 
     def document(self, index: int, *, group: int = 0) -> dict[str, Any]:
         """Return the bins of one label, its Brier score and its expected calibration error as JSON values."""
         negatives, positives = self._counts[group, index]
         sums = self._sums[group, index]
         counts = negatives + positives
-        items = int(counts.sum())
+        items = float(counts.sum())
         gaps = np.abs(sums - positives).sum()
         return {
             "brier": _ratio(float(self._squares[group, index]), items),
             "ece": _ratio(float(gaps), items),
             "reliability": {
-                "negatives": negatives.tolist(),
-                "positives": positives.tolist(),
+                "negatives": counted(negatives),
+                "positives": counted(positives),
                 "mean_probability": [
-                    _ratio(float(total), int(count)) for total, count in zip(sums, counts, strict=True)
+                    _ratio(float(total), float(count)) for total, count in zip(sums, counts, strict=True)
                 ],
             },
         }
@@ -158,22 +167,22 @@ def curve_document(scores: Array, points: int = CURVE_POINTS) -> dict[str, Any]:
     """Return what the counts of a label's scores say about it, as JSON values.
 
     Args:
-        scores: Int64 ``[2, bins]``, the counts of negatives and of positives.
+        scores: Float64 ``[2, bins]``, the counts of negatives and of positives.
         points: The number of points of the curve; the areas and the table of thresholds use all bins.
     """
     thresholds, true_positives, false_positives = _cumulated(scores)
-    negatives, positives = (int(count) for count in scores.sum(axis=1))
-    chosen = _spread(true_positives / max(positives, 1), false_positives / max(negatives, 1), points)
+    negatives, positives = (float(count) for count in scores.sum(axis=1))
+    chosen = _spread(true_positives / (positives or 1.0), false_positives / (negatives or 1.0), points)
     bins = scores.shape[1]
     return {
-        "positives": positives,
-        "negatives": negatives,
+        "positives": counted(positives),
+        "negatives": counted(negatives),
         "auc": _roc_area(true_positives, false_positives, positives, negatives),
         "average_precision": _average_precision(true_positives, false_positives, positives),
         "curve": {
             "threshold": [bin_threshold(int(thresholds[index]), bins) for index in chosen],
-            "true_positives": true_positives[chosen].tolist(),
-            "false_positives": false_positives[chosen].tolist(),
+            "true_positives": counted(true_positives[chosen]),
+            "false_positives": counted(false_positives[chosen]),
         },
         "thresholds": list(_threshold_table(thresholds, true_positives, false_positives, positives, bins)),
     }
@@ -185,7 +194,7 @@ def _cumulated(scores: Array) -> tuple[Array, Array, Array]:
     return occupied, scores[1, occupied].cumsum(), scores[0, occupied].cumsum()
 
 
-def _roc_area(true_positives: Array, false_positives: Array, positives: int, negatives: int) -> float | None:
+def _roc_area(true_positives: Array, false_positives: Array, positives: float, negatives: float) -> float | None:
     """Return the area under the ROC curve by trapezoids; None without both kinds."""
     if not positives or not negatives:
         return None
@@ -194,7 +203,7 @@ def _roc_area(true_positives: Array, false_positives: Array, positives: int, neg
     return float((widths * (heights[1:] + heights[:-1])).sum() / 2 / positives / negatives)
 
 
-def _average_precision(true_positives: Array, false_positives: Array, positives: int) -> float | None:
+def _average_precision(true_positives: Array, false_positives: Array, positives: float) -> float | None:
     """Return the sum of the precisions, weighted by the gain in recall; None without positives."""
     if not positives:
         return None
@@ -211,7 +220,7 @@ def _spread(tpr: Array, fpr: Array, points: int) -> Array:
 
 
 def _threshold_table(
-    thresholds: Array, true_positives: Array, false_positives: Array, positives: int, bins: int
+    thresholds: Array, true_positives: Array, false_positives: Array, positives: float, bins: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the threshold with the best recall at each precision, and with the best precision at each recall."""
     if not positives:
@@ -234,5 +243,5 @@ def _threshold_table(
             }
 
 
-def _ratio(total: float, count: int) -> float | None:
+def _ratio(total: float, count: float) -> float | None:
     return total / count if count else None

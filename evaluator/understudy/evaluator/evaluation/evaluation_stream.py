@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
@@ -34,12 +34,14 @@ class ExampleScores(NamedTuple):
 
     ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name,
     each ``[examples, ...]``; empty unless the stream keeps them, or if there are none apart from the score.
-    ``members`` says which slices the examples belong to, if the stream has any.
+    ``members`` says which slices the examples belong to, if the stream has any. ``masks`` say which elements of the
+    outputs count, bool ``[examples, ...]``, for outputs that have a mask.
     """
 
     losses: Array | None
     outputs: Arrays
     members: Sequence[Members] = ()
+    masks: Arrays = MappingProxyType({})
 
 
 class EvaluationStream:
@@ -219,7 +221,7 @@ class EvaluationStream:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
-        return ExampleScores(state.example_losses, state.outputs, self._add_to_parts(batch, state))
+        return ExampleScores(state.example_losses, state.outputs, self._add_to_parts(batch, state), state.masks)
 
     def _add_to_parts(self, batch: Batch, state: ScoreState) -> Sequence[Members]:
         """Add a batch to the slices and resamples, and return the slices of its examples."""

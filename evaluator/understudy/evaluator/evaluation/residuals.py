@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from understudy.evaluator.evaluation.curves import grown
+from understudy.evaluator.evaluation.curves import counted, grown
 from understudy.evaluator.types import Array
 
 RESIDUAL_BITS = 18
@@ -23,6 +24,8 @@ _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _DRAWN = (0.005, 0.995)
 """The quantiles between which a histogram is drawn; what lies outside is counted at its ends."""
 
+_SUM_ROUNDING = 1e-12
+
 _WORD = 32
 _SIGN = np.int64(2**31)
 
@@ -37,37 +40,45 @@ class Residuals:
 
     def __init__(self, components: int, *, bits: int = RESIDUAL_BITS) -> None:
         self._shift = _WORD - bits
-        self._counts = np.zeros((0, 2**bits), np.int64)
-        self._items = np.zeros((0, 2, components), np.int64)
+        self._counts = np.zeros((0, 2**bits))
+        self._items = np.zeros((0, 2, components))
         self._sums = np.zeros((0, 3, components))
 
-    def add(self, predictions: Array, targets: Array, groups: Array) -> None:
-        """Count residuals of predictions and targets, both ``[examples, components]``, by groups, ``[examples]``."""
+    def add(self, predictions: Array, targets: Array, groups: Array, weights: Array) -> None:
+        """Count residuals.
+
+        Args:
+            predictions: The predictions, ``[examples, components]``.
+            targets: The targets, ``[examples, components]``.
+            groups: The group of each example, int64 ``[examples]``.
+            weights: How much each counts, float64 ``[examples, components]``; NaN for none that a mask keeps.
+        """
         needed = int(groups.max(initial=0)) + 1
         self._counts, self._items, self._sums = (
             grown(counts, needed) for counts in (self._counts, self._items, self._sums)
         )
         residuals = predictions.astype(np.float64) - targets.astype(np.float64)
-        usable = np.isfinite(residuals)
-        known = np.where(usable, residuals, 0.0)
-        np.add.at(self._items, groups, np.stack([~usable, usable], axis=1))
-        np.add.at(self._sums, groups, np.stack([known, np.abs(known), np.square(known)], axis=1))
+        kept = ~np.isnan(weights)
+        usable = np.isfinite(residuals) & kept
+        known, each = np.where(usable, residuals, 0.0), np.where(usable, weights, 0.0)
+        np.add.at(self._items, groups, np.stack([kept & ~usable, each], axis=1))
+        np.add.at(self._sums, groups, np.stack([each * known, each * np.abs(known), each * np.square(known)], axis=1))
         group = np.broadcast_to(groups[:, np.newaxis], residuals.shape)[usable]
-        np.add.at(self._counts, (group, _bins(residuals[usable], self._shift)), 1)
+        np.add.at(self._counts, (group, _bins(residuals[usable], self._shift)), weights[usable])
 
     def document(self, group: int = 0) -> dict[str, Any]:
         """Return the errors of a group and their histogram as JSON values."""
         left_out, kept = self._items[group]
-        items = int(kept.sum())
+        items = float(kept.sum())
         counts, sums = self._counts[group], self._sums[group]
         return {
-            "items": items,
+            "items": counted(items),
             "left_out": int(left_out.sum()),
             **_errors(sums.sum(axis=1), items),
             "quantiles": self._quantiles(counts) if items else {},
             "histogram": self._histogram(counts) if items else None,
             "components": [
-                {"items": int(count), **_errors(own, int(count))} for count, own in zip(kept, sums.T, strict=True)
+                {"items": counted(count), **_errors(own, float(count))} for count, own in zip(kept, sums.T, strict=True)
             ]
             if 1 < len(kept) <= MAX_COMPONENTS
             else [],
@@ -75,7 +86,7 @@ class Residuals:
 
     def _quantiles(self, counts: Array) -> dict[str, float]:
         cumulated = counts.cumsum()
-        places = np.searchsorted(cumulated, np.ceil(np.asarray(_QUANTILES) * cumulated[-1]))
+        places = np.searchsorted(cumulated, _reached(_QUANTILES, cumulated[-1]))
         values = _middles(places, self._shift)
         return {f"{quantile:g}": float(value) for quantile, value in zip(_QUANTILES, values, strict=True)}
 
@@ -83,18 +94,23 @@ class Residuals:
         """Return bars of equal width; a fine bin belongs to the bar that holds its middle."""
         occupied = np.flatnonzero(all_counts)
         counts, middles = all_counts[occupied], _middles(occupied, self._shift)
-        ends = np.searchsorted(counts.cumsum(), np.ceil(np.asarray(_DRAWN) * counts.sum()))
+        ends = np.searchsorted(counts.cumsum(), _reached(_DRAWN, counts.sum()))
         low, high = (float(middles[min(int(end), len(middles) - 1)]) for end in ends)
         margin = (high - low) / _BARS or max(abs(low), 1.0) / _BARS
         edges = np.linspace(low - margin / 2, high + margin / 2, _BARS + 1)
         places = np.searchsorted(edges, middles, side="right")
-        bars = np.bincount(places, weights=counts, minlength=_BARS + 2).astype(np.int64)
+        bars = np.bincount(places, weights=counts, minlength=_BARS + 2)
         return {
             "edges": edges.tolist(),
-            "counts": bars[1:-1].tolist(),
-            "below": int(bars[0]),
-            "above": int(bars[-1]),
+            "counts": counted(bars[1:-1]),
+            "below": counted(bars[0]),
+            "above": counted(bars[-1]),
         }
+
+
+def _reached(quantiles: Sequence[float], total: float) -> Array:
+    """Return the cumulated weights at which quantiles are reached, with room for the rounding of sums."""
+    return np.asarray(quantiles) * total * (1.0 - _SUM_ROUNDING)
 
 
 def _bins(values: Array, shift: int) -> Array:
@@ -116,7 +132,7 @@ def _middles(bins: Array, shift: int) -> Array:
     return np.where(np.abs(middles) < tiny * 2 ** (shift - 20), 0.0, middles)
 
 
-def _errors(sums: Array, items: int) -> dict[str, float | None]:
+def _errors(sums: Array, items: float) -> dict[str, float | None]:
     """Return the mean, the mean absolute and the root mean square error."""
     if not items:
         return {"mean": None, "mean_absolute": None, "root_mean_square": None}

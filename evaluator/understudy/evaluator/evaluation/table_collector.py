@@ -12,7 +12,7 @@ from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.example_outcomes import HardestExamples, Outcomes
 from understudy.evaluator.evaluation.tables import Decisions, OutputScoring
-from understudy.evaluator.model.inputs import ALL_TARGETS
+from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS
 from understudy.evaluator.model.output_tasks import OutputTask
 from understudy.evaluator.types import Array, Arrays, Batch
 
@@ -33,7 +33,8 @@ class TableCollector:
     """Collects confusions, curves, residuals, the hardest examples and the outcomes of examples. For one thread.
 
     Its memory depends on the outputs and the slices, and grows by one byte for each example. Counts do not depend on
-    the sizes of the batches. Each example counts once, whatever its sample weight.
+    the sizes of the batches. Items count by their sample weights, and not at all if the output's mask hides them; which
+    examples are right, and the hardest, do not depend on weights.
 
     Args:
         tasks: The task of each output, by name.
@@ -69,7 +70,13 @@ class TableCollector:
         targets = self._targets(batch)
         for name, output in scores.outputs.items():
             if name in targets and output.ndim:
-                decisions[name] = self._scorings[name].add(_items(output), targets[name], members)
+                decisions[name] = self._scorings[name].add(
+                    _items(output),
+                    targets[name],
+                    members,
+                    weights=batch.sample_weights.get(name, batch.sample_weights.get(ALL_WEIGHTS)),
+                    mask=scores.masks.get(name),
+                )
         rights = [decided.right for decided in decisions.values() if decided is not None]
         if rights:
             self._outcomes.add(np.logical_and.reduce(rights))

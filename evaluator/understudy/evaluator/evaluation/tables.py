@@ -14,6 +14,7 @@ from understudy.evaluator.evaluation.curves import (
     SLICE_SCORE_BINS,
     LabelScores,
     Reliability,
+    counted,
     grown,
     sigmoid,
 )
@@ -41,8 +42,8 @@ _BINARY_CLASSES = 2
 class Decisions:
     """What a model decided about the items of a batch, and what is true.
 
-    An item is an example, or a position of an example for sequences. Items with an output that is not a number or a
-    target that is no class are left out.
+    An item is an example, or a position of an example for sequences; those that the output's mask hides are no items.
+    Items with an output that is not a number or a target that is no class are left out.
 
     Attributes:
         right: Bool ``[examples]``: whether every item of the example is decided rightly; False if one is left out.
@@ -50,6 +51,7 @@ class Decisions:
         predicted: The classes, int64 ``[items]``; for several labels at once bool ``[items, labels]``.
         actual: The same of the targets.
         probabilities: Float64 ``[items, labels]``, one label for two classes; None if they are not known.
+        weights: How much each item counts, float64 ``[items]``.
         left_out: The number of items that are left out.
     """
 
@@ -58,6 +60,7 @@ class Decisions:
     predicted: Array
     actual: Array
     probabilities: Array | None
+    weights: Array
     left_out: int
 
     def of(self, items: Array) -> Decisions:
@@ -68,62 +71,69 @@ class Decisions:
             predicted=self.predicted[items],
             actual=self.actual[items],
             probabilities=None if self.probabilities is None else self.probabilities[items],
+            weights=self.weights[items],
         )
 
 
-def decide(task: OutputTask, outputs: Array, targets: Array) -> Decisions:
+def decide(task: OutputTask, outputs: Array, targets: Array, weights: Array | None = None) -> Decisions:
     """Return the decisions of a classification.
 
     Args:
         task: The task of the output; not a regression.
         outputs: Its values for a batch, ``[examples, ...]``.
         targets: The targets, ``[examples, ...]``.
+        weights: How much each item counts, float64 ``[examples, items of an example]``, NaN for those that a mask
+            hides; 1 each if None.
     """
     if task.kind in {"binary", "multilabel"}:
-        return _decide_labels(task, outputs, targets)
-    return _decide_classes(task, outputs, targets)
+        return _decide_labels(task, outputs, targets, weights)
+    return _decide_classes(task, outputs, targets, weights)
 
 
-def _decide_labels(task: OutputTask, outputs: Array, targets: Array) -> Decisions:
+def _decide_labels(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:
     is_binary = task.kind == "binary"
     width = 1 if is_binary else outputs.shape[-1]
     values = outputs.reshape(-1, width).astype(np.float64)
     wanted = targets.reshape(-1, width).astype(np.float64)
-    items, kept = _kept(len(outputs), values, np.asarray(np.isfinite(wanted).all(axis=1)))
+    weights = np.ones(len(values)) if given is None else given.ravel()
+    items, kept = _kept(len(outputs), values, np.isfinite(wanted).all(axis=1) & ~np.isnan(weights))
     probabilities = _label_probabilities(task, values[kept])
     is_hinge = task.scores == "unknown"
     predicted = values[kept] > 0.0 if is_hinge else probabilities > 0.5  # noqa: PLR2004 - as Keras's accuracy
     actual = wanted[kept] > (0.0 if is_hinge else 0.5)
     return Decisions(
-        right=_all_right(len(outputs), items, kept, (predicted == actual).all(axis=1)),
+        right=_all_right(len(outputs), items, kept, (predicted == actual).all(axis=1), weights),
         examples=items[kept],
         predicted=predicted[:, 0].astype(np.int64) if is_binary else predicted,
         actual=actual[:, 0].astype(np.int64) if is_binary else actual,
         probabilities=None if is_hinge or not _are_probabilities(probabilities) else probabilities,
-        left_out=int((~kept).sum()),
+        weights=weights[kept],
+        left_out=int((~kept & ~np.isnan(weights)).sum()),
     )
 
 
-def _decide_classes(task: OutputTask, outputs: Array, targets: Array) -> Decisions:
+def _decide_classes(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:
     classes = outputs.shape[-1]
     values = outputs.reshape(-1, classes).astype(np.float64)
+    weights = np.ones(len(values)) if given is None else given.ravel()
     if task.kind == "sparse":
         wanted = targets.reshape(-1).astype(np.int64)
         valid = (wanted >= 0) & (wanted < classes)
     else:
         wanted = targets.reshape(-1, classes).argmax(axis=1)
         valid = np.isfinite(targets.reshape(-1, classes).astype(np.float64)).all(axis=1)
-    items, kept = _kept(len(outputs), values, valid)
+    items, kept = _kept(len(outputs), values, valid & ~np.isnan(weights))
     predicted, actual = values[kept].argmax(axis=1), wanted[kept]
     probabilities = _softmax(values[kept]) if task.scores == "logits" else values[kept]
     usable = task.scores != "unknown" and _are_probabilities(probabilities)
     return Decisions(
-        right=_all_right(len(outputs), items, kept, predicted == actual),
+        right=_all_right(len(outputs), items, kept, predicted == actual, weights),
         examples=items[kept],
         predicted=predicted,
         actual=actual,
         probabilities=probabilities if usable else None,
-        left_out=int((~kept).sum()),
+        weights=weights[kept],
+        left_out=int((~kept & ~np.isnan(weights)).sum()),
     )
 
 
@@ -133,9 +143,9 @@ def _kept(examples: int, values: Array, valid: Array) -> tuple[Array, Array]:
     return items, valid & np.isfinite(values).all(axis=1)
 
 
-def _all_right(examples: int, items: Array, kept: Array, right: Array) -> Array:
+def _all_right(examples: int, items: Array, kept: Array, right: Array, weights: Array) -> Array:
     wrong = np.zeros(examples, bool)
-    wrong[items[~kept]] = True
+    wrong[items[~kept & ~np.isnan(weights)]] = True
     wrong[items[kept][~right]] = True
     return ~wrong
 
@@ -199,42 +209,45 @@ class ClassTables:
         self._classes = classes
         self._resolution = resolution
         self._has_matrix = classes <= resolution.max_classes
-        self._confusion = np.zeros((0, classes, classes) if self._has_matrix else (0, 0, 0), np.int64)
+        self._confusion = np.zeros((0, classes, classes) if self._has_matrix else (0, 0, 0))
         labels = 1 if has_one_score else classes
         self._has_one_score = has_one_score
         self._scores = LabelScores(labels, bins=resolution.score_bins) if labels <= MAX_CURVES else None
         self._confidence = None if has_one_score else Reliability(1)
-        self._totals = np.zeros((0, 3), np.int64)
+        self._totals = np.zeros((0, 3))
+        self._unscored = np.zeros(0, np.int64)
         self._squares = np.zeros(0)
 
     def add(self, decisions: Decisions, groups: Array) -> None:
         """Count decisions, each in its group, int64 ``[items]``."""
         needed = int(groups.max(initial=0)) + 1
         self._totals, self._squares = grown(self._totals, needed), grown(self._squares, needed)
-        predicted, actual = decisions.predicted, decisions.actual
-        has_scores = np.full(len(actual), decisions.probabilities is not None)
-        np.add.at(self._totals, groups, np.stack([np.ones_like(has_scores), predicted == actual, has_scores], axis=1))
+        self._unscored = grown(self._unscored, needed)
+        predicted, actual, weights = decisions.predicted, decisions.actual, decisions.weights
+        _add_totals(self._totals, self._unscored, decisions, predicted == actual, groups)
         if self._has_matrix:
             self._confusion = grown(self._confusion, needed)
-            np.add.at(self._confusion, (groups, actual, predicted), 1)
+            np.add.at(self._confusion, (groups, actual, predicted), weights)
         if decisions.probabilities is not None:
-            self._add_probabilities(np.clip(decisions.probabilities, 0.0, 1.0), predicted, actual, groups)
+            self._add_probabilities(np.clip(decisions.probabilities, 0.0, 1.0), predicted, actual, groups, weights)
 
-    def _add_probabilities(self, probabilities: Array, predicted: Array, actual: Array, groups: Array) -> None:
+    def _add_probabilities(
+        self, probabilities: Array, predicted: Array, actual: Array, groups: Array, weights: Array
+    ) -> None:
         if self._scores is not None:
             numbers = np.ones(1, np.int64) if self._has_one_score else np.arange(self._classes)
-            self._scores.add(probabilities, actual[:, np.newaxis] == numbers, groups)
+            self._scores.add(probabilities, actual[:, np.newaxis] == numbers, groups, weights)
         if self._confidence is not None:
             items = np.arange(len(actual))
             right = (predicted == actual)[:, np.newaxis]
-            self._confidence.add(probabilities[items, predicted][:, np.newaxis], right, groups)
+            self._confidence.add(probabilities[items, predicted][:, np.newaxis], right, groups, weights)
             squares = np.square(probabilities).sum(axis=1) - 2 * probabilities[items, actual] + 1
-            np.add.at(self._squares, groups, squares)
+            np.add.at(self._squares, groups, weights * squares)
 
     def document(self, group: int = 0) -> dict[str, Any]:
         """See `OutputTables`."""
         names = [str(number) for number in range(self._classes)]
-        items, right, scored = (int(total) for total in self._totals[group])
+        items, right, scored = (float(total) for total in self._totals[group])
         labels: list[dict[str, Any]] = []
         if self._scores is not None and scored:
             shown = ["1"] if self._has_one_score else names
@@ -247,12 +260,12 @@ class ClassTables:
             }
         return {
             "classes": self._classes,
-            "items": items,
-            "right": right,
+            "items": counted(items),
+            "right": counted(right),
             **self._confusions(names, group),
             "labels": labels,
             "confidence": confidence,
-            "notes": self._notes(items - scored),
+            "notes": self._notes(int(self._unscored[group])),
         }
 
     def _confusions(self, names: list[str], group: int) -> dict[str, Any]:
@@ -263,15 +276,15 @@ class ClassTables:
         most = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]
         pairs = [divmod(int(place), self._classes) for place in most if wrong.flat[place]]
         return {
-            "confusion": counts.tolist() if self._classes <= MAX_MATRIX_CLASSES else None,
+            "confusion": counted(counts) if self._classes <= MAX_MATRIX_CLASSES else None,
             "per_class": [
-                {"label": name, "actual": int(rows), "predicted": int(columns), "right": int(right)}
+                {"label": name, "actual": counted(rows), "predicted": counted(columns), "right": counted(right)}
                 for name, rows, columns, right in zip(
                     names, counts.sum(axis=1), counts.sum(axis=0), np.diag(counts), strict=True
                 )
             ],
             "most_confused": [
-                {"actual": names[actual], "predicted": names[predicted], "count": int(counts[actual, predicted])}
+                {"actual": names[actual], "predicted": names[predicted], "count": counted(counts[actual, predicted])}
                 for actual, predicted in pairs
             ],
         }
@@ -299,53 +312,61 @@ class MultiLabelTables:
     def __init__(self, labels: int, *, resolution: Resolution) -> None:
         self._labels = labels
         self._resolution = resolution
-        self._counts = np.zeros((0, labels, 2, 2), np.int64)
+        self._counts = np.zeros((0, labels, 2, 2))
         self._scores = LabelScores(labels, bins=resolution.score_bins) if labels <= MAX_CURVES else None
-        self._totals = np.zeros((0, 3), np.int64)
+        self._totals = np.zeros((0, 3))
+        self._unscored = np.zeros(0, np.int64)
 
     def add(self, decisions: Decisions, groups: Array) -> None:
         """Count decisions, each in its group, int64 ``[items]``."""
         needed = int(groups.max(initial=0)) + 1
         self._totals, self._counts = grown(self._totals, needed), grown(self._counts, needed)
-        predicted, actual = decisions.predicted, decisions.actual
-        has_scores = np.full(len(actual), decisions.probabilities is not None)
-        right = (predicted == actual).all(axis=1)
-        np.add.at(self._totals, groups, np.stack([np.ones_like(right), right, has_scores], axis=1))
+        self._unscored = grown(self._unscored, needed)
+        predicted, actual, weights = decisions.predicted, decisions.actual, decisions.weights
+        _add_totals(self._totals, self._unscored, decisions, (predicted == actual).all(axis=1), groups)
         labels = np.broadcast_to(np.arange(self._labels), actual.shape)
         cells = (groups[:, np.newaxis], labels, actual.astype(np.int64), predicted.astype(np.int64))
-        np.add.at(self._counts, cells, 1)
+        np.add.at(self._counts, cells, weights[:, np.newaxis])
         if decisions.probabilities is not None and self._scores is not None:
-            self._scores.add(np.clip(decisions.probabilities, 0.0, 1.0), actual, groups)
+            self._scores.add(np.clip(decisions.probabilities, 0.0, 1.0), actual, groups, weights)
 
     def document(self, group: int = 0) -> dict[str, Any]:
         """See `OutputTables`."""
         names = [str(number) for number in range(self._labels)]
-        items, right, scored = (int(total) for total in self._totals[group])
+        items, right, scored = (float(total) for total in self._totals[group])
         notes = []
         if self._scores is None:
             notes.append(f"curves are kept for at most {MAX_CURVES} labels, and there are {self._labels}")
-        if scored < items:
-            notes.append(_not_probabilities(items - scored))
+        if self._unscored[group]:
+            notes.append(_not_probabilities(int(self._unscored[group])))
         labels: list[dict[str, Any]] = []
         if self._scores is not None and scored:
             labels = self._scores.document(names, group=group, points=self._resolution.points)
         return {
             "classes": self._labels,
-            "items": items,
-            "right": right,
+            "items": counted(items),
+            "right": counted(right),
             "per_label": [
                 {
                     "label": name,
-                    "true_negatives": int(counts[0, 0]),
-                    "false_positives": int(counts[0, 1]),
-                    "false_negatives": int(counts[1, 0]),
-                    "true_positives": int(counts[1, 1]),
+                    "true_negatives": counted(counts[0, 0]),
+                    "false_positives": counted(counts[0, 1]),
+                    "false_negatives": counted(counts[1, 0]),
+                    "true_positives": counted(counts[1, 1]),
                 }
                 for name, counts in zip(names[:MAX_CLASSES], self._counts[group], strict=False)
             ],
             "labels": labels,
             "notes": notes,
         }
+
+
+def _add_totals(totals: Array, unscored: Array, decisions: Decisions, right: Array, groups: Array) -> None:
+    """Count items, those that are right, and those with scores, by their weights; and those without scores."""
+    has_scores = np.full(len(right), decisions.probabilities is not None)
+    columns = np.stack([np.ones_like(right), right, has_scores], axis=1)
+    np.add.at(totals, groups, columns * decisions.weights[:, np.newaxis])
+    np.add.at(unscored, groups, ~has_scores)
 
 
 def _not_probabilities(items: int) -> str:
@@ -371,20 +392,33 @@ class OutputScoring:
         """Whether anything was counted."""
         return self._whole is not None
 
-    def add(self, outputs: Array, targets: Array, slices: Mapping[str, Array]) -> Decisions | None:
+    def add(
+        self,
+        outputs: Array,
+        targets: Array,
+        slices: Mapping[str, Array],
+        *,
+        weights: Array | None = None,
+        mask: Array | None = None,
+    ) -> Decisions | None:
         """Count a batch, and return the decisions of a classification.
 
         Args:
             outputs: The values of the output, ``[examples, ...]``.
             targets: Its targets, ``[examples, ...]``.
             slices: Which examples belong to each slice, bool ``[examples]`` by its name.
+            weights: How much its examples or elements count, ``[examples, ...]``; 1 each if None.
+            mask: Which of its elements count, bool ``[examples, ...]``; all if None.
         """
         if self._task.kind == "unknown":
             self._task = replace(self._task, kind=_kind_of(outputs, targets))
         if self._task.kind == "regression":
-            self._add_residuals(outputs, targets, slices)
+            each = outputs.reshape(len(outputs), -1).shape[1]
+            self._add_residuals(outputs, targets, slices, item_weights(len(outputs), each, weights, mask))
             return None
-        decisions = decide(self._task, outputs, targets)
+        width = 1 if self._task.kind == "binary" else outputs.shape[-1]
+        items = outputs.size // max(1, len(outputs) * width)
+        decisions = decide(self._task, outputs, targets, item_weights(len(outputs), items, weights, mask))
         self._left_out += decisions.left_out
         width = outputs.shape[-1]
         self._whole = self._whole or self._new(width, _WHOLE)
@@ -395,15 +429,15 @@ class OutputScoring:
             self._of_slices.add(decisions.of(items), groups)
         return decisions
 
-    def _add_residuals(self, outputs: Array, targets: Array, slices: Mapping[str, Array]) -> None:
+    def _add_residuals(self, outputs: Array, targets: Array, slices: Mapping[str, Array], weights: Array) -> None:
         wanted = np.broadcast_to(targets, outputs.shape) if targets.ndim == outputs.ndim else targets
         flat, wanted = outputs.reshape(len(outputs), -1), wanted.reshape(len(outputs), -1)
         self._whole = self._whole or self._new(flat.shape[1], _WHOLE)
-        self._whole.add(flat, wanted, np.zeros(len(flat), np.int64))
+        self._whole.add(flat, wanted, np.zeros(len(flat), np.int64), weights)
         if slices:
             items, groups = self._members(slices)
             self._of_slices = self._of_slices or self._new(flat.shape[1], _SLICES)
-            self._of_slices.add(flat[items], wanted[items], groups)
+            self._of_slices.add(flat[items], wanted[items], groups, weights[items])
 
     def _members(self, slices: Mapping[str, Array]) -> tuple[Array, Array]:
         """Return the items of all slices, one after another, and the group of each."""
@@ -433,6 +467,29 @@ class OutputScoring:
             return MultiLabelTables(width, resolution=resolution)
         is_binary = self._task.kind == "binary"
         return ClassTables(_BINARY_CLASSES if is_binary else width, has_one_score=is_binary, resolution=resolution)
+
+
+def item_weights(examples: int, items: int, weights: Array | None, mask: Array | None) -> Array:
+    """Return how much the items of an output count, float64 ``[examples, items]``; NaN for those that a mask hides.
+
+    Args:
+        examples: The number of examples.
+        items: The number of items of each.
+        weights: Weights ``[examples, ...]`` of the examples or of their elements; 1 each if None.
+        mask: Which elements count, bool ``[examples, ...]``; all if None.
+    """
+    found = np.ones((examples, items))
+    if weights is not None:
+        found = found * _spread_over(weights.astype(np.float64), items)
+    if mask is not None:
+        found = np.where(_spread_over(mask.astype(np.bool_), items), found, np.nan)
+    return found
+
+
+def _spread_over(values: Array, items: int) -> Array:
+    """Return values ``[examples, ...]`` for each item, ``[examples, items]``; each may stand for several items."""
+    flat = values.reshape(len(values), -1)
+    return np.repeat(flat, max(1, items // max(1, flat.shape[1])), axis=1)
 
 
 def _kind_of(outputs: Array, targets: Array) -> TaskKind:
