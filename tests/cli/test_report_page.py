@@ -116,6 +116,13 @@ def test_every_figure_has_a_table_of_its_data(both: Page) -> None:
     assert both.tags["figcaption"] == both.tags["svg"] == len(both.tables)
 
 
+def test_a_printed_page_has_the_data_of_its_figures_in_light_colors(both: Page) -> None:
+    style = both.text
+    assert "details::details-content{content-visibility:visible" in style[style.index("@media print") :]
+    assert "details{display:none}" not in style
+    assert style.count("@media screen and (prefers-color-scheme:dark)") == style.count("prefers-color-scheme:dark")
+
+
 def test_a_page_has_a_section_for_each_output_and_its_changes(both: Page) -> None:
     expected = [
         *("Metrics", "Slices", f"Output {HOSTILE}: one of several classes", "Decisions", "ROC curve"),

@@ -64,7 +64,8 @@ def command(
 ) -> None:
     """List examples of a dataset of the server: the hardest, or those newly decided wrongly or rightly.
 
-    The server records what this needs with `understudy serve --tables`. Examples count from 0.
+    The server records what this needs with `understudy serve --tables`. Examples count from 0;
+    an array `key` of the dataset gives each a name. Features that slices name are listed, too.
 
     \b
     understudy examples hardest --step latest
@@ -112,12 +113,22 @@ def _listed(found: ExampleList) -> tuple[list[str], list[list[Any]]]:
     """Return what is known about each example as a table, without inputs."""
     outputs = list(found.described[0].get("outputs", {})) if found.described else []
     losses = ["loss"] if found.described and "loss" in found.described[0] else []
-    headings = ["example", *losses, *(f"{name}.{what}" for name in outputs for what in ("actual", "predicted"))]
+    keys = ["key"] if any("key" in described for described in found.described) else []
+    features = list(dict.fromkeys(name for described in found.described for name in described.get("features", {})))
+    headings = [
+        "example",
+        *keys,
+        *losses,
+        *(f"{name}.{what}" for name in outputs for what in ("actual", "predicted")),
+        *features,
+    ]
     rows = [
         [
             index,
+            *(described.get(name, "") for name in keys),
             *(described[name] for name in losses),
             *(described["outputs"][name][what] for name in outputs for what in ("actual", "predicted")),
+            *(described.get("features", {}).get(name, "") for name in features),
         ]
         for index, described in zip(found.indices, found.described, strict=True)
     ]

@@ -19,10 +19,11 @@ _LISTED = 100
 
 _STYLE = """
 :root{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--line:#d1d9e0;--accent:9 105 218;color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;
+@media screen and (prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;
 --accent:88 166 255}}
-@media print{:root{--paper:#fff;--ink:#000;--soft:#333;--line:#999;--accent:9 105 218}details{display:none}
-figure,table{break-inside:avoid}}
+@media print{:root{--paper:#fff;--ink:#000;--soft:#333;--line:#999;--accent:9 105 218;color-scheme:light}
+details::details-content{content-visibility:visible;block-size:auto;opacity:1}summary{list-style:none}
+.scroll{overflow:visible}figure,tr{break-inside:avoid}thead{display:table-header-group}}
 body{margin:0 auto;padding:1.5rem;max-width:75rem;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,sans-serif}
 h1,h2,h3{line-height:1.25}h2{border-bottom:1px solid var(--line);margin-top:2.5rem}
@@ -38,7 +39,8 @@ figure{margin:0 0 1rem}figcaption{font-weight:600}svg{width:100%;max-width:32rem
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1rem;list-style:none;padding:0;margin:.25rem 0}
 .key{display:inline-block;width:.8em;height:.8em;margin-right:.35em}
 .c0{--c:#0969da}.c1{--c:#bf3989}.c2{--c:#1a7f37}.c3{--c:#bc4c00}.c4{--c:#8250df}.c5{--c:#9a6700}.c6{--c:#cf222e}
-.c7{--c:#57606a}@media(prefers-color-scheme:dark){.c0{--c:#58a6ff}.c1{--c:#f778ba}.c2{--c:#3fb950}.c3{--c:#f0883e}
+.c7{--c:#57606a}
+@media screen and (prefers-color-scheme:dark){.c0{--c:#58a6ff}.c1{--c:#f778ba}.c2{--c:#3fb950}.c3{--c:#f0883e}
 .c4{--c:#bc8cff}.c5{--c:#d29922}.c6{--c:#ff7b72}.c7{--c:#8b949e}}
 .line{stroke:var(--c)}.bar{fill:var(--c)}.key{background:var(--c);print-color-adjust:exact}
 """

@@ -3,8 +3,9 @@
 The evaluator's ``--eval-data`` and the commands that send examples share these rules. The keys of an ``.npz`` file are
 the names of the model's inputs and, for scoring, of its outputs. A single input may also be ``x``, a single target
 ``y`` or ``targets``. Any may be `numpy.savez`'s ``arr_0``, ``arr_1`` and so on, the inputs first, in the model's order.
-``sample_weight`` holds a weight for each example. Other arrays are features that the model does not take, with one
-value for each example; they have to be named to be read. A ``.npy`` file holds one array, ``arr_0``.
+``sample_weight`` holds a weight for each example, and ``key`` its name in lists of examples. Other arrays are features
+that the model does not take, with one value for each example; they have to be named to be read. A ``.npy`` file holds
+one array, ``arr_0``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ Array = npt.NDArray[Any]
 
 WEIGHT_KEY = "sample_weight"
 """The key of the weights of the examples."""
+
+EXAMPLE_KEY = "key"
+"""The key of the names of the examples."""
 
 _INPUT_ALIASES = ("x",)
 _TARGET_ALIASES = ("y", "targets")
@@ -147,11 +151,12 @@ def find_examples(
     weight = left.pop(WEIGHT_KEY, None)
     accepted = input_keys(inputs), target_keys(inputs, outputs)
     found, targets = _take(had, left, inputs, accepted[0]), _take(had, left, outputs, accepted[1])
-    named = {key: left.pop(key) for key in sorted(left.keys() & set(features))}
+    named = {key: left.pop(key) for key in sorted(left.keys() & {*features, EXAMPLE_KEY})}
     if left:
         raise ExampleError(
             f"{origin} has arrays that are unknown to the model: {sorted(left)}; it takes "
-            f"{'; '.join(map(_either, [*accepted[0], *accepted[1]]))}; optionally {WEIGHT_KEY!r}, and what slices name"
+            f"{'; '.join(map(_either, [*accepted[0], *accepted[1]]))}; optionally {WEIGHT_KEY!r}, "
+            f"{EXAMPLE_KEY!r}, and what slices name"
         )
     common_length(origin, arrays)
     return FoundExamples(

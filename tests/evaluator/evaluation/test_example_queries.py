@@ -211,3 +211,21 @@ def test_tables_are_removed_with_their_entries(tmp_path: Path) -> None:
     assert {int(file.stem) for file in (tmp_path / "tables").iterdir()} == kept
     harness.recorder.close()
     harness.ledger.close()
+
+
+def test_examples_have_the_key_and_the_features_that_the_dataset_gives_them(harness: Harness) -> None:
+    arrays: dict[str, Any] = {
+        "x": np.arange(EXAMPLES, dtype=np.float32)[:, np.newaxis],
+        "y": np.arange(EXAMPLES) % 2,
+        "key": np.array([f"scan-{place}" for place in range(EXAMPLES)]),
+        "age": np.where(np.arange(EXAMPLES) == 3, np.nan, 40.0),
+    }
+    dataset = harness.datasets["test"] = ArrayDataset("test", arrays, features=["age"])
+    harness.record(1, content(np.ones(EXAMPLES, bool)), dataset)
+    harness.record(2, content(~np.isin(np.arange(EXAMPLES), [3, 7])), dataset)
+    found = harness.examples("newly_wrong", 2, baseline_step=1)
+    assert list(found.indices) == [3, 7]
+    assert list(found.described) == [
+        {"key": "scan-3", "features": {"age": "nan"}},
+        {"key": "scan-7", "features": {"age": 40.0}},
+    ]

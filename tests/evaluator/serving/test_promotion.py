@@ -14,7 +14,9 @@ from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 LOSS = Monitor(dataset="test", metric="loss", mode="min")
 
 
-def scored(step: int, value: float, *, dataset: str = "test", metric: str = "loss") -> EvaluationRecord:
+def scored(
+    step: int, value: float, *, dataset: str = "test", metric: str = "loss", configuration: str = ""
+) -> EvaluationRecord:
     return EvaluationRecord(
         sequence=step,
         step=step,
@@ -22,6 +24,7 @@ def scored(step: int, value: float, *, dataset: str = "test", metric: str = "los
         dataset=dataset,
         outcome=EvaluationOutcome.SCORED,
         metrics={metric: value},
+        metric_digest=configuration,
     )
 
 
@@ -61,6 +64,19 @@ def test_a_score_without_the_monitored_metric_is_warned_of(caplog: pytest.LogCap
     ranking(scored(1, 0.1, metric="mae"))
 
     assert "monitored metric missing" in caplog.text
+
+
+def test_scores_of_differently_configured_metrics_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    before = [scored(1, 0.1, configuration="a"), scored(2, 0.2, configuration="a")]
+    after = [scored(4, 0.9, configuration="b"), scored(3, 0.8, configuration="b")]
+    assert ranking(*before).best() == 1
+    assert not caplog.records
+    changed = ranking(*before, *after)
+    assert (changed.best(), changed.best(among=[1, 2]), changed.value(1)) == (3, None, 0.1)
+    (warned,) = caplog.records
+    assert "differently configured losses or metrics are not ranked together" in warned.message
+    assert ranking(*after, *before).best() == 3, "a step that is scored again does not decide what is compared"
+    assert ranking(*before, *after, scored(5, 0.3)).best() == 5, "a score that does not say how counts with any"
 
 
 def test_the_best_is_sought_among_those_that_can_be_loaded() -> None:

@@ -265,7 +265,9 @@ class ExperimentDataset:
         """Return the inputs and the features that only slices need, by name."""
         leaves = dict(_leaves(x))
         names = {spec.name for spec in signature.inputs}
-        more = (leaves.keys() - names) & self._features if names <= leaves.keys() else set()
+        more = (
+            (leaves.keys() - names) & {*self._features, example_arrays.EXAMPLE_KEY} if names <= leaves.keys() else set()
+        )
         inputs = {name: leaf for name, leaf in leaves.items() if name not in more} if more else x
         return self._named(inputs, signature.inputs, "inputs"), {name: leaves[name] for name in sorted(more)}
 

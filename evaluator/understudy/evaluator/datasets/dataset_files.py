@@ -38,7 +38,7 @@ from understudy.evaluator.datasets.dataset import (
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
 from understudy.evaluator.settings import check_exists
 from understudy.evaluator.types import Array, Batch
-from understudy.experiments.example_arrays import input_keys, read_arrays, target_keys, tensor_of
+from understudy.experiments.example_arrays import EXAMPLE_KEY, input_keys, read_arrays, target_keys, tensor_of
 from understudy.experiments.experiment_errors import ExampleError
 
 _MARKS = ("dataset_spec.pb", "snapshot.metadata")
@@ -179,7 +179,7 @@ class RecordDataset:
         try:
             features = tf.train.Example.FromString(record).features.feature
             return {
-                key: value_of(feature, key, signature, strings=self._features)
+                key: value_of(feature, key, signature, strings={*self._features, EXAMPLE_KEY})
                 for key, feature in features.items()
                 if key in self._features or not key.startswith(REQUEST_PREFIX)
             }

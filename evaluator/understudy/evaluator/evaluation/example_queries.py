@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from understudy.evaluator.evaluator_errors import (
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.table_files import TableFiles
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationOutcome, EvaluationRecord
+from understudy.experiments.example_arrays import EXAMPLE_KEY
 
 ExampleKind = Literal["hardest", "newly_wrong", "newly_right"]
 
@@ -145,12 +147,17 @@ class ExampleQueries:
             chosen = [{"index": int(index)} for index in indices]
         listed = chosen[:limit]
         batch, notes = self._read(record, [one["index"] for one in listed], signature, is_wanted)
+        known = [] if batch is None else [_known(batch, place) for place in range(batch.examples)]
+        known += [{} for _ in listed[len(known) :]]
         return ExampleList(
             record=record,
             baseline=baseline,
             total=len(chosen),
             indices=[one["index"] for one in listed],
-            described=[{name: value for name, value in one.items() if name != "index"} for one in listed],
+            described=[
+                {**more, **{name: value for name, value in one.items() if name != "index"}}
+                for one, more in zip(listed, known, strict=True)
+            ],
             batch=batch,
             flips=changed,
             notes=notes,
@@ -270,7 +277,27 @@ def _slice(batch: Batch, place: int) -> Batch:
     def one(arrays: Arrays) -> Arrays:
         return {name: array[place : place + 1].copy() for name, array in arrays.items()}
 
-    return Batch(inputs=one(batch.inputs), targets=one(batch.targets), sample_weights=one(batch.sample_weights))
+    return Batch(
+        inputs=one(batch.inputs),
+        targets=one(batch.targets),
+        sample_weights=one(batch.sample_weights),
+        features=one(batch.features),
+    )
+
+
+def _known(batch: Batch, place: int) -> dict[str, Any]:
+    """Return the key of an example, if the dataset has keys, and its features that are single values."""
+    features = {name: _plain(array[place]) for name, array in batch.features.items() if array.ndim == 1}
+    key = features.pop(EXAMPLE_KEY, None)
+    return {**({} if key is None else {"key": key}), **({"features": features} if features else {})}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a JSON value; numbers that are not finite as text."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    plain = value.item() if hasattr(value, "item") else value
+    return plain if not isinstance(plain, float) or math.isfinite(plain) else str(plain)
 
 
 def _fitting(examples: Sequence[Batch]) -> list[Batch]:
@@ -292,4 +319,5 @@ def _joined(examples: Sequence[Batch]) -> Batch:
         inputs=join([example.inputs for example in examples]),
         targets=join([example.targets for example in examples]),
         sample_weights=join([example.sample_weights for example in examples]),
+        features=join([example.features for example in examples]),
     )

@@ -413,12 +413,12 @@ class OutputScoring:
         if self._task.kind == "unknown":
             self._task = replace(self._task, kind=_kind_of(outputs, targets))
         if self._task.kind == "regression":
-            each = outputs.reshape(len(outputs), -1).shape[1]
-            self._add_residuals(outputs, targets, slices, item_weights(len(outputs), each, weights, mask))
+            components = outputs.reshape(len(outputs), -1).shape[1]
+            self._add_residuals(outputs, targets, slices, item_weights(len(outputs), components, weights, mask))
             return None
         width = 1 if self._task.kind == "binary" else outputs.shape[-1]
-        items = outputs.size // max(1, len(outputs) * width)
-        decisions = decide(self._task, outputs, targets, item_weights(len(outputs), items, weights, mask))
+        of_example = outputs.size // max(1, len(outputs) * width)
+        decisions = decide(self._task, outputs, targets, item_weights(len(outputs), of_example, weights, mask))
         self._left_out += decisions.left_out
         width = outputs.shape[-1]
         self._whole = self._whole or self._new(width, _WHOLE)

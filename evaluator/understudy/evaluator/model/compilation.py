@@ -27,6 +27,17 @@ _IRRELEVANT = frozenset({"optimizer", "run_eagerly", "steps_per_execution", "jit
 """The arguments of ``compile`` that do not change a score."""
 
 
+def _without_names(config: Any) -> Any:
+    """Return a serialized loss without the names that Keras numbers in each process."""
+    if isinstance(config, Mapping):
+        is_object = "class_name" in config and isinstance(config.get("config"), Mapping)
+        inner = {name: each for name, each in config["config"].items() if name != "name"} if is_object else None
+        return {
+            name: _without_names(inner if is_object and name == "config" else each) for name, each in config.items()
+        }
+    return [_without_names(each) for each in config] if isinstance(config, list | tuple) else config
+
+
 class NoExampleLossesError(ValueError):
     """There are no per-example losses. The text gives the reason, to follow "because"."""
 
@@ -119,8 +130,10 @@ class Compilation:
 
     @property
     def metric_digest(self) -> str:
-        """Identifies the configuration of the compiled losses and metrics."""
+        """Identifies the configuration of the compiled losses and metrics; the names of losses are no part of it."""
         config = {name: argument for name, argument in self._config.items() if name not in _IRRELEVANT}
+        if "loss" in config:
+            config["loss"] = _without_names(config["loss"])
         return hashlib.sha256(
             json.dumps(config, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
         ).hexdigest()

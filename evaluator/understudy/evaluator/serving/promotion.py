@@ -75,7 +75,8 @@ class Ranking:
 
     A step whose loss or monitored value is not a finite number is unfit: it is never the best. Scores on other content
     of the monitored dataset are not compared with those on the present one. The best of the former content counts only
-    for `best_to_serve`, until it is scored on the present one.
+    for `best_to_serve`, until it is scored on the present one. Only steps whose loss and metrics are configured as
+    those of the newest step are compared; a score that does not say how counts with any.
 
     Args:
         monitor: The criterion; None if there is none.
@@ -87,6 +88,8 @@ class Ranking:
         self.content = content
         self._lock = threading.Lock()
         self._values: dict[int, float] = {}
+        self._configurations: dict[int, str] = {}
+        self._warned_of: set[str] = set()
         self._unfit: set[int] = set()
         self._digests: dict[int, str] = {}
         self._former: Ranking | None = None
@@ -117,6 +120,8 @@ class Ranking:
             self._digests[record.step] = record.checkpoint_digest
             if value is not None:
                 self._values[record.step] = value
+                self._configurations[record.step] = record.metric_digest
+                self._warn_of_others(record)
             elif monitor.is_unfit(record):
                 self._unfit.add(record.step)
 
@@ -128,8 +133,25 @@ class Ranking:
         if self._former is not None:
             self._former.replaced(step, digest)
 
+    def _warn_of_others(self, record: EvaluationRecord) -> None:
+        """Log the first score of each further configuration of the metrics."""
+        known = {digest for digest in self._configurations.values() if digest}
+        if len(known) > 1 and record.metric_digest and record.metric_digest not in self._warned_of:
+            self._warned_of |= known
+            _log.warning(
+                "scores of differently configured losses or metrics are not ranked together",
+                extra={"step": record.step},
+            )
+
+    def _comparable(self) -> dict[int, float]:
+        """Return the values of the steps that are configured as the newest one."""
+        newest = max((step for step, digest in self._configurations.items() if digest), default=None)
+        accepted = {"", self._configurations.get(newest, "")} if newest is not None else {""}
+        return {step: value for step, value in self._values.items() if self._configurations[step] in accepted}
+
     def _forget(self, step: int) -> None:
         self._values.pop(step, None)
+        self._configurations.pop(step, None)
         self._unfit.discard(step)
         self._digests.pop(step, None)
 
@@ -159,7 +181,7 @@ class Ranking:
         """Return the best step (among those given, but not one), the earliest of equals, or None without a value."""
         best: tuple[int, float] | None = None
         with self._lock:
-            for step, value in sorted(self._values.items()):
+            for step, value in sorted(self._comparable().items()):
                 if step == but or (among is not None and step not in among):
                     continue
                 if best is None or (self._monitor and self._monitor.is_better(value, best[1])):
