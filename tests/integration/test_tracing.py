@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,10 +23,13 @@ from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService, running_service, until
 from testkit.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from understudy.clients import InvalidArgumentError
+from understudy.service.tracing.checkpoint_tracer import trace_id_of
 
 PREDICT = "understudy.v1.PredictionService/Predict"
 INFER = "POST /v2/models/{model}/infer"
 STEP = 10
+BETTER = 30
+LIFE = ["checkpoint", "verified", "loaded", "warmed up", "scored", "accepted", "served", "replaced"]
 MARK = 1 << 64
 """The trace ids from here on are of calls that a test waits for because they are the last."""
 SERVER = int(SpanKind.SERVER.value) + 1  # the protocol counts from 1
@@ -327,3 +331,47 @@ def test_nothing_is_recorded_where_opentelemetry_is_disabled(
     service.client().predict(ones(1), metadata=[("traceparent", SAMPLED.format(10))])
 
     assert "understudy_trace_spans" not in service.client().metrics()
+
+
+def test_a_checkpoint_has_one_trace_from_its_commit_to_its_replacement(
+    run_service: Run, chief: Chief, dataset_file: Path
+) -> None:
+    with otlp_receiver() as receiver:
+        settings = {"tracing": True, "tracing_endpoint": receiver.url, "tracing_sample": 0.0}
+        service = run_service(
+            {**settings, "eval_data": {"test": dataset_file}},
+            {"version_policy": "best", "gate": ("test/loss <= 1000",)},
+        )
+        for step in (STEP, BETTER):
+            chief.publish(step)
+            until(lambda: service.client().status().serving_step == step)  # noqa: B023 - it is called at once
+        receiver.wait_for(lambda spans: any(span.name == "replaced" for span in spans))
+
+    roots = {span.attributes["understudy.step"]: span for span in receiver.spans if span.name == "checkpoint"}
+    assert roots.keys() == {STEP, BETTER}
+    first = [span for span in receiver.spans if span.trace_id == roots[STEP].trace_id]
+    assert roots[STEP].trace_id == f"{trace_id_of(STEP, roots[STEP].attributes['understudy.checkpoint.digest']):032x}"
+    assert {span.parent_id for span in first} == {"", roots[STEP].span_id}
+    ends = {span.name: span.ended_ns for span in first}
+    assert sorted(ends, key=ends.__getitem__) == LIFE
+    (scored,) = (span for span in first if span.name == "scored")
+    assert scored.attributes["understudy.dataset"] == "test"
+    assert scored.attributes["understudy.metric.loss"] >= 0
+    assert all(span.began_ns <= span.ended_ns and span.status != ERROR for span in first)
+
+
+def test_a_checkpoint_that_cannot_be_scored_is_an_error_with_its_reason(
+    run_service: Run, chief: Chief, dataset_file: Path
+) -> None:
+    chief.publish(STEP, damage=lambda file: file.write_bytes(file.read_bytes()[:-10]))
+    with otlp_receiver() as receiver:
+        run_service(
+            {"tracing": True, "tracing_endpoint": receiver.url, "eval_data": {"test": dataset_file}},
+            {"load_attempts": 1},
+        )
+        spans = receiver.wait_for(lambda spans: any(span.name == "failed" for span in spans))
+
+    (failed,) = (span for span in spans if span.name == "failed")
+    assert failed.status == ERROR
+    assert failed.message == failed.attributes["understudy.reason"] != ""
+    assert "loaded" not in {span.name for span in spans}

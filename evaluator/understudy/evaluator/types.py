@@ -412,6 +412,9 @@ class Observer(Protocol):
         Called for checkpoints that were written since the evaluator started; for ``served``, once for each.
         """
 
+    def life_changed(self, info: CheckpointInfo, event: LifeEvent) -> None:
+        """Something happened to a checkpoint just now. One that was seen is still to be evaluated."""
+
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
         """An attempt to make constants of the serving version's weights ended.
 
@@ -451,6 +454,9 @@ class SilentObserver:
         """See `Observer`."""
 
     def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
+        """See `Observer`."""
+
+    def life_changed(self, info: CheckpointInfo, event: LifeEvent) -> None:
         """See `Observer`."""
 
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -17,10 +18,12 @@ from prometheus_client.registry import Collector
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import (
+    CheckpointInfo,
     EvaluationOutcome,
     EvaluationRecord,
     FreezeOutcome,
     GpuReading,
+    LifeEvent,
     LoadOutcome,
     Milestone,
     Operation,
@@ -134,6 +137,16 @@ _RECALL_PAGE = 1000
 REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
 
+class CheckpointTracer(Protocol):
+    """Traces checkpoints. Thread-safe; must be quick and must not raise."""
+
+    def reached(self, info: CheckpointInfo, event: LifeEvent) -> None:
+        """Something happened to a checkpoint just now."""
+
+    def recorded(self, record: EvaluationRecord) -> None:
+        """An entry was committed to the ledger."""
+
+
 class ServiceObserver:
     """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
 
@@ -143,7 +156,7 @@ class ServiceObserver:
         registry: Where to register the metrics.
         statistics: Keeps the statistics of every version.
         on_record: Called on one of the evaluator's threads after each entry.
-        traces: Whether there may be `TracedFuture`s among the predictions.
+        tracer: Traces the checkpoints; None if nothing is traced, and there are no `TracedFuture`s.
     """
 
     def __init__(
@@ -152,9 +165,9 @@ class ServiceObserver:
         *,
         statistics: InferenceStatistics,
         on_record: Callable[[], None],
-        traces: bool = False,
+        tracer: CheckpointTracer | None = None,
     ) -> None:
-        self._traces_predictions = traces
+        self._tracer = tracer
         self._statistics = statistics
         self._on_record = on_record
 
@@ -276,7 +289,7 @@ class ServiceObserver:
             self._statistics.batch_computed(
                 step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
             )
-            if self._traces_predictions and any(isinstance(token, TracedFuture) for token in tokens):
+            if self._tracer is not None and any(isinstance(token, TracedFuture) for token in tokens):
                 ended = time.monotonic()
                 batch = TracedBatch(
                     began=ended - compute_seconds,
@@ -324,6 +337,11 @@ class ServiceObserver:
         """See `Observer`."""
         self._milestones[milestone].observe(seconds)
 
+    def life_changed(self, info: CheckpointInfo, event: LifeEvent) -> None:
+        """See `Observer`."""
+        if self._tracer is not None:
+            self._tracer.reached(info, event)
+
     def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
         """See `Observer`."""
         del seconds
@@ -338,6 +356,8 @@ class ServiceObserver:
         self._evaluations[record.outcome].inc()
         self._show(record)
         audit_record(record)
+        if self._tracer is not None:
+            self._tracer.recorded(record)
         if record.outcome in self._decisions:
             self._decisions[record.outcome].inc()
         self._on_record()

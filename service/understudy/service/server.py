@@ -343,7 +343,7 @@ class Service:
             self._registry,
             statistics=self._statistics,
             on_record=self._recorded.notify_threadsafe,
-            traces=tracing is not None,
+            tracer=None if tracing is None else tracing.checkpoints,
         )
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)

@@ -29,7 +29,8 @@ class VersionStateMonitor:
 
     Args:
         quarantine: Notified of checkpoints that fail to load and of those that load.
-        observer: Notified of every finished attempt, and of how long checkpoints took to be scored and served.
+        observer: Notified of what happens to each checkpoint, of every finished attempt, and of how long checkpoints
+            took to be scored and served.
         life: Receives what happens to each checkpoint.
         on_quarantined: Called with each checkpoint that failed, and its failures; must be quick and must not raise.
         clock: Returns the time in seconds since the epoch.
@@ -69,15 +70,19 @@ class VersionStateMonitor:
 
     def seen(self, infos: Iterable[CheckpointInfo]) -> None:
         """Record that checkpoints were discovered that are still to be evaluated."""
+        infos = list(infos)
         self._life.record_seen(infos)
+        for info in infos:
+            self._observer.life_changed(info, LifeEvent.SEEN)
 
     def loading(self, step: int) -> None:
         """Record that an attempt has begun."""
         self._set(step, VersionState.LOADING)
 
     def reached(self, info: CheckpointInfo, event: LifeEvent) -> None:
-        """Record that an attempt has come this far."""
+        """Record that a checkpoint has come this far."""
         self._life.record(info, event)
+        self._observer.life_changed(info, event)
 
     def interrupted(self, step: int) -> None:
         """Record that an attempt ended for an external cause and is repeated at once."""
@@ -98,7 +103,7 @@ class VersionStateMonitor:
 
     def loaded(self, info: CheckpointInfo, *, seconds: float) -> None:
         """Record a success."""
-        self._life.record(info, LifeEvent.WARMED_UP)
+        self.reached(info, LifeEvent.WARMED_UP)
         with self._lock:
             self._latest_step = max(info.step, self._latest_step or info.step)
         self._set(info.step, VersionState.AVAILABLE)
@@ -136,8 +141,8 @@ class VersionStateMonitor:
         with self._lock:
             replaced, self._served = self._served, info
         if replaced is not None:
-            self._life.record(replaced, LifeEvent.REPLACED)
-        self._life.record(info, LifeEvent.SERVED)
+            self.reached(replaced, LifeEvent.REPLACED)
+        self.reached(info, LifeEvent.SERVED)
         with self._lock:
             is_new = info.created_at > self._newest_served
             self._newest_served = max(self._newest_served, info.created_at)

@@ -82,7 +82,7 @@ def _share_of_environment() -> float:
 
 
 class DrawnIds(RandomIdGenerator):
-    """Gives new traces the id that `Sampling.draw` has drawn, on which the SDK's sampler decides again."""
+    """Gives new traces the id of `starting`; on one that `Sampling.draw` has drawn the SDK's sampler decides again."""
 
     def generate_trace_id(self) -> int:
         """See `RandomIdGenerator`."""

@@ -9,9 +9,12 @@ from typing import Final
 from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 
 from understudy.service.tracing.call_tracer import SpanCallTracer
+from understudy.service.tracing.checkpoint_tracer import SpanCheckpointTracer
 from understudy.service.tracing.sampling import DrawnIds, Sampling
 from understudy.service.tracing.span_export import SpanExport
 
@@ -28,6 +31,7 @@ class Tracing:
 
     Attributes:
         calls: Traces the calls.
+        checkpoints: Traces the checkpoints, every one.
 
     Raises:
         SettingsError: A variable of OpenTelemetry cannot be used.
@@ -35,16 +39,21 @@ class Tracing:
 
     def __init__(self, registry: CollectorRegistry, *, share: float | None, endpoint: str | None) -> None:
         sampling = Sampling(share)
-        self._provider = TracerProvider(
-            sampler=sampling.sampler, resource=_resource(), shutdown_on_exit=False, id_generator=DrawnIds()
-        )
-        self._provider.add_span_processor(SpanExport(registry, endpoint))
-        tracer = self._provider.get_tracer("understudy", metadata.version("understudy"))
-        self.calls = SpanCallTracer(tracer, sampling)
+        self._export = SpanExport(registry, endpoint)
+        self._resource = _resource()
+        self.calls = SpanCallTracer(self._tracer(sampling.sampler), sampling)
+        self.checkpoints = SpanCheckpointTracer(self._tracer(ALWAYS_ON))
 
     def close(self) -> None:
         """Send the spans that wait. Blocks for a bounded time; see `SpanExport`."""
-        self._provider.shutdown()
+        self._export.shutdown()
+
+    def _tracer(self, sampler: Sampler | None) -> Tracer:
+        provider = TracerProvider(
+            sampler=sampler, resource=self._resource, shutdown_on_exit=False, id_generator=DrawnIds()
+        )
+        provider.add_span_processor(self._export)
+        return provider.get_tracer("understudy", metadata.version("understudy"))
 
 
 def is_disabled() -> bool:

@@ -1,0 +1,98 @@
+"""Measures what TLS or traces cost: predictions per second at 64 connections, with and without them, by turns.
+
+Both front ends serve a small model; h2load keeps one request in flight on each connection. The result is the median of
+the ratios to the neighbouring turn without. Allowed is a loss of 15 % by TLS, and of 3 % by traces of 1 % of the calls.
+
+    tools/fetch_h2load.sh
+    PYTHONPATH=tests .venv/bin/python -m benchmarks.options_cost tls|tracing [--turns 11] [--seconds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+from benchmarks.speed import h2load
+from testkit.certificates import Credentials
+from testkit.otlp_receiver import otlp_receiver
+from testkit.served import Served, plain_model, publish, serving
+from testkit.values import PLAIN, PLAIN_STEPS, values
+from understudy.v1 import prediction_pb2
+from understudy.wire import encode_all
+
+FRONT_ENDS = ("grpcio", "envoy")
+CONNECTIONS = 64
+ROWS = 32
+NO_CONTENT = 204
+ALLOWED_RATIOS = {"tls": {"tls": 0.85}, "tracing": {"1 %": 0.97}}
+RESULTS = Path(__file__).parent / "results"
+
+Options = dict[str, tuple[tuple[str, ...], Credentials | None]]
+"""For each kind of server its flags and its certificate; the first kind is without."""
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=ALLOWED_RATIOS)
+    parser.add_argument("--turns", type=int, default=11, help="turns of each kind, for each front end")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, otlp_receiver() as receiver:
+        receiver.status = NO_CONTENT  # for requests that are not parsed
+        traced = ("--tracing", "--tracing-endpoint", receiver.url, "--tracing-sample")
+        options: dict[str, Options] = {
+            "tls": {"plain": ((), None), "tls": ((), Credentials(Path(name) / "tls", trustme.CA(), "127.0.0.1"))},
+            "tracing": {"off": ((), None), "1 %": ((*traced, "0.01"), None), "100 %": ((*traced, "1"), None)},
+        }
+        found = {each: compare(Path(name), each, options[arguments.what], arguments) for each in FRONT_ENDS}
+    allowed = ALLOWED_RATIOS[arguments.what]
+    text = json.dumps({"connections": CONNECTIONS, "rows": ROWS, "allowed_ratios": allowed, **found}, indent=2)
+    print(text)
+    (RESULTS / f"{arguments.what}_cost.json").write_text(text + "\n")
+
+
+def compare(folder: Path, front_end: str, options: Options, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the requests per second of each kind, and the medians of the ratios to the first kind."""
+    run = folder / front_end
+    publish(run, {PLAIN_STEPS[0]: plain_model(PLAIN_STEPS[0])})
+    body = run / "request"
+    message = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32", rows=ROWS)})).SerializeToString()
+    body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
+    rates: dict[str, list[float]] = {kind: [] for kind in options}
+    with ExitStack() as stack:
+        servers = {
+            kind: stack.enter_context(
+                serving(
+                    run, PLAIN, "--frontend", front_end, "--state-dir", str(run / kind), *flags, credentials=credentials
+                )
+            )
+            for kind, (flags, credentials) in options.items()
+        }
+        for _ in range(arguments.turns):
+            for kind, served in servers.items():
+                rates[kind].append(rate(served, body, arguments.seconds))
+    without, *others = rates
+    ratios = {
+        kind: round(statistics.median(b / a for a, b in zip(rates[without], rates[kind], strict=True)), 3)
+        for kind in others
+    }
+    return {**rates, "ratios": ratios}
+
+
+def rate(served: Served, body: Path, seconds: float) -> float:
+    """Return the predictions per second."""
+    port, scheme = int(served.grpc.rsplit(":", 1)[1]), "http" if served.credentials is None else "https"
+    load = h2load.run(port, body, connections=CONNECTIONS, seconds=seconds, scheme=scheme)
+    return round(load.done / load.seconds, 1)
+
+
+if __name__ == "__main__":
+    main()
