@@ -65,7 +65,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "exporters": frozenset({"events"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "figures": frozenset(),
-    "page": frozenset({"calls", "figures", "readiness", "rest", "served_model"}),
+    "page": frozenset({"calls", "live_numbers", "figures", "readiness", "rest", "served_model"}),
     "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
     "envoy": frozenset(
         {"calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}
@@ -73,7 +73,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
 }
 """The packages of the service, and which of its packages and modules each may import."""
 
-CLIENT_COMMANDS = ("predict", "evaluate", "rescore", "compare", "status", "watch", "promote", "health")
+CLIENT_COMMANDS = ("predict", "evaluate", "rescore", "compare", "status", "top", "watch", "promote", "health")
 
 
 def sources(layer: str) -> list[Path]:

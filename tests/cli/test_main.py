@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from understudy.cli.main import main
 
-CLIENT_COMMANDS = ["predict", "evaluate", "status", "watch", "promote", "health"]
+CLIENT_COMMANDS = ["predict", "evaluate", "status", "top", "watch", "promote", "health"]
 
 
 def run(*arguments: str) -> Result:

@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "replay": "Send logged requests to another version and compare its answers.",
     "drift": "Say how far the distributions of data are from those of a reference.",
     "status": "Show the versions of a server and their latest evaluations.",
+    "top": "Show what a server does, refreshed until interrupted.",
     "evaluations": "Show or export a server's record of every checkpoint.",
     "report": "Write a page with the curves, confusions and hard examples of a version.",
     "events": "Show events that are not delivered, send them again or drop them.",

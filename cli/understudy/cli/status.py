@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,7 @@ from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import formatted_metrics, print_json, print_table
 
-_DECISIONS = ("accepted", "refused", "undecided")
+DECISIONS = ("accepted", "refused", "undecided")
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation, FleetServer, ModelStatus, VersionStatus
@@ -42,9 +43,11 @@ def command(
     with connected(settings) as client:
         status = client.status()
         steps = [version.step for version in status.versions]
-        evaluations = _latest(list(client.list_evaluations(min_step=min(steps), max_step=max(steps)))) if steps else []
+        evaluations = (
+            latest_evaluations(list(client.list_evaluations(min_step=min(steps), max_step=max(steps)))) if steps else []
+        )
     if as_json:
-        print_json({**dataclasses.asdict(status), "evaluations": [_as_json(each) for each in evaluations]})
+        print_json({**dataclasses.asdict(status), "evaluations": [evaluation_as_json(each) for each in evaluations]})
     else:
         _print(status, evaluations)
     if status.serving_step is None:
@@ -85,12 +88,13 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g} s"
 
 
-def _latest(evaluations: list[Evaluation]) -> list[Evaluation]:
+def latest_evaluations(evaluations: list[Evaluation]) -> list[Evaluation]:
     """Return the last entry of each step on each dataset, and the gate's last decision, in the ledger's order."""
-    return list({(each.step, each.dataset, each.outcome in _DECISIONS): each for each in evaluations}.values())
+    return list({(each.step, each.dataset, each.outcome in DECISIONS): each for each in evaluations}.values())
 
 
-def _as_json(evaluation: Evaluation) -> dict[str, object]:
+def evaluation_as_json(evaluation: Evaluation) -> dict[str, object]:
+    """Return an entry of the ledger as an object of JSON."""
     return {**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()}
 
 
@@ -102,20 +106,22 @@ def _print(status: ModelStatus, evaluations: list[Evaluation]) -> None:
         (
             str(version.step),
             version.state,
-            " ".join(_roles(version, status)),
-            version.error or _scores(version.step, evaluations),
+            " ".join(roles(version, status)),
+            version.error or scores(version.step, evaluations),
         )
         for version in status.versions
     ]
     print_table(("step", "state", "role", "evaluations"), rows, title=status.model_name)
 
 
-def _roles(version: VersionStatus, status: ModelStatus) -> list[str]:
+def roles(version: VersionStatus, status: ModelStatus) -> list[str]:
+    """Return what a version is: serving, latest, best, pinned."""
     steps = {"latest": status.latest_step, "best": status.best_step, "pinned": status.pinned_step}
     return [*(["serving"] if version.serving else []), *(role for role, step in steps.items() if step == version.step)]
 
 
-def _scores(step: int, evaluations: list[Evaluation]) -> str:
+def scores(step: int, evaluations: Iterable[Evaluation]) -> str:
+    """Return the scores of a step in one line, or why it has none."""
     return "; ".join(
         f"{each.dataset}: {formatted_metrics(each.metrics)}"
         if each.outcome == "scored"

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
+from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 from understudy.service.calls.status import Code
@@ -48,6 +48,12 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
     """
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
+
+
+def samples_of(registry: CollectorRegistry) -> Iterator[Sample]:
+    """Yield the values of all series. Thread-safe."""
+    for family in registry.collect():
+        yield from family.samples
 
 
 class Tally:

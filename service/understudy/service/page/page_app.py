@@ -23,15 +23,15 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
 from understudy.service.calls.caller import Group, only
 from understudy.service.calls.methods import CallContext, MessageCodec, Method
-from understudy.service.calls.metrics import MethodMetrics, RpcMethod
+from understudy.service.calls.metrics import MethodMetrics, RpcMethod, samples_of
 from understudy.service.calls.served_call import Guard, ServedMethod, ServedMethods
 from understudy.service.calls.status import UnsupportedError
+from understudy.service.live_numbers import LiveReader
 from understudy.service.page.acts import FIRST, SECOND, Act, Confirmations
 from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
 from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.history import History
-from understudy.service.page.live_numbers import LiveReader
 from understudy.service.page.page_call import PageCall
 from understudy.service.page.rendering import Renderer, root_of, with_headers
 from understudy.service.page.requests import asked, number
@@ -93,7 +93,7 @@ class PageApp:
         self._readiness = readiness
         self._executor = executor
         self._views = Views(model.evaluator, settings, history)
-        self._live = LiveReader(registry)
+        self._live = LiveReader(lambda: samples_of(registry))
         self._training_run = run
         self._feed = ChangeFeed(
             self._views.fingerprint,

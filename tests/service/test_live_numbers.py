@@ -4,10 +4,11 @@ import math
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client.samples import Sample
 
-from understudy.service.calls.metrics import RpcMethod, RpcMetrics
+from understudy.service.calls.metrics import RpcMethod, RpcMetrics, samples_of
 from understudy.service.calls.status import Code
-from understudy.service.page.live_numbers import LiveReader, quantile
+from understudy.service.live_numbers import LiveReader, quantile
 
 
 class Clock:
@@ -38,7 +39,7 @@ def test_the_numbers_are_of_the_last_minute_once_there_is_something_to_compare_w
     Gauge("understudy_device_memory_bytes", "-", ["device", "kind"], registry=registry).labels("CPU", "current").set(7)
     batches = Histogram("understudy_batch_examples", "-", buckets=(1, 2, 4, 8), registry=registry)
     batches.observe(8)
-    reader = LiveReader(registry, clock)
+    reader = LiveReader(lambda: samples_of(registry), clock)
     for _ in range(100):
         metrics.of(predict.path).handled(Code.OK, seconds=0.02)
         metrics.of(other.path).handled(Code.OK, seconds=30.0)
@@ -58,3 +59,21 @@ def test_the_numbers_are_of_the_last_minute_once_there_is_something_to_compare_w
     assert 4 < (at_first.batch_p50 or 0) <= 8
     assert 1 < (later.batch_p50 or 0) <= (later.batch_p99 or 0) <= 2
     assert (later.queue_examples, later.replicas, later.memory) == (3, 2, {"CPU": 7})
+
+
+def test_a_server_that_has_started_again_begins_a_new_window() -> None:
+    clock = Clock()
+    ended = [100.0, 110.0, 4.0, 24.0]
+    reader = LiveReader(lambda: series(ended.pop(0)), clock)
+    rates = []
+    for _ in range(4):
+        rates.append(reader.read().rate)
+        clock.seconds += 10
+
+    assert rates == [None, 1.0, None, 2.0]
+
+
+def series(ended: float) -> list[Sample]:
+    labels = {"grpc_method": "Predict", "grpc_code": "OK"}
+    gauges = [Sample(name, {}, 1.0) for name in ("understudy_queue_examples", "understudy_replicas")]
+    return [Sample("grpc_server_handled_total", labels, ended), *gauges]

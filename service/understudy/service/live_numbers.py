@@ -1,15 +1,16 @@
-"""The numbers of live traffic, from the same metrics that Prometheus scrapes."""
+"""The numbers of live traffic, from the same metrics that Prometheus scrapes.
+
+Imports no other module, as `understudy top` reads the metrics of another machine where the service is not installed.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
-
-from prometheus_client import CollectorRegistry
+from typing import Final, Protocol
 
 WINDOW_SECONDS: Final = 60.0
 _APART_SECONDS: Final = 5.0
@@ -18,6 +19,22 @@ _PREDICTING: Final = frozenset({"Predict", "PredictStream", "ModelInfer", "Model
 _HANDLED: Final = "grpc_server_handled_total"
 _DURATION: Final = "grpc_server_handling_seconds_bucket"
 _BATCH: Final = "understudy_batch_examples_bucket"
+
+
+class Sample(Protocol):
+    """The value of one series, as `prometheus_client.samples.Sample`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the series."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels."""
+
+    @property
+    def value(self) -> float:
+        """Its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +97,12 @@ class LiveReader:
     """Reads the numbers. Not thread-safe.
 
     Args:
-        registry: The registry of the metrics.
+        samples: Returns the values of all series.
         clock: Seconds.
     """
 
-    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
-        self._registry = registry
+    def __init__(self, samples: Callable[[], Iterable[Sample]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._samples = samples
         self._clock = clock
         self._earlier: deque[_Counts] = deque()
 
@@ -94,16 +111,15 @@ class LiveReader:
         counts = _Counts(at=self._clock(), durations={}, batches={})
         gauges: dict[str, float] = {}
         memory: dict[str, float] = {}
-        for family in self._registry.collect():
-            for sample in family.samples:
-                if sample.name in (_HANDLED, _DURATION) and sample.labels["grpc_method"] in _PREDICTING:
-                    _count(counts, sample.name, sample.labels, sample.value)
-                elif sample.name == _BATCH:
-                    counts.batches[float(sample.labels["le"])] = sample.value
-                elif sample.name in ("understudy_queue_examples", "understudy_replicas"):
-                    gauges[sample.name] = sample.value
-                elif sample.name == "understudy_device_memory_bytes" and sample.labels["kind"] == "current":
-                    memory[sample.labels["device"]] = sample.value
+        for sample in self._samples():
+            if sample.name in (_HANDLED, _DURATION) and sample.labels["grpc_method"] in _PREDICTING:
+                _count(counts, sample.name, sample.labels, sample.value)
+            elif sample.name == _BATCH:
+                counts.batches[float(sample.labels["le"])] = sample.value
+            elif sample.name in ("understudy_queue_examples", "understudy_replicas"):
+                gauges[sample.name] = sample.value
+            elif sample.name == "understudy_device_memory_bytes" and sample.labels["kind"] == "current":
+                memory[sample.labels["device"]] = sample.value
         before = self._before(counts)
         recent = counts if before is None else counts.since(before)
         seconds = None if before is None else counts.at - before.at
@@ -122,8 +138,13 @@ class LiveReader:
         )
 
     def _before(self, counts: _Counts) -> _Counts | None:
-        """Return the oldest counts within the window, if any are old enough to compare with; keep the new ones."""
+        """Return the oldest counts within the window, if any are old enough to compare with; keep the new ones.
+
+        Counts that are less than the ones before them are of a server that has started again.
+        """
         earlier = self._earlier
+        if earlier and counts.succeeded + counts.failed < earlier[-1].succeeded + earlier[-1].failed:
+            earlier.clear()
         while earlier and counts.at - earlier[0].at > WINDOW_SECONDS:
             earlier.popleft()
         before = earlier[0] if earlier and counts.at - earlier[0].at >= _APART_SECONDS else None
