@@ -1,7 +1,9 @@
 """Measures what TLS or traces cost: predictions per second at 64 connections, with and without them, by turns.
 
-Both front ends serve a small model; h2load keeps one request in flight on each connection. The result is the median of
-the ratios to the neighbouring turn without. Allowed is a loss of 15 % by TLS, and of 3 % by traces of 1 % of the calls.
+Both front ends serve a small model; h2load keeps one request in flight on each connection. The results are the medians
+of the ratios to the neighbouring turn without: of the rates, and of the rates that the server's CPU time for a request
+would allow, which other programs on the machine disturb less. Allowed is a loss of 15 % by TLS, and of 3 % by traces of
+1 % of the calls.
 
     tools/fetch_h2load.sh
     PYTHONPATH=tests .venv/bin/python -m benchmarks.options_cost tls|tracing [--turns 11] [--seconds 3]
@@ -17,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import trustme
 
 from benchmarks.speed import h2load
@@ -67,6 +70,7 @@ def compare(folder: Path, front_end: str, options: Options, arguments: argparse.
     message = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32", rows=ROWS)})).SerializeToString()
     body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
     rates: dict[str, list[float]] = {kind: [] for kind in options}
+    per_cpu: dict[str, list[float]] = {kind: [] for kind in options}
     with ExitStack() as stack:
         servers = {
             kind: stack.enter_context(
@@ -78,20 +82,28 @@ def compare(folder: Path, front_end: str, options: Options, arguments: argparse.
         }
         for _ in range(arguments.turns):
             for kind, served in servers.items():
-                rates[kind].append(rate(served, body, arguments.seconds))
+                measure(served, body, arguments.seconds, rates[kind], per_cpu[kind])
+    return {"rates": rates, "ratios": ratios(rates), "requests_per_cpu_second": per_cpu, "cpu_ratios": ratios(per_cpu)}
+
+
+def ratios(rates: dict[str, list[float]]) -> dict[str, float]:
+    """Return the medians of the ratios to the first kind."""
     without, *others = rates
-    ratios = {
+    return {
         kind: round(statistics.median(b / a for a, b in zip(rates[without], rates[kind], strict=True)), 3)
         for kind in others
     }
-    return {**rates, "ratios": ratios}
 
 
-def rate(served: Served, body: Path, seconds: float) -> float:
-    """Return the predictions per second."""
+def measure(served: Served, body: Path, seconds: float, rates: list[float], per_cpu: list[float]) -> None:
+    """Add the predictions per second, and per second of the server's CPU time."""
     port, scheme = int(served.grpc.rsplit(":", 1)[1]), "http" if served.credentials is None else "https"
+    process = psutil.Process(served.pid)
+    before = process.cpu_times()
     load = h2load.run(port, body, connections=CONNECTIONS, seconds=seconds, scheme=scheme)
-    return round(load.done / load.seconds, 1)
+    used = process.cpu_times()
+    rates.append(round(load.done / load.seconds, 1))
+    per_cpu.append(round(load.done / (used.user + used.system - before.user - before.system), 1))
 
 
 if __name__ == "__main__":

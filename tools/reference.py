@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -17,6 +18,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.training import TrainingJournal, TrainingProgress
 from understudy.evaluator.evaluation.drift import DriftReport, FeatureDrift
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.records.outbox import DeliveryCounts
@@ -26,6 +29,7 @@ from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetri
 from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
 from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.fleet.fleet_metrics import FleetMetrics
+from understudy.service.run_metrics import RunCollector
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
 from understudy.service.traffic.drift_metrics import DriftMetrics
@@ -122,7 +126,12 @@ def _every_metric() -> list[Metric]:
             metrics={"loss": 0.0},
         )
     )
-    return sorted(registry.collect(), key=lambda metric: metric.name)
+    with tempfile.TemporaryDirectory() as run:
+        journal = TrainingJournal(RunDir(Path(run)))
+        journal.record_step(1, TrainingProgress(metrics={"loss": 0.0}))
+        with journal:
+            registry.register(RunCollector(Path(run)))
+            return sorted(registry.collect(), key=lambda metric: metric.name)
 
 
 def settings_table() -> str:

@@ -25,6 +25,8 @@ from prometheus_client.exposition import generate_latest
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import RunningService, running_service, until
 from testkit.served import free_ports
+from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.training import TrainingJournal, TrainingProgress
 from understudy.cli.main import main
 from understudy.cli.top import parse_series
 
@@ -56,7 +58,9 @@ def running(
     run = tmp_path_factory.mktemp("run")
     chief = Chief(run)
     chief.publish(30)
-    with serving(run, dataset_file, replicas, [0, 0]) as service:
+    journal = TrainingJournal(RunDir(run))
+    journal.record_step(50, TrainingProgress(steps=200, metrics={"loss": 0.25}, remaining_seconds=90.0))
+    with journal, serving(run, dataset_file, replicas, [0, 0]) as service:
         chief.publish(40)
         until(lambda: any(each.outcome == "refused" for each in service.client().list_evaluations()))
         service.client().predict(ones(3))
@@ -74,7 +78,9 @@ def test_once_shows_what_is_served_and_why_with_scores_and_traffic(running: Runn
 
     assert re.search(r"^serving +step 30: the gate accepted step 30", shown, re.MULTILINE)
     assert re.search(r"^next +the gate refused step 40", shown, re.MULTILINE)
-    assert re.search(r"^training +the newest checkpoint is step 40, written .* ago, .* steps in a", shown, re.MULTILINE)
+    assert re.search(
+        r"^training +running at step 50 of 200, loss 0.25, .* left, last checkpoint .* ago *$", shown, re.MULTILINE
+    )
     assert re.search(r"^traffic +0 failed since the start, p50 .*, p99 .*, 0 examples queued; \d+", shown, re.MULTILINE)
     assert re.search(r"^devices +3 replicas", shown, re.MULTILINE)
     assert re.search(r"^30 +AVAILABLE +serving best +test: loss", shown, re.MULTILINE)
@@ -89,7 +95,7 @@ def test_json_has_the_same(running: RunningService) -> None:
     assert [each["step"] for each in found["versions"]] == [40, 30]
     assert {each["outcome"] for each in found["evaluations"]} == {"scored", "accepted", "refused"}
     assert found["traffic"]["replicas"] == 3
-    assert found["training"]["step"] == 40
+    assert (found["training"]["state"], found["training"]["step"], found["training"]["loss"]) == ("running", 50, 0.25)
 
 
 def test_a_server_that_is_gone_is_an_error_at_once() -> None:

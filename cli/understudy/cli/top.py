@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import signal
 import sys
@@ -34,6 +35,14 @@ CALL_SECONDS: Final = 5.0
 _SERIES: Final = re.compile(r"((?:grpc_server_handl|understudy_)\w+)(?:\{(.*)\})? (\S+)", re.ASCII)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _TO_SCORE: Final = "understudy_checkpoints_waiting"
+_TRAINING: Final = "understudy_run_"
+STATES: Final = ("running", "finished", "failed")
+_SHOWN_APART: Final = frozenset(
+    {
+        *("state", "step", "steps", "examples_per_second", "input_wait_ratio"),
+        *("remaining_seconds", "checkpoint_age_seconds"),
+    }
+)
 _MIB: Final = 1024 * 1024
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
@@ -55,6 +64,7 @@ class Snapshot:
         status: Its versions.
         evaluations: The latest entries of the ledger about the newest versions.
         checkpoints: The checkpoints that it sees.
+        training: The metrics of the training in its run folder; empty without one.
         live: Its traffic.
         to_score: How many checkpoints wait to be scored, or are being scored.
     """
@@ -63,6 +73,7 @@ class Snapshot:
     status: ModelStatus
     evaluations: Sequence[Evaluation]
     checkpoints: Sequence[Checkpoint]
+    training: Mapping[str, float]
     live: LiveNumbers
     to_score: int
 
@@ -91,6 +102,7 @@ class Reader:
             status=status,
             evaluations=latest_evaluations(sorted(entries, key=lambda each: each.sequence)),
             checkpoints=client.checkpoints(timeout_seconds=timeout),
+            training=dict(_training_series(self._series)),
             live=self._live.read(),
             to_score=int(next((each.value for each in self._series if each.name == _TO_SCORE), 0)),
             at=datetime.now(UTC),
@@ -181,6 +193,14 @@ def parse_series(exposition: str) -> Iterator[Series]:
             yield Series(match[1], labels, float(match[3]))
 
 
+def _training_series(found: Sequence[Series]) -> Iterator[tuple[str, float]]:
+    """Yield what is known of the training: numbers by their names, its state as the name of a 1."""
+    for name, labels, value in found:
+        if name.startswith(_TRAINING) and not math.isnan(value):
+            short = name.removeprefix(_TRAINING)
+            yield labels.get("metric") or labels.get("state") or short, value
+
+
 def _unescaped(value: str) -> str:
     return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], value)
 
@@ -256,21 +276,15 @@ def next_up(found: Snapshot) -> list[str]:
 
 
 def training(found: Snapshot) -> dict[str, Any]:
-    """Return how far the training has come, by its checkpoints."""
-    if not found.checkpoints:
-        return {}
-    *_, last = found.checkpoints
-    steps_per_second = None
-    if len(found.checkpoints) > 1:
-        before = found.checkpoints[-2]
-        seconds = (last.created_at - before.created_at).total_seconds()
-        steps_per_second = (last.step - before.step) / seconds if seconds > 0 else None
-    return {
-        "step": last.step,
-        "finished": last.final,
-        "checkpoint_age_seconds": (found.at - last.created_at).total_seconds(),
-        "steps_per_second": steps_per_second,
-    }
+    """Return how far the training has come: by its journal, and of other programs' runs by their checkpoints."""
+    known: dict[str, Any] = {"state": next((name for name in STATES if found.training.get(name)), None)}
+    known |= {name: value for name, value in found.training.items() if name not in STATES}
+    if found.checkpoints:
+        last = found.checkpoints[-1]
+        known.setdefault("step", last.step)
+        known["checkpoint_age_seconds"] = (found.at - last.created_at).total_seconds()
+        known["state"] = known["state"] or ("finished" if last.final else None)
+    return known
 
 
 def render(found: Snapshot | None, trouble: str, target: str) -> RenderableType:
@@ -321,11 +335,20 @@ def _table(found: Snapshot) -> RenderableType:
 
 
 def _training_line(known: Mapping[str, Any]) -> str:
-    if not known:
-        return "no checkpoint yet"
-    rate = "" if known["steps_per_second"] is None else f", {known['steps_per_second']:.3g} steps in a second"
-    state = "finished at" if known["finished"] else "the newest checkpoint is"
-    return f"{state} step {known['step']}, written {_duration(known['checkpoint_age_seconds'])} ago{rate}"
+    if "step" not in known:
+        return "not begun"
+    total = f" of {known['steps']:.0f}" if "steps" in known else ""
+    parts = [f"{known['state'] or 'its newest checkpoint is'} at step {known['step']:.0f}{total}"]
+    parts += [f"{name} {value:.4g}" for name, value in known.items() if name not in _SHOWN_APART]
+    if "examples_per_second" in known:
+        parts.append(f"{known['examples_per_second']:.4g} examples in a second")
+    if "input_wait_ratio" in known:
+        parts.append(f"{known['input_wait_ratio']:.0%} of it waiting for input")
+    if "remaining_seconds" in known and known["state"] == "running":
+        parts.append(f"{_duration(known['remaining_seconds'])} left")
+    if "checkpoint_age_seconds" in known:
+        parts.append(f"last checkpoint {_duration(known['checkpoint_age_seconds'])} ago")
+    return ", ".join(parts)
 
 
 def _traffic_line(live: LiveNumbers) -> str:

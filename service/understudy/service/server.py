@@ -48,6 +48,7 @@ from understudy.service.page.history import History
 from understudy.service.page.page_app import PageApp
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.run_metrics import RunCollector
 from understudy.service.served_model import PredictionSampler, Predictor, ServedModel
 from understudy.service.services import RequestHandlers, all_services, standby_services
 from understudy.service.settings import ServeSettings
@@ -366,6 +367,8 @@ class Service:
         history = History(evaluator.ledger, None if monitor is None else (monitor.dataset, monitor.metric))
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
+        if self._settings.run_dir is not None:
+            self._registry.register(RunCollector(self._settings.run_dir))
         return history
 
     async def _start_deliveries(self, stack: AsyncExitStack, destinations: Destinations, model: ServedModel) -> None:

@@ -215,7 +215,10 @@ class GrpcCall(Call):
 
     def header(self, name: str) -> str | bytes | None:
         """See `Call`."""
-        return next((value for key, value in self._metadata if key == name), None)
+        for key, value in self._metadata:
+            if key == name:
+                return value
+        return None
 
     def open(self) -> None:
         """See `Call`."""
