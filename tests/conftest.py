@@ -25,6 +25,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if "UNDERSTUDY_TEST_GPUS" not in os.environ:  # set by `make test-gpu`
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+# Services that run for a while would try settings beside the tests.
+os.environ.setdefault("UNDERSTUDY_SELF_TUNING", "false")
+
 # A background job of a shell starts with SIGINT ignored, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

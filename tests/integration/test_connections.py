@@ -109,9 +109,9 @@ def test_a_service_without_a_free_descriptor_answers_and_takes_up_the_checkpoint
     write_dataset(data, best_step=10)
     chief = Chief(run)
     chief.publish(10)
-    flags = ("--eval-data", f"test={data}", "--poll-interval-seconds", "0.05")
+    flags = ["--eval-data", f"test={data}", "--poll-interval-seconds", "0.05"]
     # While it makes constants, TensorFlow 2.21 ends the process if it cannot open a file: it raises without the GIL.
-    flags += ("--frozen-memory-mib", "0")
+    flags += ["--frozen-memory-mib", "0"]
     with (
         serving(run, "m", *flags) as served,
         Client(served.grpc, timeout_seconds=SECONDS) as client,

@@ -110,7 +110,8 @@ def running_service(
     evaluator = {"poll_interval_seconds": 0.05, **evaluator}
     if front_end == GRPCIO:
         serve_settings = ServeSettings(**chosen)
-        service = _start(serve_settings, EvaluatorSettings(state_dir=state_dir, **{"devices": replicas, **evaluator}))
+        defaults = {"devices": replicas, "self_tuning": False}
+        service = _start(serve_settings, EvaluatorSettings(state_dir=state_dir, **{**defaults, **evaluator}))
     else:
         options = {**chosen, **evaluator, "frontend": front_end, "logical_cpus": len(replicas)}
         service = _start_process(options)
