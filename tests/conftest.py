@@ -157,10 +157,16 @@ def logical_cpus() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def own_logs() -> Iterator[None]:
+def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the configuration of logs that a test makes in this process."""
     import structlog
 
+    configure = structlog.configure
+
+    def configure_for_now(**options: Any) -> None:
+        configure(**{**options, "cache_logger_on_first_use": False})  # else used loggers would keep it
+
+    monkeypatch.setattr(structlog, "configure", configure_for_now)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

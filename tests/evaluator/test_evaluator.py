@@ -385,7 +385,7 @@ def test_status_tells_every_version_newest_first(run: RealRun) -> None:
 
 def test_a_second_evaluator_on_the_same_state_is_refused_with_the_flag_that_gives_it_its_own(run: RealRun) -> None:
     run.publish(1)
-    remedy = rf"is in use by process {os.getpid()}; .*--state-dir \(or UNDERSTUDY_STATE_DIR\)"
+    remedy = rf"is in use by process {os.getpid()} on .+; .*--state-dir \(or UNDERSTUDY_STATE_DIR\)"
     with run.running(), pytest.raises(LockHeldError, match=remedy):
         run.evaluator().start()
     with run.running():

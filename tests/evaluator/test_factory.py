@@ -54,7 +54,7 @@ def test_a_second_service_on_one_foreign_folder_is_refused_with_the_flag_and_tak
         assert first.wait_ready(WAIT_SECONDS)
         half = ServeSettings(checkpoints=folder).evaluator_state_dir / "staging" / ".tmp-half"
         half.touch()  # what the first one copies just now
-        with pytest.raises(LockHeldError, match=r"in use by process \d+; .*--state-dir \(or UNDERSTUDY_STATE_DIR\)"):
+        with pytest.raises(LockHeldError, match=r"in use by process \d+ on .+ --state-dir \(or UNDERSTUDY_STATE_DIR\)"):
             create().start()
         assert half.exists()
         with create(tmp_path / "own") as second:

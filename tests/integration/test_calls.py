@@ -288,6 +288,7 @@ def test_reflection_lists_every_service(channel: Any) -> None:
         "understudy.v1.EvaluationService",
         "understudy.v1.ModelService",
         "understudy.v1.MetricsService",
+        "understudy.v1.FleetService",
         "inference.GRPCInferenceService",
         "tensorflow.serving.PredictionService",
         "tensorflow.serving.ModelService",
