@@ -48,7 +48,7 @@ source tools/uv_index.sh
 
 folder=.tools/dependencies/$which
 mkdir -p .tools/dependencies
-"$uv" pip compile --quiet --upgrade --no-header --no-annotate --resolution "$resolution" --prerelease disallow --python "$python" \
+"$uv" pip compile --quiet --upgrade --no-header --no-annotate --resolution "$resolution" --prerelease if-necessary --python "$python" \
   --extra server --extra fast --extra otel --extra examples --extra gpu --extra dev pyproject.toml --output-file "$folder.txt"
 if ! cmp -s "$folder.txt" "$folder/resolved.txt"; then
   echo "Installing the $which versions into $folder"

@@ -90,6 +90,15 @@ def at_rest(service: RunningService) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("at_rest")
+def test_what_was_done_is_shown_at_once(operator: Browser) -> None:
+    operator.send("pin", operator.fields("/acts/pin?step=20"))
+    unpin = operator.fields("/acts/unpin")
+    assert "An operator pinned it" in operator.get("/").text
+    operator.send("unpin", unpin)
+    assert "An operator pinned it" not in operator.get("/").text
+
+
+@pytest.mark.usefixtures("at_rest")
 def test_a_step_is_pinned_rolled_back_and_unpinned_after_a_confirmation_with_the_numbers(
     service: RunningService, operator: Browser
 ) -> None:

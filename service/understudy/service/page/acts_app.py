@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
@@ -62,6 +62,7 @@ class ActsApp:
         methods: The methods that do the acts.
         confirmations: Says what each act will do.
         renderer: Renders the pages.
+        note_change: Called after each change.
         has_callers: Whether callers are known.
         read_only: Whether nothing may be changed.
         executor: Runs blocking calls.
@@ -73,6 +74,7 @@ class ActsApp:
         confirmations: Confirmations,
         renderer: Renderer,
         *,
+        note_change: Callable[[], None],
         has_callers: bool,
         read_only: bool,
         executor: Executor,
@@ -80,6 +82,7 @@ class ActsApp:
         self._served: Mapping[Act, ServedMethod] = {act: methods[path] for act, path in METHOD_OF.items()}
         self._confirmations = confirmations
         self._renderer = renderer
+        self._note_change = note_change
         self._has_callers = has_callers
         self._read_only = read_only
         self._executor = executor
@@ -187,6 +190,7 @@ class ActsApp:
         if act is Act.PIN:
             request.version.step = number(STEP, fields[STEP])
         await method.answer(request, call)  # type: ignore[misc]  # an `Answer`
+        self._note_change()
         return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
 
     async def _evaluate(self, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:

@@ -36,7 +36,7 @@ class ChangeFeed:
         max_streams: The most open streams.
 
     Attributes:
-        generation: Rises with each change, while streams are open.
+        generation: Rises with each change that is known: of those that others make, only while streams are open.
     """
 
     def __init__(
@@ -57,6 +57,11 @@ class ChangeFeed:
         self._open = 0
         self._looking: asyncio.Task[None] | None = None
         self.generation = 0
+
+    def note_change(self) -> None:
+        """Let what is shown from now on have a change that was made just now."""
+        self.generation += 1
+        self._changed.notify()
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -107,8 +112,7 @@ class ChangeFeed:
             now = (state, await loop.run_in_executor(self._executor, self._fingerprint))
             if now != seen:
                 seen = now
-                self.generation += 1
-                self._changed.notify()
+                self.note_change()
             if state is ReadinessState.DRAINING:
                 return
             await asyncio.sleep(APART_SECONDS)

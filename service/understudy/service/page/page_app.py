@@ -111,6 +111,7 @@ class PageApp:
             methods,
             Confirmations(model.evaluator, self._views, str(settings.version_policy)),
             self._renderer,
+            note_change=self._feed.note_change,
             has_callers=guard is not None,
             read_only=read_only,
             executor=executor,
