@@ -156,9 +156,9 @@ def logical_cpus() -> tuple[str, ...]:
     return tuple(f"CPU:{index}" for index in range(LOGICAL_CPUS))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the configuration of logs that a test makes in this process."""
+    """Undo the configuration of logs that a test makes in this process, as each command that serves does."""
     import structlog
 
     configure = structlog.configure
@@ -170,6 +170,7 @@ def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+    if structlog.is_configured():
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()

@@ -43,7 +43,6 @@ def test_someone_who_names_several_mig_instances_hears_that_cuda_gives_one(monke
         layout.plan(["CPU:99"])
 
 
-@pytest.mark.usefixtures("own_logs")
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

@@ -235,9 +235,8 @@ def test_the_client_passes_on_the_current_span(traced: tuple[RunningService, Otl
 
 
 def test_a_new_trace_is_sampled_by_the_share_and_its_id_shows_in_the_logs(
-    run_service: Run, chief: Chief, capfd: pytest.CaptureFixture[str], own_logs: None
+    run_service: Run, chief: Chief, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    del own_logs
     chief.publish(STEP)
     from understudy.service import logging
 

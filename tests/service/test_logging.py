@@ -22,8 +22,6 @@ from understudy.service.calls.served_call import (
 )
 from understudy.service.logging import RepetitionFilter, configure
 
-pytestmark = pytest.mark.usefixtures("own_logs")
-
 
 def lines_of(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]

@@ -12,8 +12,7 @@ from google.rpc.status_pb2 import Status
 
 from testkit.server_harness import ServerHarness
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, VersionNotFoundError
-from understudy.service.calls import served_call
-from understudy.service.calls.served_call import CALL_LOGGER, REQUEST_ID, REQUEST_ID_HEADER
+from understudy.service.calls.served_call import REQUEST_ID, REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, Code
 from understudy.v1 import prediction_pb2
 
@@ -200,11 +199,8 @@ async def test_a_failed_call_is_written_to_the_access_log_with_its_peer_and_size
 
 
 async def test_a_call_that_ends_well_is_logged_at_debug_only(
-    harness: ServerHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    harness: ServerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    structlog.reset_defaults()  # a test before may have configured the logs, and a logger keeps that once it was used
-    monkeypatch.setattr(served_call, "_log", structlog.get_logger(CALL_LOGGER))
-    monkeypatch.setattr(logging.getLogger(CALL_LOGGER), "level", logging.NOTSET)
     for level, count in ((logging.INFO, 0), (logging.DEBUG, 1)):
         with caplog.at_level(level, "understudy"), structlog.testing.capture_logs() as lines:
             await harness.stub.Predict(asking_for(3))
