@@ -223,7 +223,7 @@ class KeyServer:
         request.wfile.write(self.issuer.jwks())
 
     def drip(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one byte at a time, for ever."""
+        """Answer one byte at a time, without end."""
         request.wfile.write(b"HTTP/1.0 200 OK\r\nx: ")
         while not self.ended.wait(0.02):
             request.wfile.write(b"y")

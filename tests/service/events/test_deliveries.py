@@ -30,7 +30,7 @@ QUICK = RetryOptions(for_seconds=3600, first_seconds=0.01, longest_seconds=0.05)
 
 
 class Taken:
-    """An exporter that keeps what it takes, and fails as often as it is told."""
+    """An exporter that keeps what it takes, and fails as often as it is set to."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -159,7 +159,7 @@ def test_an_exporter_that_cannot_be_made_is_made_later(deliver: Callable[..., De
     def make() -> Exporter:
         made.append(1)
         if len(made) < 3:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("nothing listens")
         return taken
 
     delivering = deliver(a=make)

@@ -245,7 +245,7 @@ class NetworkFollowing:
         self._failure = f"cannot download step {step} from the evaluator: {error}"
         if failures == 1:
             _log.warning(self._failure)
-        self._on_decision()  # so that the evaluator is told
+        self._on_decision()  # so that the link reports it to the evaluator
 
     def _has(self, decision: ServingDecision) -> bool:
         """Return whether the decided checkpoint is in a folder; wait a moment for the shared one."""

@@ -228,11 +228,11 @@ def _connect(address: str) -> None:
 
 
 def _require_token(address: str) -> None:
-    """Refuse a cluster on which whoever reaches it runs code."""
+    """Refuse a cluster on which everyone who reaches it can run code."""
     mode = ray.get(ray.remote(num_cpus=0, max_retries=0)(_mode).remote(), timeout=_CHECK_SECONDS)
     if mode != "token":
         raise ConfigurationError(
-            f"the cluster {address} accepts callers without a token, so whoever reaches it runs code on it; start it "
+            f"the cluster {address} accepts callers without a token, so everyone who reaches it can run code on it; start it "
             f"with {_MODE}=token"
         )
 

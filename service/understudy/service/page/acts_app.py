@@ -55,7 +55,7 @@ class ActsApp:
     ``grpc_server_*`` and the audit log apply to both. The form must come from this server's page, with a token that is
     bound to the caller, the act, and what was served when it was shown.
 
-    Without a file of callers, whoever reaches the port may act. Then the page must be opened by an address or as
+    Without a file of callers, everyone who reaches the port may act. Then the page must be opened by an address or as
     ``localhost``, as another site could have its own name lead to this port.
 
     Args:
