@@ -232,8 +232,8 @@ def _require_token(address: str) -> None:
     mode = ray.get(ray.remote(num_cpus=0, max_retries=0)(_mode).remote(), timeout=_CHECK_SECONDS)
     if mode != "token":
         raise ConfigurationError(
-            f"the cluster {address} accepts callers without a token, so everyone who reaches it can run code on it; start it "
-            f"with {_MODE}=token"
+            f"the cluster {address} accepts callers without a token, so everyone who reaches it can run code on it; "
+            f"start it with {_MODE}=token"
         )
 
 
