@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import until
+from understudy.cli.main import main
 
 PATIENCE_SECONDS = 280
 
@@ -44,6 +46,21 @@ def test_a_search_ends_with_its_budget_and_writes_a_settings_file(command: list[
     settings = tomllib.loads(output.read_text(encoding="utf-8"))["serve"]
     assert settings == found["settings"]
     assert all(trial["outcome"] in ("taken", "no gain", "out of time") for trial in found["trials"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--run-dir", "none"), "there is no checkpoint in none/checkpoints"),
+        (("--checkpoints", "none"), "there is no folder none"),
+        (("--run-dir", "none", "--experiment", "none.py:Own"), "there is no file"),
+    ],
+)
+def test_a_search_without_checkpoints_ends_at_once(arguments: tuple[str, ...], said: str) -> None:
+    given = ("--experiment", "digits", *arguments)
+    ended = CliRunner().invoke(main, ["tune", *given])
+    assert ended.exit_code == 1
+    assert said in ended.stderr
 
 
 @pytest.mark.parametrize(

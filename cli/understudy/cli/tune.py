@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from understudy.checkpoints import RunDir
 from understudy.checkpoints.atomic import write_bytes
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.cli.command_errors import TERMINATED, CommandError, reported
@@ -28,6 +29,7 @@ from understudy.cli.tuning.search import Ratio, Search, Trial, candidates, compa
 from understudy.cli.tuning.servers import TunedServer
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import EvaluatorError
+from understudy.evaluator.settings import CheckpointLocation
 from understudy.experiments import ExperimentError
 from understudy.service.settings import ServeSettings
 
@@ -72,6 +74,24 @@ class TuneSettings:
         if self.experiment is None and not self.eval_data:
             raise ValueError("give --experiment or --eval-data, whose examples are sent and scored")
 
+    def check(self) -> None:
+        """Check what can be checked before a server starts, which would wait for checkpoints.
+
+        Raises:
+            CommandError: There is no checkpoint.
+            ConfigurationError: A dataset does not exist.
+            ExperimentError: The experiment's file does not exist.
+        """
+        folder = self.run_dir or self.checkpoints or Path()  # one of them was given
+        location = CheckpointLocation(
+            folder=folder, is_run=self.run_dir is not None, experiment=self.experiment, eval_data=self.eval_data
+        )
+        location.check()
+        if location.is_run and not RunDir(folder).committed_steps():
+            raise CommandError(f"there is no checkpoint in {RunDir(folder).checkpoints}; train first")
+        if not location.is_run and location.url is None and not folder.is_dir():
+            raise CommandError(f"there is no folder {folder}; give that of the checkpoints")
+
     def arguments(self, step: int | None) -> list[str]:
         """Return the arguments of ``understudy serve`` for every candidate."""
         given = {
@@ -111,6 +131,7 @@ def command(*, output: Path | None, as_json: bool, settings: TuneSettings) -> No
     if output is not None and output.exists():
         raise CommandError(f"{output} exists; give another file, or remove it")
     with _ended_by_sigterm(), reported(EvaluatorError, ExperimentError), progress_bar("tune") as advance:
+        settings.check()
         found = _search(settings, advance)
     if as_json:
         print_json({"settings": found.best, "trials": [dataclasses.asdict(trial) for trial in found.trials]})
