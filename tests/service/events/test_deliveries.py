@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
 from testkit.webhook_receiver import SECRET, Receiver, status
@@ -167,6 +168,26 @@ def test_an_exporter_that_cannot_be_made_is_made_later(deliver: Callable[..., De
 
     assert taken.next().step == 1
     assert len(made) == 3
+
+
+def test_a_password_in_the_url_of_an_error_is_neither_kept_nor_logged(
+    deliver: Callable[..., Delivering], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreachable(Taken):
+        def export(self, event: Event) -> None:
+            super().export(event)
+            raise ConnectionError("API request to https://user:hunter2@mlflow.example/api failed at 2 @ 3")
+
+    delivering = deliver(a=Unreachable(), retry=RetryOptions(for_seconds=0, first_seconds=0.01))
+    with structlog.testing.capture_logs() as lines:
+        delivering.score(1)
+        delivering.until(lambda: delivering.metric("dead") == 1)
+        (dead,) = delivering.outbox.entries(dead=True)
+        delivering.close()
+
+    assert dead.error == "ConnectionError: API request to https://mlflow.example/api failed at 2 @ 3"
+    assert [line["reason"] for line in lines if "reason" in line] == [dead.error] * 2
+    assert "hunter2" not in caplog.text
 
 
 def test_a_slow_exporter_delays_no_other_and_no_entry(deliver: Callable[..., Delivering]) -> None:

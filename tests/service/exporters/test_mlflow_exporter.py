@@ -14,6 +14,9 @@ from understudy.service.events.exporter import Event, EventType, ExporterContext
 mlflow = pytest.importorskip("mlflow", reason="this environment is without the extra [mlflow]")
 pytest.importorskip("alembic", reason="MLflow's databases need alembic and SQLAlchemy")
 
+from mlflow.exceptions import MlflowException  # noqa: E402 - after the check
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE  # noqa: E402 - after the check
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
 
 
@@ -101,7 +104,11 @@ def test_a_promotion_registers_the_checkpoint_and_moves_the_alias(client: Any) -
     exporter.export(first)
     assert [str(serving()[0]), *serving()[1:]] == [
         "1",
-        {"understudy.step": "20", "understudy.checkpoint_digest": "d20"},
+        {
+            "understudy.step": "20",
+            "understudy.checkpoint_digest": "d20",
+            "understudy.checkpoint_uri": "file:///runs/digits/checkpoints/000000000020",
+        },
         "file:///runs/digits/checkpoints/000000000020",
     ]
     exporter.export(second)
@@ -113,3 +120,24 @@ def test_a_promotion_registers_the_checkpoint_and_moves_the_alias(client: Any) -
     exporter.export(event(EventType.PROMOTED, 20, digest="of a new training"))
     assert len(client.search_model_versions(f"name = '{name}'")) == 3
     exporter.close()
+
+
+def test_a_folder_that_a_server_refuses_as_the_source_is_in_a_tag(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = mlflow.MlflowClient.create_model_version
+
+    def as_a_server_does(self: Any, name: str, source: str, **options: Any) -> Any:
+        if source.startswith("file:"):
+            raise MlflowException(f"Invalid model version source: '{source}'.", INVALID_PARAMETER_VALUE)
+        return create(self, name, source, **options)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "create_model_version", as_a_server_does)
+    exporter = load_exporter("mlflow")(context("c", "remote"))
+    exporter.export(event(EventType.PROMOTED, 20))
+    exporter.export(event(EventType.PROMOTED, 20))
+    exporter.close()
+
+    (version,) = client.search_model_versions("name = 'remote'")
+    assert client.get_model_version_by_alias("remote", "serving").version == version.version
+    assert version.tags["understudy.checkpoint_uri"] == "file:///runs/digits/checkpoints/000000000020"
+    (run,) = runs_of(client, "c")
+    assert version.source == f"runs:/{run.info.run_id}/checkpoints/20"

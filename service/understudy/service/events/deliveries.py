@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ CLOSE_SECONDS: Final = 5.0
 _JOIN_SECONDS: Final = 20.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _MOST_DOUBLINGS: Final = 20
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/@]+@")
+"""The user and the password in a URL, which libraries put into their errors."""
 
 _log = structlog.get_logger(__name__)
 
@@ -169,7 +172,8 @@ class _DeliveryThread(threading.Thread):
         return True
 
     def _note_failure(self, delivery: Delivery, error: Exception) -> None:
-        reason = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
+        reason = _CREDENTIALS.sub("", text)
         tried_seconds = 0.0 if delivery.first_attempt_at is None else time.time() - delivery.first_attempt_at
         is_dead = delivery.attempts > 0 and tried_seconds >= self._retry.for_seconds
         pause = None if is_dead else self._retry.pause(delivery.attempts + 1)

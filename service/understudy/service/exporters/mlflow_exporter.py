@@ -18,6 +18,7 @@ ALIAS: Final = "serving"
 EVALUATOR_TAG: Final = "understudy.evaluator_id"
 STEP_TAG: Final = "understudy.step"
 DIGEST_TAG: Final = "understudy.checkpoint_digest"
+PLACE_TAG: Final = "understudy.checkpoint_uri"
 
 _DEFAULT_EXPERIMENT: Final = "understudy"
 _MOST_METRICS: Final = 1000
@@ -25,6 +26,8 @@ _MOST_METRICS: Final = 1000
 _LONGEST_NAME: Final = 250
 _REPLACED: Final = re.compile(r"[^\w\-. :/]", re.ASCII)
 _EXISTS: Final = "RESOURCE_ALREADY_EXISTS"
+_REFUSED: Final = "INVALID_PARAMETER_VALUE"
+_FOLDER: Final = "file:"
 
 
 class MlflowExporter:
@@ -34,7 +37,9 @@ class MlflowExporter:
     (``understudy`` by default) and those for credentials. An evaluator has one run, also over restarts. Each score is a
     metric ``DATASET/METRIC`` at the checkpoint's step; characters that MLflow does not take become underscores. A
     checkpoint that is promoted becomes a version of the registered model with the model's name, has its place, step
-    and digest, and the alias ``serving``. An event that comes twice changes nothing.
+    and digest as tags, and the alias ``serving``. Its source is its place, too, unless that is a folder and MLflow is
+    a server: servers refuse folders that are not the run's, and the source is then one of the run, without files.
+    An event that comes twice changes nothing.
 
     Args:
         context: What is exported.
@@ -103,14 +108,22 @@ class MlflowExporter:
 
     def _version(self, name: str, event: Event) -> Any:
         """Return the version of a checkpoint, which is created the first time."""
-        tags = {STEP_TAG: str(event.step), DIGEST_TAG: event.checkpoint_digest}
+        from mlflow.exceptions import MlflowException
+
         found = self._client.search_model_versions(
             f"name = '{name}' and tags.`{DIGEST_TAG}` = '{event.checkpoint_digest}' and "
             f"tags.`{STEP_TAG}` = '{event.step}'"
         )
         if found:
             return found[0].version
-        source = self._context.checkpoint_uri(event.step)
+        place = self._context.checkpoint_uri(event.step)
+        tags = {STEP_TAG: str(event.step), DIGEST_TAG: event.checkpoint_digest, PLACE_TAG: place}
+        try:
+            return self._client.create_model_version(name, place, run_id=self._run_id, tags=tags).version
+        except MlflowException as error:
+            if error.error_code != _REFUSED or not place.startswith(_FOLDER):
+                raise
+        source = f"runs:/{self._run_id}/checkpoints/{event.step}"
         return self._client.create_model_version(name, source, run_id=self._run_id, tags=tags).version
 
 
