@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,29 @@ def test_the_file_does_not_grow_without_end(tmp_path: Path) -> None:
     assert file.find("model 0") is None
 
 
+def entry(**changed: str) -> str:
+    """Return the text of a file with one entry."""
+    fields = {"threads": "{}", "max_batch_size": "64", "gathering_seconds": "0.0", **changed}
+    found = ", ".join(f'"{name}": {value}' for name, value in fields.items())
+    return f'{{"format": 1, "found": [{{"architecture": "mlp", "conditions": "here", {found}}}]}}'
+
+
+def test_an_entry_within_the_bounds_is_read(tmp_path: Path) -> None:
+    (tmp_path / TUNING_FILE).write_text(entry(), encoding="utf-8")
+
+    assert TuningFile(tmp_path, HERE).last() == FoundSettings(max_batch_size=64)
+
+
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"format": 1}', '{"format": 99, "found": []}', '{"format": 1, "found": [{"threads": 1}]}', "null"],
+    [
+        *("", "{", "[]", "null", "[" * 100_000, '{"format": 1}', '{"format": 99, "found": []}'),
+        '{"format": 1, "found": [{"threads": 1}]}',
+        *(entry(max_batch_size=size) for size in ("0", "-1", "1000000000", "1e999")),
+        *(entry(gathering_seconds=seconds) for seconds in ("-1", "1000", "NaN")),
+        *(entry(threads=threads) for threads in ('{"intra_op": 0}', '{"inter_op": 1000000}', '{"other": 1}')),
+    ],
+    ids=lambda content: content[-60:],
 )
 def test_a_file_that_cannot_be_read_counts_as_empty_and_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / TUNING_FILE).write_text(content, encoding="utf-8")
@@ -84,6 +105,25 @@ def test_conditions_change_with_the_machine_and_the_given_settings(
     monkeypatch.setattr(tuning_file, "usable_cores", lambda: 77)
 
     assert Conditions.of(settings) != here
+
+
+def test_tensorflow_may_have_another_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"tensorflow-cpu": "2.21.0"}
+    present = metadata.version
+
+    def version(name: str) -> str:
+        if name == "tensorflow":
+            raise metadata.PackageNotFoundError(name)
+        return installed.get(name) or present(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"tensorflow": ["tensorflow-cpu"]})
+    settings = EvaluatorSettings(state_dir=tmp_path)
+    before = Conditions.of(settings)
+
+    installed["tensorflow-cpu"] = "2.21.1"
+
+    assert Conditions.of(settings) != before
 
 
 def test_self_tuning_can_be_ruled_out(tmp_path: Path) -> None:

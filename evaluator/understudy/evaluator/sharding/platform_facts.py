@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
 
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.libraries import library_version
 from understudy.evaluator.sharding.pool import Facts
 
 _SOFTWARE = ("tensorflow", "keras", "numpy")
@@ -23,7 +23,7 @@ def platform_facts(device: str, threads: int | None) -> Facts:
         device: The kind of the device that computes.
         threads: The number of threads within one operation; None for one for each core.
     """
-    facts = {name: importlib.metadata.version(_distribution(name)) for name in _SOFTWARE}
+    facts = {name: library_version(name) for name in _SOFTWARE}
     facts |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     cores = len(os.sched_getaffinity(0))
     return {
@@ -33,11 +33,6 @@ def platform_facts(device: str, threads: int | None) -> Facts:
         "threads": str(threads or cores),
         "instructions": _instructions(),
     }
-
-
-def _distribution(module: str) -> str:
-    found = importlib.metadata.packages_distributions().get(module, [module])
-    return found[0]
 
 
 def _instructions() -> str:

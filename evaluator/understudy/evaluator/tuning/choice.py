@@ -30,6 +30,7 @@ _JUDGED_SIZES = (1, 8, 32, 128)
 _EXAMPLES_OF_A_REQUEST = 8
 _LONGEST_GATHERING_SECONDS = 0.005
 _BRIEF_SECONDS = 1e-3
+_MOST_THREADS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,17 @@ class FoundSettings:
     threads: Threads = Threads()
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     gathering_seconds: float = 0.0
+
+
+def check_bounds(found: FoundSettings) -> None:
+    """Raise ValueError if settings are out of the bounds of what is chosen."""
+    threads = [number for number in (found.threads.intra_op, found.threads.inter_op) if number is not None]
+    if not all(1 <= number <= _MOST_THREADS for number in threads):
+        raise ValueError(f"{threads} threads, expected 1 to {_MOST_THREADS}")
+    if not 1 <= found.max_batch_size <= max(SIZES):
+        raise ValueError(f"batches of {found.max_batch_size}, expected 1 to {max(SIZES)}")
+    if not 0.0 <= found.gathering_seconds <= _LONGEST_GATHERING_SECONDS:
+        raise ValueError(f"a wait of {found.gathering_seconds} s, expected 0 to {_LONGEST_GATHERING_SECONDS}")
 
 
 def choose(measurements: Sequence[Measurement], *, cores: int) -> FoundSettings:

@@ -7,14 +7,14 @@ import json
 import logging
 import platform
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from understudy.checkpoints.atomic import write_json
 from understudy.devices.host import usable_cores
+from understudy.evaluator.libraries import library_version
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.tuning.choice import FoundSettings, Threads
+from understudy.evaluator.tuning.choice import FoundSettings, Threads, check_bounds
 
 TUNING_FILE = "tuning.json"
 
@@ -34,7 +34,7 @@ class Conditions:
     @classmethod
     def of(cls, settings: EvaluatorSettings) -> Conditions:
         """Return the conditions of this process."""
-        versions = [metadata.version(name) for name in _LIBRARIES]
+        versions = [library_version(name) for name in _LIBRARIES]
         given = (
             settings.devices,
             settings.logical_cpus,
@@ -90,7 +90,7 @@ class TuningFile:
                 str(entry["architecture"] + entry["conditions"])
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError) as error:
             _log.warning(
                 "cannot read the settings that were found", extra={"file": str(self._path), "reason": str(error)}
             )
@@ -122,12 +122,15 @@ class TuningStart:
 
 
 def _settings(entry: dict[str, Any]) -> FoundSettings:
+    """Return the settings of an entry; raise ValueError, among others, if no search can have found them."""
     threads = {name: None if value is None else int(value) for name, value in entry["threads"].items()}
-    return FoundSettings(
+    found = FoundSettings(
         threads=Threads(**threads),
         max_batch_size=int(entry["max_batch_size"]),
         gathering_seconds=float(entry["gathering_seconds"]),
     )
+    check_bounds(found)
+    return found
 
 
 def _cpu_model() -> str:
