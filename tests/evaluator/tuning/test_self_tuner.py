@@ -226,6 +226,20 @@ def test_the_next_checkpoint_of_the_same_model_needs_no_trial(stand: Stand) -> N
     assert len(stand.trial.asked) == 2 * trials
 
 
+def test_a_model_that_is_served_again_has_its_own_settings_again(stand: Stand) -> None:
+    stand.architectures |= {7: "mlp", 8: "lstm"}
+    found = {"mlp": FoundSettings(max_batch_size=512), "lstm": FoundSettings(max_batch_size=64)}
+    for architecture, settings in found.items():
+        stand.file.remember(architecture, settings)
+    tuner = stand.start()
+    for number, step in enumerate((7, 8, 7), start=1):
+        tuner.promoted(step)
+        until(lambda number=number: len(stand.applied) == number)  # type: ignore[misc]
+
+    assert stand.applied == [found["mlp"], found["lstm"], found["mlp"]]
+    assert stand.file.last() == found["mlp"], "its threads are those of the next start"
+
+
 def test_a_trial_that_fails_is_said_and_repeated_with_the_next_checkpoints_but_not_for_ever(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:

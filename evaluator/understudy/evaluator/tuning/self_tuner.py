@@ -98,7 +98,7 @@ class SelfTuner:
         self._step = 0
         self._promotions = 0
         self._closing = False
-        self._done: set[str] = set()
+        self._applied_to = ""
         self._failures: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="understudy-tune")
 
@@ -133,7 +133,7 @@ class SelfTuner:
             last, step = promoted
             try:
                 model = self._serving(step)
-                if model.architecture not in self._done:
+                if self._is_open(model.architecture):
                     self._tune(model)
             except EvaluatorError:  # it is unloaded already
                 continue
@@ -143,6 +143,10 @@ class SelfTuner:
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._promotions != last)
             return None if self._closing else (self._promotions, self._step)
+
+    def _is_open(self, architecture: str) -> bool:
+        """Whether settings of another model are in effect, and those of this one may still be found."""
+        return architecture != self._applied_to and self._failures[architecture] < MOST_ATTEMPTS
 
     def _is_wanted(self, model: TunedModel) -> bool:
         """Whether a version of this model is still serving."""
@@ -157,13 +161,11 @@ class SelfTuner:
             found = self._file.find(model.architecture)
             if found is not None:
                 self._file.remember(model.architecture, found)  # as the last, whose threads the next start takes
-                self._adopt(model, found, "found at an earlier start")
+                self._adopt(model, found, "found before")
             elif self._has_settled(model):
                 self._find(model)
         except Exception as error:  # noqa: BLE001 - the service goes on with its present settings
             self._failures[model.architecture] += 1
-            if self._failures[model.architecture] >= MOST_ATTEMPTS:
-                self._done.add(model.architecture)
             _log.warning("cannot find settings for the model", extra={"reason": first_line(error)})
 
     def _has_settled(self, model: TunedModel) -> bool:
@@ -189,8 +191,8 @@ class SelfTuner:
         self._adopt(model, found, _reasons(measured, seconds=time.monotonic() - began))
 
     def _adopt(self, model: TunedModel, found: FoundSettings, why: str) -> None:
-        self._done.add(model.architecture)
         self._apply(found)
+        self._applied_to = model.architecture
         waits = [
             name for name, value in asdict(found.threads).items() if value not in (None, getattr(self._in_effect, name))
         ]
