@@ -87,6 +87,7 @@ def run_trial(
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environ,
+            start_new_session=True,
         )
         reader = threading.Thread(target=lambda: answer.append(_ask(process, request)), name="understudy-trial")
         reader.start()
@@ -96,7 +97,8 @@ def run_trial(
                 reader.join(_POLL_SECONDS)
             is_late = reader.is_alive()
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a process that a user's code started would hold the pipes
             reader.join()
             process.communicate()  # closes the pipes, and waits for the end
         errors.seek(0)
@@ -136,7 +138,7 @@ def main() -> None:
 
 def _end_with_input() -> None:
     sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 def measure(request: TrialRequest) -> dict[int, CallCost]:
