@@ -101,6 +101,12 @@ def test_a_path_out_of_the_checkpoint_is_refused(path: str) -> None:
         decode_manifest(_with(files=files), origin=_ORIGIN)
 
 
+def test_a_negative_size_that_would_hide_a_large_one_is_refused() -> None:
+    files = [*_MANIFEST.as_json()["files"], {"path": "resume/state", "size_bytes": -(2**40), "sha256": ""}]
+    with pytest.raises(DamagedCheckpointError, match=r"the size of 'resume/state' is -1099511627776 bytes"):
+        decode_manifest(_with(files=files), origin=_ORIGIN)
+
+
 def test_a_manifest_without_a_model_is_refused() -> None:
     with pytest.raises(DamagedCheckpointError, match=r"lists no model\.keras"):
         decode_manifest(_with(files=[]), origin=_ORIGIN)

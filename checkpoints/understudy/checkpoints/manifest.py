@@ -236,4 +236,7 @@ def _file_entry(fields: Mapping[str, Any]) -> FileEntry:
     path = PurePosixPath(str(fields["path"]))
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"the path {str(path)!r} leads out of the checkpoint")
-    return FileEntry(path=str(path), size_bytes=int(fields["size_bytes"]), sha256=str(fields["sha256"]))
+    size = int(fields["size_bytes"])
+    if size < 0:
+        raise ValueError(f"the size of {str(path)!r} is {size} bytes")
+    return FileEntry(path=str(path), size_bytes=size, sha256=str(fields["sha256"]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.checkpoints.layout import MODEL_FILE, RunDir
+from understudy.checkpoints.layout import MAX_STEP, MODEL_FILE, RunDir
 from understudy.checkpoints.manifest import Manifest
 from understudy.checkpoints.publish import CheckpointPublisher
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError
@@ -119,6 +119,51 @@ def test_what_was_falsified_on_its_way_is_told_and_never_appears(run: RunDir, tm
         link.falsified = False
         until(lambda: steps(source) == [10])
     assert woken.is_set()
+
+
+def test_a_decision_for_what_is_no_checkpoint_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    link = Link(RunDir(tmp_path / "run"))
+    outside = tmp_path / "elsewhere"
+    digests = ["", "..", "../../elsewhere", str(outside), "0" * 63, "G" * 64]
+    decided = [*((10, digest) for digest in digests), (-1, "0" * 64), (MAX_STEP + 1, "0" * 64)]
+    with followed(link, tmp_path / "state") as source:
+        for step, digest in decided:
+            with pytest.raises(ValueError, match=r"it decided for step .*, which is no checkpoint"):
+                link.decide(ServingDecision(step=step, digest=digest, sequence=1, evaluator_id="e"))
+        assert source.current is None
+    assert not (tmp_path / "state" / following.FOLLOWED_FILE).exists()
+    assert not outside.exists()
+
+
+def test_a_download_of_which_a_power_cut_left_less_is_made_again(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    decision = publish(run, 10)
+    file = RunDir(tmp_path / "state" / following.DOWNLOADS_DIR).checkpoint(10) / MODEL_FILE
+    with followed(link, tmp_path / "state") as source:
+        link.decide(decision)
+        until(lambda: steps(source) == [10])
+    content = file.read_bytes()
+    file.write_bytes(bytes(len(content)))
+    with followed(link, tmp_path / "state") as source:
+        link.decide(decision)
+        until(lambda: file.exists() and file.read_bytes() == content)
+    assert link.offsets == [0, 0]
+
+
+def test_the_failed_download_of_each_decision_is_logged_once(
+    run: RunDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = Link(run)
+    link.falsified = True
+    with followed(link, tmp_path / "state") as source:
+        for step in (10, 20):
+            link.decide(publish(run, step))
+            until(lambda step=step: f"cannot download step {step}" in source.problem)  # type: ignore[misc]
+    logged = [record.message for record in caplog.records if "cannot download" in record.message]
+    assert [message.partition(" from")[0] for message in logged] == [
+        "cannot download step 10",
+        "cannot download step 20",
+    ]
 
 
 def test_another_decision_is_followed_at_once_and_few_downloads_are_kept(run: RunDir, tmp_path: Path) -> None:

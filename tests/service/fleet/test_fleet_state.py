@@ -70,3 +70,15 @@ def test_there_is_a_limit_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet()
     with fleet.joined("one", "ipv4:1", "0.1"), pytest.raises(OverloadedError), fleet.joined("two", "ipv4:2", "0.1"):
         pass
+
+
+def test_servers_that_left_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_state, "MAX_SERVERS", 2)
+    clock = Clock()
+    fleet = Fleet(clock=clock)
+    with fleet.joined("stays", "ipv4:1", "0.1"):
+        for name in ("first", "second", "third"):
+            with fleet.joined(name, "ipv4:2", "0.1"):
+                pass
+            clock.now += 1
+        assert [each.name for each in fleet.status().servers] == ["stays", "third"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import threading
 import time
@@ -15,8 +16,8 @@ from understudy.checkpoints.atomic import write_bytes, write_json
 from understudy.checkpoints.checkpoint_errors import CheckpointError, DamagedCheckpointError
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import remove_folder, sweep
-from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
-from understudy.checkpoints.local_checkpoint import read_private_manifest
+from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir
+from understudy.checkpoints.local_checkpoint import open_local_checkpoint, read_private_manifest
 from understudy.checkpoints.manifest import SIGNATURE_FILE, FileEntry, Manifest, verify_files
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint, RunSource
@@ -42,6 +43,8 @@ _SMALL_FILE_BYTES = 2**24
 _KEPT = 4
 """How many downloaded checkpoints are kept at most, besides those that are in use."""
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +56,7 @@ class EvaluatorLink(Protocol):
 
         Args:
             on_decision: Called on a thread of the link with the present decision after each connection, and with every
-                later one. If it raises AnotherEvaluatorError, the link tries the next address.
+                later one. If it raises AnotherEvaluatorError or ValueError, the link tries the next address.
         """
 
     def tell(self, report: ServingReport) -> None:
@@ -117,6 +120,7 @@ class NetworkFollowing:
         self._decision: ServingDecision | None = None
         self._seen: ServingDecision | None = None
         self._failure = ""
+        self._verified: tuple[int, str] | None = None
         self._alone_from = 0.0
         self._on_downloaded: Callable[[tuple[int, str]], None] = lambda _: None
         self._on_decision: Callable[[], None] = lambda: None
@@ -196,7 +200,12 @@ class NetworkFollowing:
 
         Raises:
             AnotherEvaluatorError: Another evaluator sent it.
+            ValueError: It names no checkpoint. A folder is called as its digest, which must not lead elsewhere.
         """
+        if not (_DIGEST.fullmatch(decision.digest) and 0 <= decision.step <= MAX_STEP):
+            raise ValueError(
+                f"it decided for step {decision.step} with the digest {decision.digest[:80]!r}, which is no checkpoint"
+            )
         with self._lock:
             known = self._decision or self._remembered
             if known is not None and known.evaluator_id != decision.evaluator_id:
@@ -220,8 +229,11 @@ class NetworkFollowing:
 
     def _run_downloads(self) -> None:
         failures = 0
+        tried = None
         while not self._closing:
             decision = self.current
+            if decision != tried:
+                tried, failures = decision, 0
             try:
                 if decision is not None and not self._has(decision):
                     self._download(decision)
@@ -250,7 +262,7 @@ class NetworkFollowing:
     def _has(self, decision: ServingDecision) -> bool:
         """Return whether the decided checkpoint is in a folder; wait a moment for the shared one."""
         if _digest(self._downloads, decision.step, self._accepted, is_private=True) == decision.digest:
-            return True
+            return self._is_whole(decision)
         if self._run is None:
             return False
         until = self._clock() + _SHARED_FOLDER_SECONDS
@@ -259,6 +271,18 @@ class NetworkFollowing:
             self._check_wanted(decision)
             if self._clock() >= until:
                 return False
+        return True
+
+    def _is_whole(self, decision: ServingDecision) -> bool:
+        """Return whether a download has what its manifest says, of which a power cut may have left less."""
+        if self._verified != decision.key:
+            folder = self._downloads.checkpoint(decision.step)
+            try:
+                open_local_checkpoint(folder, accepted=self._accepted)
+            except CheckpointError as error:
+                _log.warning("a download is damaged and made again", extra={"reason": str(error)})
+                return False
+            self._verified = decision.key
         return True
 
     def _download(self, decision: ServingDecision) -> None:
@@ -281,6 +305,7 @@ class NetworkFollowing:
         remove_folder(target)
         self._on_downloaded(decision.key)
         folder.rename(target)
+        self._verified = decision.key
         _log.info("downloaded", extra={"step": decision.step, "bytes": _size(manifest)})
 
     def _fetch_manifest(self, decision: ServingDecision, folder: Path) -> Manifest:

@@ -133,7 +133,7 @@ class GrpcEvaluatorLink:
         """See `EvaluatorLink`."""
         with self._lock:
             calls = self._calls
-        if calls is None or not self._connected:
+        if calls is None:
             raise ConnectionError(self._problem or "the connection has just ended")
         try:
             yield from calls.read_checkpoint(step=decision.step, digest=decision.digest, path=path, offset=offset)
@@ -181,10 +181,9 @@ class GrpcEvaluatorLink:
                 f"the evaluator is of an older version, which no server can follow; run one that is at least as new as "
                 f"this server ({self._software_version})"
             )
-        except (UnderstudyError, AnotherEvaluatorError, SettingsError) as error:
+        except (UnderstudyError, AnotherEvaluatorError, SettingsError, ValueError) as error:
+            # ValueError: it decided for no checkpoint, or the channel was closed
             answered = answered and isinstance(error, UnderstudyError)
-            problem = str(error)
-        except ValueError as error:  # the channel was closed
             problem = str(error)
         finally:
             self._disconnect()

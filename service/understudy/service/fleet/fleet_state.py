@@ -12,7 +12,7 @@ from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.serving.decision_file import ServingDecision
 
 MAX_SERVERS = 4096
-"""The most servers that follow at once."""
+"""The most servers that follow at once, and that are listed."""
 
 REMEMBERED_SECONDS = 3600.0
 """How long a server that left is listed."""
@@ -114,7 +114,7 @@ class Fleet:
         member = Member(name, address, software_version)
         with self._lock:
             self._forget(name)
-            if len(self._members) >= MAX_SERVERS:
+            if len(self._members) >= MAX_SERVERS and not self._forget_earliest():
                 raise OverloadedError(f"{MAX_SERVERS} servers follow already", retry_after_seconds=10.0)
             self._members.append(member)
         try:
@@ -154,6 +154,13 @@ class Fleet:
             for member in self._members
             if member.left_at is None or (member.left_at >= earliest and member.name != name)
         ]
+
+    def _forget_earliest(self) -> bool:
+        """Forget the server that left first; return whether one had left."""
+        gone = [member for member in self._members if member.left_at is not None]
+        if gone:
+            self._members.remove(min(gone, key=lambda member: member.left_at or 0.0))
+        return bool(gone)
 
     def _is_decided(self, member: Member) -> bool:
         return self._decision is not None and self._decision.key == (member.step, member.digest)
