@@ -38,6 +38,10 @@ class Evaluator(fleet_pb2_grpc.FleetServiceServicer):
         del context
         yield fleet_pb2.ReadCheckpointResponse(content=request.path.encode())
 
+    def GetFleet(self, request: Any, context: Any) -> fleet_pb2.GetFleetResponse:
+        del request, context
+        return fleet_pb2.GetFleetResponse()
+
 
 @contextmanager
 def evaluator(decision: ServingDecision) -> Iterator[str]:
