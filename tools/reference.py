@@ -26,10 +26,10 @@ from understudy.evaluator.records.outbox import DeliveryCounts
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
 from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetrics
-from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
+from understudy.service.collectors import EvaluatorCollector, RunCollector
+from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
 from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.fleet.fleet_metrics import FleetMetrics
-from understudy.service.run_metrics import RunCollector
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
 from understudy.service.traffic.drift_metrics import DriftMetrics

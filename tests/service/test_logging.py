@@ -11,15 +11,8 @@ import pytest
 import structlog
 
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
-from understudy.service.calls.served_call import (
-    AUDIT_LOGGER,
-    CALL_LOGGER,
-    REFUSAL,
-    REQUEST_ID,
-    accept_id,
-    audit_record,
-    audit_refused_request,
-)
+from understudy.service.calls.audit import AUDIT_LOGGER, REFUSAL, audit_record, audit_refused_request
+from understudy.service.calls.served_call import CALL_LOGGER, REQUEST_ID, accept_id
 from understudy.service.logging import RepetitionFilter, configure
 
 

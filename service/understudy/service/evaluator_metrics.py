@@ -1,35 +1,30 @@
-"""Metrics of the evaluator, from its events or read from it at each scrape, and the statistics of each version."""
+"""Metrics of the evaluator that count its events, and the statistics of each version."""
 
 from __future__ import annotations
 
 import copy
-import math
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import (
     CheckpointInfo,
     EvaluationOutcome,
     EvaluationRecord,
     FreezeOutcome,
-    GpuReading,
     LifeEvent,
     LoadOutcome,
     Milestone,
     Operation,
 )
+from understudy.service.calls.audit import audit_record
 from understudy.service.calls.metrics import TalliedHistogram
-from understudy.service.calls.served_call import audit_record
 from understudy.service.calls.trace import TracedBatch, TracedFuture, join_batch
 
 REMEMBERED_STEPS = 64
@@ -401,77 +396,3 @@ def _held_back(record: EvaluationRecord) -> str:
     if record.outcome not in said:
         return ""
     return f"no checkpoint is serving yet; {said[record.outcome]} step {record.step}: {record.reason}"
-
-
-class EvaluatorCollector(Collector):
-    """Shows steps, ages, replicas and memory at the time of the scrape. Thread-safe.
-
-    A step or age that does not exist yet is NaN, so that the series exists from the start.
-    """
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield every metric; those of GPUs only if NVML reports them."""
-        evaluator = self._evaluator
-        yield _gauge("understudy_replicas", "Replicas that a batch is split over.", evaluator.replicas)
-        yield _gauge("understudy_serving_step", "The serving step.", evaluator.serving_step)
-        yield _gauge("understudy_latest_step", "The newest step that has been loaded.", evaluator.latest_step)
-        yield _gauge("understudy_best_step", "The best step by the monitored metric.", evaluator.best_step)
-        yield _gauge(
-            "understudy_checkpoint_age_seconds",
-            "Seconds since the serving checkpoint was written.",
-            evaluator.checkpoint_age_seconds(),
-        )
-        yield _gauge(
-            "understudy_checkpoints_waiting",
-            "Checkpoints that wait to be scored, with the one being scored.",
-            evaluator.checkpoints_waiting(),
-        )
-        memory = GaugeMetricFamily(
-            "understudy_device_memory_bytes", "Memory in use on each device.", labels=["device", "kind"]
-        )
-        for (device, kind), used in evaluator.device_memory().items():
-            memory.add_metric([device, kind], used)
-        yield memory
-        yield from _of_gpus(evaluator.gpu_readings())
-
-
-def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
-
-
-def _of_gpus(readings: Mapping[str, GpuReading]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-    """Yield the GPUs' readings from NVML. A GPU without a reading has no series for it."""
-    if not readings:
-        return
-    memory = GaugeMetricFamily(
-        "understudy_device_nvml_memory_bytes",
-        "Memory of each GPU: used by all processes, and total (NVML).",
-        labels=["device", "kind"],
-    )
-    utilization = GaugeMetricFamily(
-        "understudy_device_utilization_ratio",
-        "Share of the time in which a GPU ran anything (NVML).",
-        labels=["device"],
-    )
-    errors = CounterMetricFamily(
-        "understudy_device_ecc_errors",
-        "Errors of a GPU's memory since the driver was loaded (NVML).",
-        labels=["device", "kind"],
-    )
-    for device, reading in readings.items():
-        _add(memory, [device, "used"], reading.memory_used_bytes)
-        _add(memory, [device, "total"], reading.memory_total_bytes)
-        _add(utilization, [device], reading.utilization)
-        _add(errors, [device, "corrected"], reading.corrected_errors)
-        _add(errors, [device, "uncorrected"], reading.uncorrected_errors)
-    yield memory
-    yield utilization
-    yield errors
-
-
-def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | None) -> None:
-    if value is not None:
-        family.add_metric(labels, value)

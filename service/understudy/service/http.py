@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from understudy.service.calls.served_call import audit_refused_request
+from understudy.service.calls.audit import audit_refused_request
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.rest.rest_call import CERTIFICATE_NAMES
 from understudy.service.service_errors import PortInUseError

@@ -14,7 +14,8 @@ from typing import Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from understudy.service.calls.served_call import AUDIT_LOGGER, CALL_LOGGER, REFUSAL, REQUEST_ID
+from understudy.service.calls.audit import AUDIT_LOGGER, REFUSAL
+from understudy.service.calls.served_call import CALL_LOGGER, REQUEST_ID
 from understudy.service.calls.trace import TRACE_IDS
 from understudy.service.settings import LogFormat, LogLevel
 

@@ -29,7 +29,8 @@ from understudy.service import http, logging
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import RefusalCounter, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
-from understudy.service.evaluator_metrics import EvaluatorCollector, InferenceStatistics, ServiceObserver
+from understudy.service.collectors import EvaluatorCollector, RunCollector
+from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
 from understudy.service.events.deliveries import Deliveries, RetryOptions
 from understudy.service.events.destinations import Destinations, destinations_of
 from understudy.service.events.event_metrics import EventMetrics
@@ -48,7 +49,6 @@ from understudy.service.page.history import History
 from understudy.service.page.page_app import PageApp
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.run_metrics import RunCollector
 from understudy.service.served_model import PredictionSampler, Predictor, ServedModel
 from understudy.service.services import RequestHandlers, all_services, standby_services
 from understudy.service.settings import ServeSettings

@@ -1,8 +1,7 @@
 """One call of one method, and what is around every call, whatever its transport.
 
 A transport passes on a `Call`; `ServedMethod` gives it metrics, admission, errors, and its lines in the access log and
-the audit log. The audit log says who changed what is served, what the gate decided, and who was refused. Its lines have
-the logger name ``understudy.audit`` and are written at every ``--log-level``.
+the audit log.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.service.calls.audit import audit_call
 from understudy.service.calls.caller import CallShare
 from understudy.service.calls.methods import CallContext, Method, Service
 from understudy.service.calls.metrics import MethodMetrics, RpcMethod, RpcMetrics
@@ -332,74 +331,3 @@ def served_methods(
 
 def _is_probe(method: RpcMethod) -> bool:
     return method.service in _UNTRACED or method.name in _PROBES
-
-
-AUDIT_LOGGER: Final = "understudy.audit"
-REFUSAL: Final = "caller refused"
-"""The event of the audit log's lines about refused callers, which have the address as ``peer``, and the ``method``."""
-
-_DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED})
-_REFUSED: Final = frozenset({Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
-
-_audit_log = structlog.wrap_logger(
-    None, wrapper_class=structlog.make_filtering_bound_logger(logging.INFO), logger_factory_args=(AUDIT_LOGGER,)
-)
-
-
-def audit_call(call: Call, method: str, failure: Failure | None) -> None:
-    """Write the line of a call that ended, if it decides something or was refused.
-
-    Args:
-        call: The call.
-        method: Its path.
-        failure: Why it failed, or None.
-    """
-    refused = failure is not None and failure.code in _REFUSED
-    if call.audited is None and not refused:
-        return
-    _audit_log.info(
-        REFUSAL if refused else "serving version requested",
-        caller="" if call.caller is None else call.caller.name,
-        certificate=", ".join(call.certificate_names()),
-        peer=call.peer,
-        method=method,
-        **(call.audited or {}),
-        outcome=Code.OK.name if failure is None else failure.code.name,
-        message="" if failure is None else failure.message,
-        request_id=call.request_id,
-    )
-
-
-def audit_refused_request(peer: str, path: str, message: str) -> None:
-    """Write the line of an HTTP request that was refused before it became a call.
-
-    Args:
-        peer: The address of the caller.
-        path: What it asked for.
-        message: Why it was refused.
-    """
-    _audit_log.info(
-        REFUSAL,
-        caller="",
-        certificate="",
-        peer=peer,
-        path=path,
-        outcome=Code.PERMISSION_DENIED.name,
-        message=message,
-    )
-
-
-def audit_record(record: EvaluationRecord) -> None:
-    """Write the line of an entry of the ledger, if it is a decision of the gate."""
-    if record.outcome not in _DECISIONS:
-        return
-    _audit_log.info(
-        "gate decided",
-        step=record.step,
-        checkpoint_digest=record.checkpoint_digest,
-        dataset=record.dataset,
-        outcome=record.outcome.value,
-        message=record.reason,
-        metrics=dict(record.metrics),
-        sequence=record.sequence,
-    )
