@@ -53,6 +53,9 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """Libraries that a layer is kept free of."""
 
+FRONT_END = frozenset({"calls", "front_end", "listening_settings", "served_model", "service_errors", "settings", "tls"})
+"""What a front end of the service may import."""
+
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "callers": frozenset({"calls", "service_errors", "tls"}),
     "calls": frozenset(),
@@ -66,10 +69,8 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "figures": frozenset(),
     "page": frozenset({"calls", "live_numbers", "figures", "readiness", "rest", "served_model"}),
-    "grpcio": frozenset({"calls", "front_end", "served_model", "service_errors", "settings", "tls"}),
-    "envoy": frozenset(
-        {"calls", "front_end", "logging", "served_model", "readiness", "service_errors", "settings", "tls"}
-    ),
+    "grpcio": FRONT_END,
+    "envoy": FRONT_END | {"logging", "readiness"},
 }
 """The packages of the service, and which of its packages and modules each may import."""
 

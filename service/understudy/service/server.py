@@ -71,8 +71,6 @@ STANDBY_SECONDS = 0.25
 REFRESH_SECONDS = 1.0
 """How often to check whether certificates and callers have changed."""
 
-_HOUR_SECONDS = 3600
-
 BLOCKING_THREADS = 8
 """How many blocking calls (the ledger, a scrape) may run at once."""
 
@@ -381,7 +379,7 @@ class Service:
         context = ExporterContext(
             model_name=model.name, evaluator_id=identifier, checkpoint_uri=settings.location.checkpoint_uri
         )
-        retry = RetryOptions(for_seconds=settings.event_retry_hours * _HOUR_SECONDS)
+        retry = RetryOptions(for_seconds=settings.event_retry_seconds)
         deliveries = Deliveries(outbox, destinations.makers(context), retry=retry, observer=metrics)
         deliveries.start()
         stack.push_async_callback(self._loop.run_in_executor, self._executor, deliveries.close)
@@ -401,7 +399,8 @@ class Service:
         if settings.drift_reference is not None:
             shown = DriftMetrics(self._registry)
             dataset = evaluator.dataset(settings.drift_reference)
-            monitor = DriftMonitor(evaluator, dataset, settings.drift_options, on_computed=shown.computed)
+            options = settings.drift_options(settings.evaluator_state_dir)
+            monitor = DriftMonitor(evaluator, dataset, options, on_computed=shown.computed)
             samples.append(
                 TrafficSample(monitor, share=settings.drift_sample, dropped=shown.dropped, name="understudy-drift")
             )

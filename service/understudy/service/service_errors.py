@@ -1,4 +1,4 @@
-"""The service's own exceptions, raised while it starts.
+"""The service's own exceptions, raised while it starts, and the check of a setting's range.
 
 ServiceError
 ├── SettingsError                 a setting cannot be used
@@ -31,3 +31,11 @@ def grpc_port_in_use(host: str, port: int) -> PortInUseError:
         f"cannot listen for gRPC on {host}:{port}: the port is taken or the address is not this machine's; "
         "choose another with --grpc-port or --host, or let --grpc-port 0 take a free one"
     )
+
+
+def check_range(settings: object, name: str, *, low: float, high: float = float("inf")) -> None:
+    """Raise SettingsError unless the value of a setting is in a range, whose ends belong to it."""
+    value = getattr(settings, name)
+    if not low <= value <= high:
+        expected = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+        raise SettingsError(f"{name} is {value}; give {expected}")

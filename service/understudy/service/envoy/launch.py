@@ -23,9 +23,10 @@ from understudy.service.front_end import (
     MAX_STREAMS,
     reserve,
 )
+from understudy.service.listening_settings import ConnectionLimits
 from understudy.service.logging import writes_json
 from understudy.service.service_errors import FrontEndError
-from understudy.service.settings import ConnectionLimits, LogLevel, ServeSettings
+from understudy.service.settings import LogLevel, ServeSettings
 from understudy.service.tls import Certificates
 
 VARIABLE: Final = "_UNDERSTUDY_IN_ENVOY"

@@ -33,9 +33,10 @@ from understudy.service.front_end import (
     hear_signals,
     reserve,
 )
+from understudy.service.listening_settings import ConnectionLimits
 from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import grpc_port_in_use
-from understudy.service.settings import ConnectionLimits, ServeSettings
+from understudy.service.settings import ServeSettings
 from understudy.service.tls import Certificates, ServerCertificates, certificate_names
 
 MIN_PING_SECONDS = 10
