@@ -20,7 +20,8 @@ from sklearn.datasets import load_digits
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.serving.gates import Measured, judge, parse_gate
+from understudy.evaluator.serving.gate_trial import Measured, judge
+from understudy.evaluator.serving.gates import parse_gate
 from understudy.evaluator.types import Batch, GateCondition
 
 PICTURE = Path(__file__).parents[1] / "docs" / "slices.svg"

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from understudy.cli.main import main
-from understudy.evaluator.records.ledger import LEDGER_FILE, Ledger
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.ledger_file import LEDGER_FILE
 from understudy.evaluator.records.outbox import DeliveryCounts, Outbox, Subscription
 from understudy.evaluator.types import EvaluationOutcome
 

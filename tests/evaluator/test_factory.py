@@ -10,8 +10,8 @@ from testkit.real_run import WAIT_SECONDS, step_model
 from understudy.checkpoints import LockHeldError
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.factory import create_evaluator
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
-from understudy.evaluator.types import SilentObserver
 from understudy.service.settings import ServeSettings
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")

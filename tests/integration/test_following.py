@@ -16,8 +16,8 @@ from testkit.in_process import RunningService, running_service, until
 from understudy.clients import Client, PermissionDeniedError
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.factory import create_evaluator
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
-from understudy.evaluator.types import SilentObserver
 
 Start = Callable[..., RunningService]
 

@@ -15,7 +15,8 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.batching.request_queue import BorrowedHandle
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
-from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink, SilentObserver
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink
 from understudy.service.calls.methods import CallContext
 from understudy.service.served_model import CoalescingOptions, EventLoopSink, Predictor
 

@@ -33,8 +33,9 @@ from understudy.checkpoints import ModelKind, RunDir, RunSource
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.evaluator.datasets.dataset import load_npz
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import EvaluationOutcome, SilentObserver
+from understudy.evaluator.types import EvaluationOutcome
 
 DAMAGED = 10_000
 PER_ROUND = 19

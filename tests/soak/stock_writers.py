@@ -26,9 +26,9 @@ from soak.trial import Trial
 from understudy.checkpoints import FolderSource
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import NotReadyError
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving import version_monitor
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import SilentObserver
 
 SECONDS = 60
 

@@ -103,8 +103,8 @@ def _swaps(made: list[Path], folder: Path) -> Iterator[None]:
 
     from understudy.checkpoints import FolderSource
     from understudy.evaluator.evaluator import Evaluator
+    from understudy.evaluator.observer import SilentObserver
     from understudy.evaluator.settings import EvaluatorSettings
-    from understudy.evaluator.types import SilentObserver
 
     state, theirs = folder / "state", folder / "theirs"
     theirs.mkdir()

@@ -16,16 +16,9 @@ from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone, SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import (
-    Array,
-    EvaluationOutcome,
-    EvaluationRecord,
-    FreezeOutcome,
-    LoadOutcome,
-    Milestone,
-    SilentObserver,
-)
+from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord
 
 WAIT_SECONDS = 30.0
 """How long a test waits for an expected event; reached only if it fails."""

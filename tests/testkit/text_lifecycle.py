@@ -15,12 +15,13 @@ import numpy as np
 
 from understudy.checkpoints import CheckpointPublisher, LocalCheckpoint, RunDir, RunSource, Signature, TensorSpec
 from understudy.evaluator.evaluator_errors import LoadError
+from understudy.evaluator.observer import LoadOutcome, SilentObserver
 from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine, VersionStateMonitor
-from understudy.evaluator.types import Array, Arrays, LoadOutcome, MetricSpec, SilentObserver, VersionStatus
+from understudy.evaluator.types import Array, Arrays, MetricSpec, VersionStatus
 
 WAIT_SECONDS = 20.0
 """How long a test waits for an expected event; reached only if it fails."""

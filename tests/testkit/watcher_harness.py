@@ -11,18 +11,22 @@ import numpy as np
 
 from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
-from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.result_files import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
-from understudy.evaluator.serving.gatekeeper import Gatekeeper, build_gate, further_dataset
+from understudy.evaluator.serving.gatekeeper import Gatekeeper
+from understudy.evaluator.serving.gates import build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog
 from understudy.evaluator.settings import EvaluationPolicy, EvaluatorSettings, VersionPolicy
-from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult, SilentObserver
+from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult
 
 DATASET = ArrayDataset("test", {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.float32)})
 

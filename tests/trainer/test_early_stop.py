@@ -12,7 +12,7 @@ import pytest
 
 from testkit.training_harness import Dense, cluster, run
 from understudy.checkpoints import RunDir, read_manifest, read_training_status
-from understudy.evaluator.records.recorder import ResultFiles
+from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.trainer import (
     EvaluationStopping,

@@ -105,7 +105,7 @@ def drop_command(
 @contextmanager
 def _outbox(state_dir: Path) -> Iterator[Outbox]:
     from understudy.evaluator.evaluator_errors import LedgerError
-    from understudy.evaluator.records.ledger import LEDGER_FILE
+    from understudy.evaluator.records.ledger_file import LEDGER_FILE
     from understudy.evaluator.records.outbox import Outbox
 
     outbox = Outbox(state_dir / LEDGER_FILE)

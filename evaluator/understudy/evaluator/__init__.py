@@ -5,8 +5,8 @@ Independent of gRPC and Prometheus. TensorFlow is imported when an `Evaluator` s
 
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset, load_npz
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import Observer, SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import Observer, SilentObserver
 
 __all__ = [
     "ArrayDataset",

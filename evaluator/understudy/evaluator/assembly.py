@@ -29,18 +29,22 @@ from understudy.evaluator.model.devices import DeviceSettings, build_strategy, h
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.model.traced_call import reclaim_memory
-from understudy.evaluator.records.ledger import LEDGER_FILE, Ledger
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.ledger_file import LEDGER_FILE
 from understudy.evaluator.records.life_log import LIFE_FILE, LifeLog
 from understudy.evaluator.records.outbox import Outbox, Subscription
-from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
-from understudy.evaluator.records.table_files import TableFiles
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.result_files import ResultFiles, TableFiles
+from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.following import NetworkFollowing
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
-from understudy.evaluator.serving.gatekeeper import Gate, Gatekeeper, build_gate, further_dataset
+from understudy.evaluator.serving.gatekeeper import Gatekeeper
+from understudy.evaluator.serving.gates import Gate, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, Monitor, Ranking, parse_monitor
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
@@ -50,7 +54,7 @@ from understudy.evaluator.tuning.choice import FoundSettings, Threads
 from understudy.evaluator.tuning.self_tuner import TUNING_SETTLING_SECONDS, SelfTuner, TunedModel
 from understudy.evaluator.tuning.trial import TrialRequest
 from understudy.evaluator.tuning.tuning_file import TuningStart
-from understudy.evaluator.types import DeviceListener, EvaluationOutcome, EvaluationRecord, Observer
+from understudy.evaluator.types import DeviceListener, EvaluationOutcome, EvaluationRecord
 
 SUMMARIES_DIR = "tensorboard"
 TABLES_DIR = "tables"

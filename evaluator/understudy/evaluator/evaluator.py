@@ -25,6 +25,7 @@ from understudy.evaluator.evaluator_errors import (
     NotReadyError,
     VersionNotFoundError,
 )
+from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.serving.checkpoint_store import open_leased
@@ -45,7 +46,6 @@ from understudy.evaluator.types import (
     LifeRecord,
     MetricSpec,
     ModelDescription,
-    Observer,
     Prediction,
     Progress,
     ResultSink,

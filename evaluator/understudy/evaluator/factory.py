@@ -21,11 +21,11 @@ from understudy.evaluator.evaluation.slices import columns_of
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.model.devices import build_strategy
+from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.outbox import Subscription
 from understudy.evaluator.serving.following import EvaluatorLink, NetworkFollowing
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.tuning.tuning_file import TuningStart
-from understudy.evaluator.types import Observer
 from understudy.experiments import Experiment, load_experiment
 
 DEFAULT_MODEL_NAME = "model"

@@ -1,4 +1,4 @@
-"""The values and events that pass between the evaluator and its callers."""
+"""The values that pass between the evaluator and its callers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class ArrayForm(NamedTuple):
 
 
 VersionLabel = Literal["serving", "latest", "best"]
+
+CheckpointKey = tuple[int, str]
+"""The step and digest of a checkpoint, which identify it."""
 
 Version = int | VersionLabel
 """A version of the model: a training step, or a label resolved when the request arrives."""
@@ -199,6 +202,10 @@ class GateCondition:
     reason: str = ""
 
 
+WHOLE_CHECKPOINT = ""
+"""The dataset of an entry about the checkpoint as a whole."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
     """One committed entry of the ledger. ``dataset`` is empty if the entry is about the checkpoint as a whole.
@@ -239,7 +246,7 @@ class CheckpointInfo:
     final: bool
 
     @cached_property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> CheckpointKey:
         """The step and digest, which identify the checkpoint."""
         return self.step, self.digest
 
@@ -338,11 +345,6 @@ class FutureSink:
 END_AFTER = 2
 """The devices have failed permanently after this multiple of the failures that make them ``FAILING``."""
 
-Operation = Literal["predict", "evaluate"]
-LoadOutcome = Literal["loaded", "failed", "postponed"]
-Milestone = Literal["scored", "served"]
-FreezeOutcome = Literal["frozen", "left", "cancelled", "failed"]
-
 
 class DeviceState(enum.Enum):
     """The health of the devices."""
@@ -354,116 +356,3 @@ class DeviceState(enum.Enum):
 
 DeviceListener = Callable[[DeviceState, str], None]
 """Called with the new state and the last error; must be quick and must not raise."""
-
-
-class Observer(Protocol):
-    """Receives events as they happen. Methods are called from several threads and must be quick and must not raise."""
-
-    def batch_computed(
-        self,
-        operation: Operation,
-        *,
-        examples: int,
-        queue_seconds: Sequence[float],
-        fill_seconds: float,
-        compute_seconds: float,
-        step: int | None = None,
-        tokens: Sequence[object] = (),
-    ) -> None:
-        """A batch is done; its outcomes are delivered next.
-
-        Called by one thread at a time, because batches run one at a time.
-
-        Args:
-            operation: The operation that the batch was for.
-            examples: Its number of examples, without padding.
-            queue_seconds: How long each of its requests had waited before the batch was closed.
-            fill_seconds: How long the batch was held open for more requests.
-            compute_seconds: From the call of the function until the outputs are in host memory.
-            step: The step of the checkpoint that computed a Predict batch; None for Evaluate.
-            tokens: The callers of the requests of a Predict batch, by their tokens; see `ResultSink`.
-        """
-
-    def request_failed(self, *, step: int, seconds: float) -> None:
-        """A Predict request failed at this step, ``seconds`` after its arrival."""
-
-    def queue_changed(self, examples: int) -> None:
-        """The queue now holds this many examples."""
-
-    def rejected(self, reason: str) -> None:
-        """A request was refused or dropped.
-
-        The reason is ``queue_full``, ``deadline`` (it has passed), ``unmeetable`` (it would pass before the queued
-        requests are done), ``cancelled``, ``invalid`` or ``draining``.
-        """
-
-    def function_traced(self) -> None:
-        """TensorFlow traced a function, which is slow: for a new checkpoint, or for a new combination of metrics."""
-
-    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
-        """An attempt to load a checkpoint ended."""
-
-    def evaluation_waited(self, seconds: float) -> None:
-        """An evaluation of a dataset ended; so long it had waited for examples, with nothing to compute."""
-
-    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
-        """A checkpoint has a result on every dataset, or began to serve, ``seconds`` after it was written.
-
-        Called for checkpoints that were written since the evaluator started; for ``served``, once for each.
-        """
-
-    def life_changed(self, info: CheckpointInfo, event: LifeEvent) -> None:
-        """Something happened to a checkpoint just now. One that was seen is still to be evaluated."""
-
-    def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
-        """An attempt to make constants of the serving version's weights ended.
-
-        They are ``frozen``; or ``left`` as variables, for a reason that the log gives; or it was ``cancelled`` for a
-        newer version; or it ``failed``.
-        """
-
-    def frozen_memory_changed(self, size: int) -> None:
-        """The constants now take about this many bytes."""
-
-    def evaluation_recorded(self, record: EvaluationRecord) -> None:
-        """An entry was committed to the ledger."""
-
-
-class SilentObserver:
-    """An observer that ignores all events."""
-
-    def batch_computed(self, operation: Operation, **measured: Any) -> None:
-        """See `Observer`."""
-
-    def request_failed(self, *, step: int, seconds: float) -> None:
-        """See `Observer`."""
-
-    def queue_changed(self, examples: int) -> None:
-        """See `Observer`."""
-
-    def rejected(self, reason: str) -> None:
-        """See `Observer`."""
-
-    def function_traced(self) -> None:
-        """See `Observer`."""
-
-    def checkpoint_loaded(self, outcome: LoadOutcome, *, seconds: float) -> None:
-        """See `Observer`."""
-
-    def evaluation_waited(self, seconds: float) -> None:
-        """See `Observer`."""
-
-    def checkpoint_reached(self, milestone: Milestone, *, seconds: float) -> None:
-        """See `Observer`."""
-
-    def life_changed(self, info: CheckpointInfo, event: LifeEvent) -> None:
-        """See `Observer`."""
-
-    def freezing_ended(self, outcome: FreezeOutcome, *, seconds: float) -> None:
-        """See `Observer`."""
-
-    def frozen_memory_changed(self, size: int) -> None:
-        """See `Observer`."""
-
-    def evaluation_recorded(self, record: EvaluationRecord) -> None:
-        """See `Observer`."""

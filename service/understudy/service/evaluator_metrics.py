@@ -12,17 +12,9 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone, Operation
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import (
-    CheckpointInfo,
-    EvaluationOutcome,
-    EvaluationRecord,
-    FreezeOutcome,
-    LifeEvent,
-    LoadOutcome,
-    Milestone,
-    Operation,
-)
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, LifeEvent
 from understudy.service.calls.audit import audit_record
 from understudy.service.calls.metrics import TalliedHistogram
 from understudy.service.calls.trace import TracedBatch, TracedFuture, join_batch
@@ -145,7 +137,7 @@ class CheckpointTracer(Protocol):
 class ServiceObserver:
     """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
 
-    It is an `understudy.evaluator.types.Observer`.
+    It is an `understudy.evaluator.observer.Observer`.
 
     Args:
         registry: Where to register the metrics.

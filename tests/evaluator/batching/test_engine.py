@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit.engine_calls import predict_on
-from understudy.evaluator.batching.batch_runner import Cost
+from understudy.evaluator.batching.device_thread import Cost
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.batching.request_queue import MAX_PREDICTS_BEFORE_EVALUATE, LatencyEstimator
 from understudy.evaluator.evaluator_errors import (
@@ -27,7 +27,8 @@ from understudy.evaluator.evaluator_errors import (
     NotReadyError,
     OverloadedError,
 )
-from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction, SilentObserver
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction
 
 TIMEOUT = 10.0
 

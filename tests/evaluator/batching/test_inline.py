@@ -16,10 +16,11 @@ import pytest
 
 from testkit.engine_calls import predict_on
 from understudy.evaluator.assembly import engine_settings
-from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, Cost, InlineJudge
+from understudy.evaluator.batching.device_thread import LONGEST_SECONDS, Cost, InlineJudge
 from understudy.evaluator.batching.engine import Engine, EngineSettings
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import FutureSink, Prediction, SilentObserver
+from understudy.evaluator.types import FutureSink, Prediction
 
 TIMEOUT = 30.0
 GROUP = ("serving", ("tokens", "int32", (8,)))

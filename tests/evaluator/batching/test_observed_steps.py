@@ -10,7 +10,7 @@ import pytest
 
 from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.engine import Engine, EngineSettings
-from understudy.evaluator.types import SilentObserver
+from understudy.evaluator.observer import SilentObserver
 
 TIMEOUT = 10.0
 STEP = 7

@@ -19,8 +19,9 @@ from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, 
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import Batch, SilentObserver
+from understudy.evaluator.types import Batch
 
 TIMEOUT = 30.0
 

@@ -12,8 +12,9 @@ from testkit import sample_models
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import Batch, SilentObserver
+from understudy.evaluator.types import Batch
 
 ROWS = 1024
 SETTLING = 200

@@ -21,10 +21,12 @@ from understudy.evaluator.evaluator_errors import (
     NotEvaluableError,
     VersionNotFoundError,
 )
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
-from understudy.evaluator.records.table_files import TableFiles
-from understudy.evaluator.types import EvaluationResult, SilentObserver
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.result_files import ResultFiles, TableFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.types import EvaluationResult
 
 EXAMPLES = 20
 DATASET = ArrayDataset(

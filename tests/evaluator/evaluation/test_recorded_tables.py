@@ -17,8 +17,8 @@ from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import SilentObserver
 
 EXAMPLES, WIDTH, CLASSES = 50, 3, 3
 TIMEOUT = 30.0

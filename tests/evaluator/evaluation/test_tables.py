@@ -16,10 +16,11 @@ from sklearn.calibration import calibration_curve
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluation import curves, table_collector
+from understudy.evaluator.evaluation.class_decisions import decide
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.residuals import Residuals
 from understudy.evaluator.evaluation.table_collector import MAX_SLICES, TableCollector
-from understudy.evaluator.evaluation.tables import MAX_CLASSES, MAX_MATRIX_CLASSES, decide
+from understudy.evaluator.evaluation.tables import MAX_CLASSES, MAX_MATRIX_CLASSES
 from understudy.evaluator.model.output_tasks import OutputTask, ScoreKind, TaskKind, output_tasks
 from understudy.evaluator.types import Array, Batch
 

@@ -18,7 +18,7 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.types import SilentObserver
+from understudy.evaluator.observer import SilentObserver
 
 SIZES = (31, 1, 2, 3, 32, 1)
 EXACT_KINDS = (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluator_errors import LedgerError
-from understudy.evaluator.records.details import encode_resampled
+from understudy.evaluator.records.entries import encode_resampled
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 

@@ -12,9 +12,12 @@ import pytest
 
 from testkit.in_process import until
 from understudy.evaluator.datasets.dataset import ArrayDataset
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.recorder import Recorder, ResultFiles, Summaries
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, SilentObserver
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.result_files import ResultFiles
+from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 

@@ -10,9 +10,9 @@ import pytest
 
 from testkit.in_process import until
 from understudy.evaluator.evaluator_errors import NotFrozenError, VersionNotFoundError
+from understudy.evaluator.observer import FreezeOutcome, SilentObserver
 from understudy.evaluator.serving.freezer import Freezer
 from understudy.evaluator.serving.servable import Handle, Servable
-from understudy.evaluator.types import FreezeOutcome, SilentObserver
 
 WAIT_SECONDS = 30.0
 NEVER_SECONDS = 1000.0

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.evaluation.draws import draw
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.serving.gate_trial import Measured, judge, outcome_of
 from understudy.evaluator.serving.gates import (
     ACCEPTED,
     REFUSED,
     UNDECIDED,
     Condition,
-    Measured,
-    judge,
     known_direction,
     least_resamples,
-    outcome_of,
     parse_gate,
 )
 from understudy.evaluator.types import Array, EvaluationOutcome

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from understudy.evaluator.observer import Milestone, SilentObserver
 from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.serving.version_monitor import Backlog, Failure, Quarantine, VersionStateMonitor
-from understudy.evaluator.types import CheckpointInfo, Milestone, SilentObserver
+from understudy.evaluator.types import CheckpointInfo
 
 
 class Clock:

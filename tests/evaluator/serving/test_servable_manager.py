@@ -22,8 +22,9 @@ from understudy.evaluator.evaluator_errors import (
     OverloadedError,
     VersionNotFoundError,
 )
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Handle
-from understudy.evaluator.types import Array, SilentObserver, VersionState
+from understudy.evaluator.types import Array, VersionState
 
 
 class BuildWatch(TextLifecycle):

@@ -14,10 +14,10 @@ from testkit.real_run import WAIT_SECONDS
 from understudy.evaluator import assembly
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.factory import create_evaluator
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.tuning import self_tuner
 from understudy.evaluator.tuning.tuning_file import TUNING_FILE
-from understudy.evaluator.types import SilentObserver
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 

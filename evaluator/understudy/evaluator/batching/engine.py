@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import time
@@ -12,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from understudy.evaluator.batching.batch_runner import BatchRunner, DeviceHealth, InlineJudge
+from understudy.evaluator.batching.batch_runner import BatchRunner, DeviceHealth
+from understudy.evaluator.batching.device_thread import DeviceThread, InlineJudge, Job, do
 from understudy.evaluator.batching.request_queue import (
     MAX_PREDICTS_BEFORE_EVALUATE,
     Admission,
@@ -25,16 +25,12 @@ from understudy.evaluator.batching.request_queue import (
     is_dead,
 )
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, blame_machine
-from understudy.evaluator.types import Arrays, DeviceListener, Observer, ResultSink
-
-_log = logging.getLogger(__name__)
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.types import Arrays, DeviceListener, ResultSink
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
 _T = TypeVar("_T")
 _Token = TypeVar("_Token")
-
-Job = Callable[[], Callable[[], None] | None]
-"""Does its work, or launches it and returns a function that completes it once the device is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,62 +382,3 @@ class Engine:
             and (left := until - time.monotonic()) > 0
         ):
             self._changed.wait(left)
-
-
-class DeviceThread:
-    """A thread that runs one job after another; while it is idle, another thread may run one. Thread-safe.
-
-    Args:
-        wait: Called on the thread, with whether to wait for work; returns how many seconds it waited to fill the batch,
-            or None after shutdown, or None if the launched job must be completed first.
-        next_job: Called with these seconds when the device is free; returns the job.
-    """
-
-    def __init__(self, *, wait: Callable[[bool], float | None], next_job: Callable[[float], Job]) -> None:
-        self._wait = wait
-        self._next_job = next_job
-        self._device = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def do_here(self, next_job: Callable[[], Job | None]) -> None:
-        """Run the next job, if any, on the calling thread if the device is free."""
-        if not self._device.acquire(blocking=False):
-            return
-        try:
-            job = next_job()
-            if job is not None:
-                do(job)
-        finally:
-            self._device.release()
-
-    def join(self, timeout_seconds: float) -> None:
-        """Wait until the thread has ended, or until the timeout."""
-        self._thread.join(timeout_seconds)
-
-    def _run(self) -> None:
-        launched: Callable[[], None] | None = None
-        while (fill_seconds := self._wait(launched is None)) is not None or launched is not None:
-            with self._device:
-                following = None if fill_seconds is None else _begin(self._next_job(fill_seconds))
-                if launched is not None:
-                    _begin(launched)
-                launched = following
-
-
-def do(job: Job) -> None:
-    """Run a job, and wait for the device if it was launched. Errors are logged."""
-    launched = _begin(job)
-    if launched is not None:
-        _begin(launched)
-
-
-def _begin(job: Job) -> Callable[[], None] | None:
-    try:
-        return job()
-    except Exception:  # noqa: BLE001 - the thread serves all requests and must survive a faulty observer
-        _log.exception("an observer or a callback failed on the device's thread")
-        return None

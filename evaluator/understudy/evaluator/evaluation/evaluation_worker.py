@@ -30,6 +30,7 @@ from understudy.evaluator.evaluator_errors import (
     OverloadedError,
     exhausted_resource,
 )
+from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
@@ -41,7 +42,6 @@ from understudy.evaluator.types import (
     EvaluationOutcome,
     EvaluationRecord,
     EvaluationResult,
-    Observer,
     Progress,
 )
 

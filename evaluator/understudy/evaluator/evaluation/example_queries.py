@@ -19,7 +19,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.records.table_files import TableFiles
+from understudy.evaluator.records.result_files import TableFiles
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationOutcome, EvaluationRecord
 from understudy.experiments.example_arrays import EXAMPLE_KEY
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from understudy.checkpoints.signature import TensorSpec
+from understudy.evaluator.evaluation.class_decisions import Decisions
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.example_outcomes import HardestExamples, Outcomes
-from understudy.evaluator.evaluation.tables import Decisions, OutputScoring
+from understudy.evaluator.evaluation.tables import OutputScoring
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS
 from understudy.evaluator.model.output_tasks import OutputTask
 from understudy.evaluator.types import Array, Arrays, Batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.checkpoints.atomic import encode_json
-from understudy.evaluator.records.details import details_of
+from understudy.evaluator.records.entries import details_of
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from understudy.evaluator.evaluator_errors import LedgerError
-from understudy.evaluator.records.details import decode_details, decode_resampled, encode_details, encode_resampled
+from understudy.evaluator.records.entries import (
+    COLUMNS,
+    decode_resampled,
+    encode_details,
+    encode_metrics,
+    encode_resampled,
+    read_row,
+)
 from understudy.evaluator.records.events import Event, event_of
-from understudy.evaluator.records.file_system import is_remote, mounted_type
-from understudy.evaluator.records.outbox import SCHEMA as EVENTS_SCHEMA
+from understudy.evaluator.records.file_system import mounted_type
+from understudy.evaluator.records.ledger_file import open_ledger_file, reporting
 from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.types import (
     Arrays,
@@ -27,71 +32,11 @@ from understudy.evaluator.types import (
     SliceScore,
 )
 
-_log = logging.getLogger(__name__)
-
-LEDGER_FILE = "ledger.sqlite"
-"""The file in the state folder."""
-
-APPLICATION_ID = 0x55535459
-"""Identifies the file as a ledger: ``USTY``."""
-
-SCHEMA_VERSION = 3
-
-WHOLE_CHECKPOINT = ""
-"""The dataset of an entry about the checkpoint as a whole."""
-
-_SUPERSEDED = "superseded-"
-"""The prefix of the dataset digest in entries that no longer settle a checkpoint."""
-
 _PIECE = 500
 """Entries that are removed in one transaction."""
 _AFTER_ALL_STEPS = 2**63 - 1
 _BUSY_SECONDS = 30.0
 """The longest wait for a transaction of the other connection."""
-
-_TRIED_AGAIN = (
-    "%differs from the % in its architecture%",  # recorded by versions that served only one architecture
-    "%have no memory left for step%",
-    "%are not those of the experiment's model%",
-)
-"""Reasons of failures that the evaluator caused rather than the checkpoint: another evaluator may succeed."""
-
-_TABLE = """
-CREATE TABLE {name} (
-    sequence INTEGER PRIMARY KEY,
-    step INTEGER NOT NULL,
-    checkpoint_digest TEXT NOT NULL,
-    dataset TEXT NOT NULL,
-    dataset_digest TEXT NOT NULL,
-    outcome TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    metrics TEXT NOT NULL,
-    examples INTEGER NOT NULL,
-    duration_seconds REAL NOT NULL,
-    recorded_at REAL NOT NULL,
-    notes TEXT NOT NULL,
-    details TEXT NOT NULL DEFAULT '{{}}',
-    scoring_digest TEXT NOT NULL DEFAULT '',
-    UNIQUE (checkpoint_digest, step, dataset, dataset_digest, outcome, scoring_digest)
-) STRICT;
-"""
-_RESAMPLED = "CREATE TABLE resampled (sequence INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;"
-_INDEX = "CREATE INDEX evaluations_by_step ON evaluations (step);"
-_SCHEMA = _TABLE.format(name="evaluations") + _INDEX + _RESAMPLED + EVENTS_SCHEMA
-
-_FIRST_COLUMNS = (
-    "sequence, step, checkpoint_digest, dataset, dataset_digest, outcome, reason, metrics, examples, duration_seconds, "
-    "recorded_at, notes"
-)
-_COLUMNS = f"{_FIRST_COLUMNS}, details"
-
-_COPY = f"INSERT INTO evaluations_2 ({_FIRST_COLUMNS}) SELECT {_FIRST_COLUMNS} FROM evaluations;"  # noqa: S608 - constants
-_RENAME = "DROP TABLE evaluations; ALTER TABLE evaluations_2 RENAME TO evaluations;"
-_FROM_VERSION_1 = _TABLE.format(name="evaluations_2") + _COPY + _RENAME + _INDEX + _RESAMPLED
-"""Makes the tables of version 1 those of version 2, whose identity of an entry has one more column."""
-
-_UPGRADES = {1: _FROM_VERSION_1, 2: EVENTS_SCHEMA}
-"""What makes the tables of a version those of the next one."""
 
 
 class Announcement(NamedTuple):
@@ -140,12 +85,11 @@ class Ledger:
     ) -> None:
         self._path = path
         self._outbox = outbox
-        self._file_system = file_system_of(path.parent)
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
-        self._connection = self._open()
-        with self._reporting():
+        self._connection = open_ledger_file(path, file_system_of(path.parent))
+        with reporting(self._path):
             self._last_sequence = int(self._value("SELECT COALESCE(MAX(sequence), 0) FROM evaluations"))
 
     @property
@@ -200,7 +144,7 @@ class Ledger:
         identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value, scoring_digest)
         content = (
             reason,
-            _encode_metrics(metrics or {}),
+            encode_metrics(metrics or {}),
             examples,
             duration_seconds,
             self._clock(),
@@ -208,7 +152,7 @@ class Ledger:
             encode_details(new),
         )
         values = encode_resampled(resampled) if resampled else None
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             with self._connection:
                 cursor = self._connection.execute(
                     "INSERT INTO evaluations (checkpoint_digest, step, dataset, dataset_digest, outcome, "
@@ -244,7 +188,7 @@ class Ledger:
         """
         if self._outbox is None:
             return
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             with self._connection:
                 for event, once in announcements:
                     cursor = self._connection.execute(
@@ -269,7 +213,7 @@ class Ledger:
         """
         if self._outbox is None:
             return
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             row = self._connection.execute("SELECT step, checkpoint_digest, created_at FROM last_served").fetchone()
             last = None if row is None else LastServed(*row)
             if last is not None and last[:2] == served[:2]:
@@ -290,7 +234,7 @@ class Ledger:
         scoring_digest: str | None = None,
     ) -> EvaluationRecord | None:
         """Return the newest entry of this checkpoint, dataset and content (and outcome, and scoring), or None."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             records = self._select(
                 "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = "
                 "COALESCE(?, outcome) AND scoring_digest = COALESCE(?, scoring_digest) ORDER BY sequence DESC LIMIT 1",
@@ -325,17 +269,17 @@ class Ledger:
         ]
         conditions += [(text, value) for text, value in filters if value is not None]
         where = " AND ".join(text for text, _ in conditions)
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             return self._select(f"{where} ORDER BY sequence LIMIT ?", (*(value for _, value in conditions), limit))
 
     def of_step(self, step: int) -> list[EvaluationRecord]:
         """Return every entry of one step, by ascending sequence number."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             return self._select("step = ? ORDER BY sequence", (step,))
 
     def scored(self, dataset: str) -> list[EvaluationRecord]:
         """Return every score on one dataset, by ascending sequence number."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             return self._select(
                 "dataset = ? AND outcome = ? ORDER BY sequence", (dataset, EvaluationOutcome.SCORED.value)
             )
@@ -347,13 +291,13 @@ class Ledger:
         the place of an example in its dataset, so the values of two entries on the same content of a dataset, with the
         same number of resamples, are pairs.
         """
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             row = self._connection.execute("SELECT content FROM resampled WHERE sequence = ?", (sequence,)).fetchone()
         return {} if row is None else decode_resampled(row[0])
 
     def identities(self) -> set[tuple[int, str, str, str]]:
         """Return the step, checkpoint digest, dataset and dataset digest of all entries."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             rows = self._connection.execute(
                 "SELECT DISTINCT step, checkpoint_digest, dataset, dataset_digest FROM evaluations"
             )
@@ -361,7 +305,7 @@ class Ledger:
 
     def contents(self) -> dict[str, tuple[str, int]]:
         """Return the content of each dataset that was scored last, and the sequence number of that score."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             rows = self._connection.execute(
                 "SELECT dataset, dataset_digest, MAX(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
                 (EvaluationOutcome.SCORED.value,),
@@ -370,7 +314,7 @@ class Ledger:
 
     def first_contents(self) -> dict[str, str]:
         """Return the content of each dataset that was scored first."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             rows = self._connection.execute(
                 "SELECT dataset, dataset_digest, MIN(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
                 (EvaluationOutcome.SCORED.value,),
@@ -379,13 +323,13 @@ class Ledger:
 
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             rows = self._connection.execute("SELECT DISTINCT step FROM evaluations ORDER BY step").fetchall()
         return [int(step) for (step,) in rows]
 
     def newest_steps(self, *, before: int | None = None, limit: int) -> list[int]:
         """Return up to ``limit`` steps that have an entry, descending, all below ``before`` if it is given."""
-        with self._changed, self._reporting():
+        with self._changed, reporting(self._path):
             rows = self._connection.execute(
                 "SELECT DISTINCT step FROM evaluations WHERE step < ? ORDER BY step DESC LIMIT ?",
                 (_AFTER_ALL_STEPS if before is None else before, limit),
@@ -405,7 +349,10 @@ class Ledger:
             LedgerError: The file cannot be written. What was removed before stays removed.
         """
         removed, after = 0, 0
-        with self._reporting(), contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as connection:
+        with (
+            reporting(self._path),
+            contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as connection,
+        ):
             connection.execute("PRAGMA synchronous = FULL")
             row = connection.execute(
                 "SELECT sequence FROM evaluations ORDER BY sequence DESC LIMIT 1 OFFSET ?", (keep,)
@@ -446,101 +393,9 @@ class Ledger:
                 self._connection.close()
                 self._changed.notify_all()
 
-    def _open(self) -> sqlite3.Connection:
-        with contextlib.ExitStack() as undo, self._reporting():
-            connection = sqlite3.connect(self._path, check_same_thread=False)
-            undo.callback(connection.close)
-            self._prepare(connection)
-            undo.pop_all()
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        if is_remote(self._file_system):
-            # A ledger that has a write-ahead log is then read without shared memory.
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
-        empty = (application, version, tables) == (0, 0, 0)
-        if not empty and application != APPLICATION_ID:
-            raise LedgerError(
-                f"{self._path} is not a ledger of evaluations; move it away or choose another state folder"
-            )
-        if not empty and not 1 <= version <= SCHEMA_VERSION:
-            raise LedgerError(
-                f"{self._path} has schema version {version}, this program reads up to {SCHEMA_VERSION}; use the "
-                "version of understudy that wrote it, or move the file away to begin a new ledger"
-            )
-        self._set_journal(connection)
-        connection.execute("PRAGMA synchronous = FULL")
-        if not empty:
-            for older in range(version, SCHEMA_VERSION):
-                script = f"{_UPGRADES[older]} PRAGMA user_version = {older + 1};"
-                connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
-                _log.info("the ledger %s now has schema version %d", self._path, older + 1)
-            with connection:
-                connection.executemany(
-                    "UPDATE evaluations SET dataset_digest = ? || sequence WHERE dataset = ? AND dataset_digest = '' "
-                    "AND outcome = ? AND reason LIKE ?",
-                    [(_SUPERSEDED, WHOLE_CHECKPOINT, EvaluationOutcome.FAILED.value, like) for like in _TRIED_AGAIN],
-                )
-        else:
-            connection.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; "
-                "COMMIT;"
-            )
-
-    def _set_journal(self, connection: sqlite3.Connection) -> None:
-        if not is_remote(self._file_system):
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        connection.execute("PRAGMA journal_mode = DELETE")
-        connection.execute("PRAGMA locking_mode = NORMAL")
-        _log.info(
-            "the ledger %s is on a network file system (%s), so it has a rollback journal instead of a write-ahead "
-            "log; give a local folder with --state-dir if entries are slow to write",
-            self._path,
-            self._file_system,
-        )
-
     def _select(self, where: str, values: Sequence[Any]) -> list[EvaluationRecord]:
-        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM evaluations WHERE {where}", values)  # noqa: S608 - constant texts
-        return [_record(row) for row in rows]
+        rows = self._connection.execute(f"SELECT {COLUMNS} FROM evaluations WHERE {where}", values)  # noqa: S608 - constant texts
+        return [read_row(row) for row in rows]
 
     def _value(self, query: str) -> Any:
         return self._connection.execute(query).fetchone()[0]
-
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise LedgerError(
-                f"the ledger {self._path} cannot be used: {error}; check the disk's space and the file's permissions, "
-                "or move the file away to begin a new ledger"
-            ) from error
-
-
-def _record(row: Sequence[Any]) -> EvaluationRecord:
-    sequence, step, digest, dataset, content, outcome, reason, metrics, examples, duration, recorded_at, *rest = row
-    notes, details = rest
-    return EvaluationRecord(
-        sequence=sequence,
-        step=step,
-        checkpoint_digest=digest,
-        dataset=dataset,
-        outcome=EvaluationOutcome(outcome),
-        reason=reason,
-        metrics={name: float(value) for name, value in json.loads(metrics).items()},
-        examples=examples,
-        duration_seconds=duration,
-        recorded_at=recorded_at,
-        notes=tuple(json.loads(notes)),
-        dataset_digest="" if content.startswith(_SUPERSEDED) else content,
-        **decode_details(details),
-    )
-
-
-def _encode_metrics(metrics: Mapping[str, float]) -> str:
-    """Return a JSON object with each value as a string of its shortest exact decimal, which allows NaN and infinity."""
-    return json.dumps({name: repr(float(value)) for name, value in metrics.items()})

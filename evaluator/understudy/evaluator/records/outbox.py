@@ -20,48 +20,6 @@ from understudy.evaluator.records.events import Event, EventType
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = """
-CREATE TABLE events (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    type TEXT NOT NULL,
-    step INTEGER NOT NULL,
-    checkpoint_digest TEXT NOT NULL,
-    occurred_at REAL NOT NULL,
-    data TEXT NOT NULL
-) STRICT;
-CREATE TABLE deliveries (
-    destination TEXT NOT NULL,
-    event INTEGER NOT NULL,
-    step INTEGER NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    first_attempt_at REAL,
-    due_at REAL NOT NULL DEFAULT 0,
-    error TEXT NOT NULL DEFAULT '',
-    dead_at REAL,
-    PRIMARY KEY (destination, event)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX deliveries_by_event ON deliveries (event);
-CREATE INDEX deliveries_by_step ON deliveries (destination, step, event);
-CREATE TABLE announced (
-    step INTEGER NOT NULL,
-    checkpoint_digest TEXT NOT NULL,
-    what TEXT NOT NULL,
-    PRIMARY KEY (step, checkpoint_digest, what)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE last_served (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    step INTEGER NOT NULL,
-    checkpoint_digest TEXT NOT NULL,
-    created_at REAL NOT NULL
-) STRICT;
-"""
-"""The tables of events in the ledger's file, from schema version 3 on.
-
-``deliveries`` has a row for each event and destination until it is delivered, ``announced`` what is not to become an
-event again, and ``last_served`` what the last event about serving was about.
-"""
-
 MOST_WAITING = 10_000
 """How many events may wait for one destination."""
 

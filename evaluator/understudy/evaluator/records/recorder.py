@@ -4,170 +4,31 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from understudy.checkpoints.atomic import write_json
-from understudy.checkpoints.evaluation_results import RESULTS_VERSION
-from understudy.checkpoints.layout import parse_step, step_name
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import LedgerError
-from understudy.evaluator.records.details import details_of
-from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
-from understudy.evaluator.records.table_files import TableFiles
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.result_files import ResultFiles, TableFiles
+from understudy.evaluator.records.summaries import Point, Summaries
 from understudy.evaluator.types import (
+    WHOLE_CHECKPOINT,
     Arrays,
     EvaluationOutcome,
     EvaluationRecord,
     EvaluationResult,
     GateCondition,
-    Observer,
 )
 
 _log = logging.getLogger(__name__)
-
-_Point = tuple[int, str]
-"""A step and the name of a metric."""
-
-_JSON = ".json"
 
 _PAGE = 1000
 
 _REMOVALS = 20
 """Old entries are removed when the ledger has grown by this fraction of the number to keep."""
-
-
-class ResultFiles:
-    """One file per step, replaced atomically, so that a reader sees the old content or the new. For one thread.
-
-    A file holds ``format_version``, ``step``, ``settled`` (whether the result is final: every dataset has a score or a
-    recorded reason for having none) and ``records``: the ledger's entries of the step in the order of writing. Values
-    without a JSON number are ``"nan"``, ``"inf"`` or ``"-inf"``; intervals are ``[low, high]``.
-
-    Args:
-        directory: The folder; created if missing.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-
-    def path(self, step: int) -> Path:
-        """Return the file of a step, whether or not it exists."""
-        return self._directory / f"{step_name(step)}{_JSON}"
-
-    def steps(self) -> set[int]:
-        """Return the steps that have a file."""
-        names = (entry.name.removesuffix(_JSON) for entry in os.scandir(self._directory) if entry.name.endswith(_JSON))
-        return {step for step in map(parse_step, names) if step is not None}
-
-    def publish(self, step: int, records: Sequence[EvaluationRecord], *, settled: bool) -> None:
-        """Write the file of a step durably; raise OSError if that fails."""
-        write_json(
-            self.path(step),
-            {
-                "format_version": RESULTS_VERSION,
-                "step": step,
-                "settled": settled,
-                "records": [_as_json(record) for record in records],
-            },
-        )
-
-
-def _as_json(record: EvaluationRecord) -> dict[str, Any]:
-    return {
-        "sequence": record.sequence,
-        "checkpoint_digest": record.checkpoint_digest,
-        "dataset": record.dataset,
-        "outcome": record.outcome.value,
-        "reason": record.reason,
-        "metrics": dict(record.metrics),
-        "examples": record.examples,
-        "duration_seconds": record.duration_seconds,
-        "recorded_at": record.recorded_at,
-        "notes": list(record.notes),
-        "dataset_digest": record.dataset_digest,
-        **details_of(record),
-    }
-
-
-class Summaries:
-    """Event files with one scalar per metric at the checkpoint's step. For one thread at a time.
-
-    Args:
-        directory: The folder of the runs, one subfolder for each dataset, and one for each later content of it, so that
-            no curve mixes what cannot be compared; created at the first write.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._writers: dict[str, Any] = {}
-        self._first_contents: dict[str, str] = {}
-
-    def begin_with(self, contents: Mapping[str, str]) -> None:
-        """Set the first content of each dataset, whose run has the dataset's name."""
-        self._first_contents = dict(contents)
-
-    def write(self, record: EvaluationRecord) -> None:
-        """Write the metrics of a record and flush them; a record without metrics writes nothing."""
-        self._write(self.run_of(record), record.step, record.metrics)
-
-    def points(self, run: str) -> set[_Point]:
-        """Return the points that the event files of a run hold. On any thread."""
-        return set(_points_in(self._directory / run))
-
-    def complete(self, records: Iterable[EvaluationRecord], known: Mapping[str, set[_Point]]) -> None:
-        """Write the points of these records that their runs lack, for example after a process was killed."""
-        for record in records:
-            run = self.run_of(record)
-            missing = {name: value for name, value in record.metrics.items() if (record.step, name) not in known[run]}
-            self._write(run, record.step, missing)
-            known[run].update((record.step, name) for name in missing)
-
-    def close(self) -> None:
-        """Close every event file. Idempotent."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
-
-    def run_of(self, record: EvaluationRecord) -> str:
-        """Return the name of the run that the metrics of a record belong to."""
-        content = record.dataset_digest
-        is_first = self._first_contents.setdefault(record.dataset, content) == content
-        return record.dataset if is_first else f"{record.dataset}-{content[:8]}"
-
-    def _write(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
-        if not metrics:
-            return
-        import tensorflow as tf
-
-        with self._writer(run).as_default(step=step):
-            for name, value in metrics.items():
-                tf.summary.scalar(name, value)
-        self._writer(run).flush()
-
-    def _writer(self, run: str) -> Any:
-        import tensorflow as tf
-
-        if run not in self._writers:
-            self._writers[run] = tf.summary.create_file_writer(str(self._directory / run))
-        return self._writers[run]
-
-
-def _points_in(folder: Path) -> Iterator[_Point]:
-    """Yield the points in the event files of a run. A truncated file is read up to its end, as TensorBoard does."""
-    import tensorflow as tf
-
-    for file in folder.glob("events.out.tfevents.*"):
-        try:
-            for content in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
-                event = tf.compat.v1.Event.FromString(content)
-                yield from ((event.step, value.tag) for value in event.summary.value)
-        except tf.errors.DataLossError:
-            continue
 
 
 class Recorder:
@@ -438,7 +299,7 @@ class Recorder:
 
     def _complete_summaries(self, last: int) -> None:
         """Write the points of the entries up to ``last`` that the event files lack; later ones are written anyway."""
-        known: dict[str, set[_Point]] = {}
+        known: dict[str, set[Point]] = {}
         for records in self._scores(last):
             for run in {self._summaries.run_of(record) for record in records} - known.keys():
                 known[run] = self._summaries.points(run)

@@ -21,7 +21,7 @@ from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import EvaluationPolicy
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome
+from understudy.evaluator.types import CheckpointInfo, CheckpointKey, EvaluationOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ _MOST_COPIES = 64
 """The maximum number of leases that need a copy, besides the next checkpoints to evaluate."""
 
 _SUPERSEDED = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
-
-_Key = tuple[int, str]
 
 
 class CheckpointWatcher:
@@ -100,12 +98,12 @@ class CheckpointWatcher:
         self._events = events
         self._policy = policy
         self._poll_interval_seconds = poll_interval_seconds
-        self._unsettled: dict[_Key, CheckpointInfo] = {}
-        self._settled: set[_Key] = set()
-        self._failed: set[_Key] = set()
-        self._leases: dict[_Key, Lease] = {}
+        self._unsettled: dict[CheckpointKey, CheckpointInfo] = {}
+        self._settled: set[CheckpointKey] = set()
+        self._failed: set[CheckpointKey] = set()
+        self._leases: dict[CheckpointKey, Lease] = {}
         self._new: list[CheckpointInfo] = []
-        self._verified: set[_Key] = set()
+        self._verified: set[CheckpointKey] = set()
         self._is_done = False
         self._caught_up_at = -math.inf
         self._woken = threading.Event()
@@ -336,7 +334,7 @@ class CheckpointWatcher:
         note = self._version_monitor.postponed if exhausted_resource(error) else self._version_monitor.failed
         note(info, error, seconds=0.0)
 
-    def _release_leases(self, needed: Collection[_Key]) -> None:
+    def _release_leases(self, needed: Collection[CheckpointKey]) -> None:
         for key in self._leases.keys() - needed:
             self._leases.pop(key).release()
 

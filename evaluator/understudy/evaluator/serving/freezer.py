@@ -8,8 +8,8 @@ import time
 from typing import Protocol
 
 from understudy.evaluator.evaluator_errors import EvaluatorError, FreezingCancelledError, NotFrozenError, first_line
+from understudy.evaluator.observer import FreezeOutcome, Observer
 from understudy.evaluator.serving.servable import Handle, ModelSlot
-from understudy.evaluator.types import FreezeOutcome, Observer
 
 _log = logging.getLogger(__name__)
 

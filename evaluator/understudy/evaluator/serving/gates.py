@@ -1,4 +1,4 @@
-"""The conditions of a gate: their language, and the decision on measured values.
+"""The gate that the settings describe: its conditions, and their language.
 
 A condition compares a metric with a number, or with another version's value on the same examples::
 
@@ -19,23 +19,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.settings import MonitorMode
-from understudy.evaluator.types import Array, EvaluationOutcome, GateCondition, Interval
+from understudy.evaluator.serving.promotion import Monitor
+from understudy.evaluator.settings import EvaluatorSettings, MonitorMode
+from understudy.evaluator.types import (
+    Array,
+    EvaluationOutcome,
+)
 
 Baseline = Literal["serving", "best"]
 Rule = Literal["at least", "at most", "not worse", "better"]
 
 ACCEPTED, REFUSED, UNDECIDED = EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED
 
-RESOLUTION = 2.0**-23
-"""The relative difference of neighbouring float32 values. Metrics are float32, so values this close are equal."""
 
 EXAMPLES = (
     "'test/accuracy >= 0.9', 'test/accuracy not worse by 0.01 at 95%' or 'test/accuracy[label=3] better by 0.01 than "
@@ -61,23 +61,20 @@ _LESS_IS_BETTER = (
     *("divergence", "poisson", "false_positives", "false_negatives", "brier"),
 )
 _MORE_IS_BETTER = (
-    *(
-        "accuracy",
-        "acc",
-        "auc",
-        "precision",
-        "recall",
-        "f1",
-        "f1_score",
-        "fbeta_score",
-        "iou",
-        "io_u",
-        "r2",
-        "r2_score",
-    ),
+    *("accuracy", "acc", "auc", "precision", "recall", "f1", "f1_score", "fbeta_score"),
+    *("iou", "io_u", "r2", "r2_score"),
     *("specificity", "sensitivity", "true_positives", "true_negatives", "cosine_similarity", "correlation"),
 )
-_PERCENT = 100.0
+PERCENT = 100.0
+
+KEEP, SERVE = "keep", "serve"
+"""What to do with an undecided checkpoint, unless it is scored on one more dataset."""
+
+GATE_RESAMPLES = 1000
+"""The resamples for a gate at a confidence, unless the settings say how many."""
+
+RESOLUTION = 2.0**-23
+"""The relative difference of neighbouring float32 values. Metrics are float32, so values this close are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,130 +200,6 @@ def least_resamples(conditions: Sequence[Condition]) -> int:
     return math.ceil(2 * len(levels) / min(levels) - RESOLUTION) if levels else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a condition is decided on.
-
-    Attributes:
-        value: The checkpoint's value.
-        baseline_step: The step to compare with; None for a bound, and if there is none.
-        baseline_value: The value of that step on the same examples.
-        resampled: The value, or its difference from the baseline's, in each resample, ``[resamples]``; None if there
-            are none. NaN marks a resample without any example.
-        lacks: Why there are none, or why there is nothing to decide by.
-    """
-
-    value: float
-    baseline_step: int | None = None
-    baseline_value: float | None = None
-    resampled: Array | None = None
-    lacks: str = ""
-
-
-def judge(measured: Sequence[tuple[Condition, Measured]]) -> list[GateCondition]:
-    """Decide on all conditions of a gate, with Holm's correction for those at a confidence."""
-    decided = [_without_interval(condition, on) for condition, on in measured]
-    waiting = [place for place, result in enumerate(decided) if result is None]
-    results = {place: result for place, result in enumerate(decided) if result is not None}
-    while waiting:
-        # Holm's method in terms of intervals: those that are decided at the widest ones no longer count for the rest.
-        tried = {place: _with_interval(*measured[place], among=len(waiting)) for place in waiting}
-        rest = [place for place in waiting if tried[place].outcome is UNDECIDED]
-        is_last = len(rest) == len(waiting)
-        results |= {place: tried[place] for place in waiting if is_last or place not in rest}
-        waiting = [] if is_last else rest
-    return [results[place] for place in range(len(measured))]
-
-
-def outcome_of(conditions: Sequence[GateCondition]) -> EvaluationOutcome:
-    """Return the outcome of the gate: refused if any condition is, else undecided if any is, else accepted."""
-    outcomes = {condition.outcome for condition in conditions}
-    return next((outcome for outcome in (REFUSED, UNDECIDED) if outcome in outcomes), ACCEPTED)
-
-
-def _without_interval(condition: Condition, on: Measured) -> GateCondition | None:
-    """Decide by the values alone; return None if the condition needs an interval and there is one."""
-    result = GateCondition(
-        text=condition.text,
-        outcome=ACCEPTED,
-        value=on.value,
-        baseline_step=on.baseline_step,
-        baseline_value=on.baseline_value,
-    )
-    if not math.isfinite(on.value):
-        return replace(result, outcome=REFUSED, reason=on.lacks)
-    if condition.baseline is not None and on.baseline_value is None:
-        is_undecided = on.baseline_step is not None and condition.confidence is not None
-        reason = f"{_said(condition, on)}; {on.lacks}" if is_undecided else _said(condition, on)
-        return replace(result, outcome=UNDECIDED if is_undecided else ACCEPTED, reason=reason)
-    if condition.confidence is not None:
-        usable = None if on.resampled is None else int(np.isfinite(on.resampled).sum())
-        if usable:
-            return None
-        return replace(result, outcome=UNDECIDED, reason=f"{_said(condition, on)}; {on.lacks or 'no resample has it'}")
-    merit, scale = _merit(condition, on)
-    if _reaches(merit, condition.threshold, scale):
-        return replace(result, reason=_said(condition, on))
-    return replace(result, outcome=REFUSED, reason=f"{_said(condition, on)}; {condition.required()} is required")
-
-
-def _with_interval(condition: Condition, on: Measured, *, among: int) -> GateCondition:
-    """Decide by the interval at the level for one of ``among`` conditions."""
-    assert condition.confidence is not None  # noqa: S101 - _without_interval decided the others
-    assert on.resampled is not None  # noqa: S101
-    tail = (1.0 - condition.confidence) / (2 * among)
-    drawn = on.resampled[np.isfinite(on.resampled)]
-    low, high = (float(bound) for bound in np.quantile(drawn.astype(np.float64), [tail, 1.0 - tail]))
-    merits = sorted((float(condition.merit(low)), float(condition.merit(high))))
-    _, scale = _merit(condition, on)
-    worst, best = (_reaches(merit, condition.threshold, scale) for merit in merits)
-    outcome = ACCEPTED if worst else UNDECIDED if best else REFUSED
-    corrected = "" if among == 1 else f", corrected for {among} conditions"
-    shown = f", between {low:.6g} and {high:.6g}"
-    if condition.baseline is not None:
-        shown = f"; the improvement is between {merits[0]:.6g} and {merits[1]:.6g}"
-    reason = f"{_said(condition, on)}{shown} at {condition.confidence * _PERCENT:.6g}%{corrected}"
-    if outcome is not ACCEPTED:
-        reason += f"; {condition.required()} is required"
-    return GateCondition(
-        text=condition.text,
-        outcome=outcome,
-        value=on.value,
-        baseline_step=on.baseline_step,
-        baseline_value=on.baseline_value,
-        interval=Interval(low=low, high=high),
-        reason=reason,
-    )
-
-
-def _merit(condition: Condition, on: Measured) -> tuple[float, float]:
-    """Return the merit of the value, and the size of the numbers that it is computed from."""
-    held = on.baseline_value if condition.baseline is not None else None
-    if held is None:
-        return float(condition.merit(on.value)), max(abs(on.value), abs(condition.number))
-    return float(condition.merit(on.value, held)), max(abs(on.value), abs(held))
-
-
-def _reaches(merit: float, threshold: float, scale: float) -> bool:
-    return merit >= threshold - RESOLUTION * scale
-
-
-def _name(condition: Condition) -> str:
-    return condition.metric if condition.setting else f"{condition.dataset}/{condition.key}"
-
-
-def _said(condition: Condition, on: Measured) -> str:
-    """Return the value, and its improvement over the baseline's, in words; for a shorthand with all digits."""
-    digits: Callable[[float], str] = repr if condition.setting else "{:.6g}".format
-    said = f"{_name(condition)} is {digits(on.value)}"
-    if condition.baseline is None or on.baseline_value is None:
-        return said
-    merit, _ = _merit(condition, on)
-    is_worse = merit < 0 and not condition.setting
-    apart = f"{digits(-merit)} worse" if is_worse else f"{digits(merit)} better"
-    return f"{said}, {apart} than the {digits(on.baseline_value)} of the {condition.baseline} step {on.baseline_step}"
-
-
 def _rule(written: str) -> Rule:
     if written in (">=", "<="):
         return "at least" if written == ">=" else "at most"
@@ -370,7 +243,7 @@ def _baseline(clauses: Mapping[str, str]) -> Baseline:
 
 def _confidence(text: str, percent: str) -> float:
     try:
-        confidence = float(percent) / _PERCENT
+        confidence = float(percent) / PERCENT
     except ValueError:
         confidence = math.nan
     if not 0 < confidence < 1:
@@ -403,3 +276,121 @@ def _check_slice(text: str, name: str, slices: Collection[frozenset[str]]) -> No
 
 def _unreadable(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(f"gate is {text!r}: {why}; a gate is written as {EXAMPLES}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """The conditions that a checkpoint must meet before it is served.
+
+    Attributes:
+        conditions: All must be met.
+        when_undecided: ``keep`` (the present version), ``serve`` (the new one), or the name of a dataset to decide on.
+    """
+
+    conditions: tuple[Condition, ...]
+    when_undecided: str = KEEP
+
+    @property
+    def datasets(self) -> frozenset[str]:
+        """The datasets that the conditions are decided on at first."""
+        return frozenset(condition.dataset for condition in self.conditions)
+
+    @property
+    def further_dataset(self) -> str | None:
+        """The dataset that undecided checkpoints are scored on in addition, or None."""
+        return None if self.when_undecided in (KEEP, SERVE) else self.when_undecided
+
+    def resamples(self, given: int) -> int:
+        """Return how many resamples to draw, from the number in the settings.
+
+        Raises:
+            ConfigurationError: The number is too small for the confidence of the conditions.
+        """
+        least = least_resamples(self.conditions)
+        if not given:
+            return max(GATE_RESAMPLES, least) if least else 0
+        if given < least:
+            raise ConfigurationError(
+                f"resamples is {given}; the gates at a confidence need at least {least}, so that a resample or more "
+                "lies beyond each bound of the widest interval"
+            )
+        return given
+
+
+def further_dataset(settings: EvaluatorSettings, names: Sequence[str]) -> str | None:
+    """Return the name of the dataset that only undecided checkpoints are scored on, or None.
+
+    Raises:
+        ConfigurationError: There is no such dataset, or it is the only one.
+    """
+    name = settings.when_undecided
+    if name in (KEEP, SERVE):
+        return None
+    if name not in names or len(names) == 1:
+        raise ConfigurationError(
+            f"when_undecided is {name!r}; give serve, keep, or one of several datasets; there are {list(names)}"
+        )
+    if settings.evaluation_policy == "latest":
+        raise ConfigurationError(
+            f"when_undecided is {name!r}, and evaluation_policy is latest, which skips the checkpoints to compare "
+            "with; give every or a number"
+        )
+    return name
+
+
+def build_gate(
+    settings: EvaluatorSettings, monitor: Monitor | None, datasets: Sequence[str], slices: Sequence[frozenset[str]]
+) -> Gate | None:
+    """Return the gate of the settings, or None if they have none.
+
+    Args:
+        settings: The operator's settings.
+        monitor: The monitored metric; None without datasets.
+        datasets: The names of the datasets that every checkpoint is scored on.
+        slices: The configured slices, each by the names of its features.
+
+    Raises:
+        ConfigurationError: There is no dataset to decide by, or a condition cannot be read.
+    """
+    given = [name for name in ("gate", "min_value", "min_improvement") if getattr(settings, name) not in (None, ())]
+    if given and monitor is None:
+        raise ConfigurationError(
+            f"{' and '.join(given)} decide by a score, and there is no dataset to score on; name an experiment or a "
+            "file of data"
+        )
+    modes = {f"{monitor.dataset}/{monitor.metric}": monitor.mode} if monitor and settings.monitor_mode else {}
+    conditions = [*(_shorthands(settings, monitor) if monitor else ())]
+    conditions += [parse_gate(text, datasets=datasets, modes=modes, slices=slices) for text in settings.gate]
+    if settings.when_undecided != KEEP and all(condition.confidence is None for condition in conditions):
+        raise ConfigurationError(
+            f"when_undecided is {settings.when_undecided!r}, and no gate has a confidence; write one such as "
+            "'test/accuracy not worse by 0.01 at 95%'"
+        )
+    return Gate(conditions=tuple(conditions), when_undecided=settings.when_undecided) if conditions else None
+
+
+def _shorthands(settings: EvaluatorSettings, monitor: Monitor) -> Iterator[Condition]:
+    """Yield the conditions that ``min_value`` and ``min_improvement`` stand for."""
+    value, improvement = settings.min_value, settings.min_improvement
+    name = f"{monitor.dataset}/{monitor.metric}"
+    if value is not None:
+        yield Condition(
+            text=f"{name} {'>=' if monitor.mode == 'max' else '<='} {value!r}",
+            dataset=monitor.dataset,
+            metric=monitor.metric,
+            rule="at least" if monitor.mode == "max" else "at most",
+            number=value,
+            mode=monitor.mode,
+            setting="min_value",
+        )
+    if improvement is not None:
+        yield Condition(
+            text=f"{name} better by {improvement!r}",
+            dataset=monitor.dataset,
+            metric=monitor.metric,
+            rule="better",
+            number=improvement,
+            baseline="serving",
+            mode=monitor.mode,
+            setting="min_improvement",
+        )

@@ -25,7 +25,8 @@ from understudy.evaluator.serving.decision_file import (
     ServingDecision,
     ServingReport,
 )
-from understudy.evaluator.serving.gatekeeper import Gatekeeper, Serving
+from understudy.evaluator.serving.gate_trial import Serving
+from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.promotion import Ranking, choose
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager

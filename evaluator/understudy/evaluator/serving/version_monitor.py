@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, UnsupportedFormatError
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, OutOfResourcesError
+from understudy.evaluator.observer import Milestone, Observer
 from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.settings import EvaluationPolicy
-from understudy.evaluator.types import CheckpointInfo, LifeEvent, Milestone, Observer, VersionState, VersionStatus
+from understudy.evaluator.types import CheckpointInfo, LifeEvent, VersionState, VersionStatus
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,13 @@ from understudy.evaluator.evaluation.slices import columns_of
 from understudy.evaluator.model.received_outputs import as_inputs
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
 from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.pool import WorkerPool
 from understudy.evaluator.sharding.schedule import Patience
 from understudy.evaluator.sharding.work import BATCHES_PER_SHARD, Work, count_of, load_slot, open_data, shards_of
-from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress, SilentObserver
+from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress
 
 _BATCH_SECONDS = 600.0
 _CLOSE_SECONDS = 60.0

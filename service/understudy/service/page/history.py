@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from understudy.evaluator.records.ledger import WHOLE_CHECKPOINT, Ledger
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, Interval
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.types import WHOLE_CHECKPOINT, EvaluationOutcome, EvaluationRecord, Interval
 
 MAX_POINTS: Final = 500
 """The most points of a series that a page shows. Up to twice as many are held."""

@@ -1,14 +1,15 @@
-"""Encodes what an entry of the ledger holds beyond its columns: intervals, slices, conditions, and resampled values."""
+"""Encodes the entries of the ledger: as rows, as JSON, and the resampled values as bytes."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from understudy.evaluator.records.ledger_file import SUPERSEDED
 from understudy.evaluator.types import (
     Arrays,
     EvaluationOutcome,
@@ -18,7 +19,39 @@ from understudy.evaluator.types import (
     SliceScore,
 )
 
+COLUMNS = (
+    "sequence, step, checkpoint_digest, dataset, dataset_digest, outcome, reason, metrics, examples, duration_seconds, "
+    "recorded_at, notes, details"
+)
+"""The columns that `read_row` reads."""
+
 _HEADER_LENGTH_BYTES = 4
+
+
+def read_row(row: Sequence[Any]) -> EvaluationRecord:
+    """Return the entry of a row with `COLUMNS`."""
+    sequence, step, digest, dataset, content, outcome, reason, metrics, examples, duration, recorded_at, *rest = row
+    notes, details = rest
+    return EvaluationRecord(
+        sequence=sequence,
+        step=step,
+        checkpoint_digest=digest,
+        dataset=dataset,
+        outcome=EvaluationOutcome(outcome),
+        reason=reason,
+        metrics={name: float(value) for name, value in json.loads(metrics).items()},
+        examples=examples,
+        duration_seconds=duration,
+        recorded_at=recorded_at,
+        notes=tuple(json.loads(notes)),
+        dataset_digest="" if content.startswith(SUPERSEDED) else content,
+        **decode_details(details),
+    )
+
+
+def encode_metrics(metrics: Mapping[str, float]) -> str:
+    """Return a JSON object with each value as a string of its shortest exact decimal, which allows NaN and infinity."""
+    return json.dumps({name: repr(float(value)) for name, value in metrics.items()})
 
 
 def details_of(record: EvaluationRecord) -> dict[str, Any]:

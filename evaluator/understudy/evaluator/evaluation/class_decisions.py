@@ -1,0 +1,161 @@
+"""What a model decided about the examples of a batch: the class or labels of each item, and which are right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from understudy.evaluator.evaluation.curves import sigmoid
+from understudy.evaluator.model.output_tasks import OutputTask
+from understudy.evaluator.types import Array
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """What a model decided about the items of a batch, and what is true.
+
+    An item is an example, or a position of an example for sequences; those that the output's mask hides are no items.
+    Items with an output that is not a number or a target that is no class are left out.
+
+    Attributes:
+        right: Bool ``[examples]``: whether every item of the example is decided rightly; False if one is left out.
+        examples: Int64 ``[items]``: the example in the batch that each item belongs to.
+        predicted: The classes, int64 ``[items]``; for several labels at once bool ``[items, labels]``.
+        actual: The same of the targets.
+        probabilities: Float64 ``[items, labels]``, one label for two classes; None if they are not known.
+        weights: How much each item counts, float64 ``[items]``.
+        left_out: The number of items that are left out.
+    """
+
+    right: Array
+    examples: Array
+    predicted: Array
+    actual: Array
+    probabilities: Array | None
+    weights: Array
+    left_out: int
+
+    def of(self, items: Array) -> Decisions:
+        """Return the decisions about some items, by their indices; an item may occur several times."""
+        return replace(
+            self,
+            examples=self.examples[items],
+            predicted=self.predicted[items],
+            actual=self.actual[items],
+            probabilities=None if self.probabilities is None else self.probabilities[items],
+            weights=self.weights[items],
+        )
+
+
+def decide(task: OutputTask, outputs: Array, targets: Array, weights: Array | None = None) -> Decisions:
+    """Return the decisions of a classification.
+
+    Args:
+        task: The task of the output; not a regression.
+        outputs: Its values for a batch, ``[examples, ...]``.
+        targets: The targets, ``[examples, ...]``.
+        weights: How much each item counts, float64 ``[examples, items of an example]``, NaN for those that a mask
+            hides; 1 each if None.
+    """
+    if task.kind in {"binary", "multilabel"}:
+        return _decide_labels(task, outputs, targets, weights)
+    return _decide_classes(task, outputs, targets, weights)
+
+
+def _decide_labels(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:
+    is_binary = task.kind == "binary"
+    width = 1 if is_binary else outputs.shape[-1]
+    values = outputs.reshape(-1, width).astype(np.float64)
+    wanted = targets.reshape(-1, width).astype(np.float64)
+    weights = np.ones(len(values)) if given is None else given.ravel()
+    items, kept = _kept(len(outputs), values, np.isfinite(wanted).all(axis=1) & ~np.isnan(weights))
+    probabilities = _label_probabilities(task, values[kept])
+    is_hinge = task.scores == "unknown"
+    predicted = values[kept] > 0.0 if is_hinge else probabilities > 0.5  # noqa: PLR2004 - as Keras's accuracy
+    actual = wanted[kept] > (0.0 if is_hinge else 0.5)
+    return Decisions(
+        right=_all_right(len(outputs), items, kept, (predicted == actual).all(axis=1), weights),
+        examples=items[kept],
+        predicted=predicted[:, 0].astype(np.int64) if is_binary else predicted,
+        actual=actual[:, 0].astype(np.int64) if is_binary else actual,
+        probabilities=None if is_hinge or not _are_probabilities(probabilities) else probabilities,
+        weights=weights[kept],
+        left_out=int((~kept & ~np.isnan(weights)).sum()),
+    )
+
+
+def _decide_classes(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:
+    classes = outputs.shape[-1]
+    values = outputs.reshape(-1, classes).astype(np.float64)
+    weights = np.ones(len(values)) if given is None else given.ravel()
+    if task.kind == "sparse":
+        wanted = targets.reshape(-1).astype(np.int64)
+        valid = (wanted >= 0) & (wanted < classes)
+    else:
+        wanted = targets.reshape(-1, classes).argmax(axis=1)
+        valid = np.isfinite(targets.reshape(-1, classes).astype(np.float64)).all(axis=1)
+    items, kept = _kept(len(outputs), values, valid & ~np.isnan(weights))
+    predicted, actual = values[kept].argmax(axis=1), wanted[kept]
+    probabilities = _softmax(values[kept]) if task.scores == "logits" else values[kept]
+    usable = task.scores != "unknown" and _are_probabilities(probabilities)
+    return Decisions(
+        right=_all_right(len(outputs), items, kept, predicted == actual, weights),
+        examples=items[kept],
+        predicted=predicted,
+        actual=actual,
+        probabilities=probabilities if usable else None,
+        weights=weights[kept],
+        left_out=int((~kept & ~np.isnan(weights)).sum()),
+    )
+
+
+def _kept(examples: int, values: Array, valid: Array) -> tuple[Array, Array]:
+    """Return the example of each item, and which items are kept."""
+    items = np.repeat(np.arange(examples), len(values) // examples)
+    return items, valid & np.isfinite(values).all(axis=1)
+
+
+def _all_right(examples: int, items: Array, kept: Array, right: Array, weights: Array) -> Array:
+    wrong = np.zeros(examples, bool)
+    wrong[items[~kept & ~np.isnan(weights)]] = True
+    wrong[items[kept][~right]] = True
+    return ~wrong
+
+
+def _label_probabilities(task: OutputTask, values: Array) -> Array:
+    return sigmoid(values) if task.scores == "logits" else values
+
+
+def _are_probabilities(values: Array) -> bool:
+    return not values.size or bool(values.min() >= -_TOLERANCE and values.max() <= 1 + _TOLERANCE)
+
+
+def _softmax(logits: Array) -> Array:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def item_weights(examples: int, items: int, weights: Array | None, mask: Array | None) -> Array:
+    """Return how much the items of an output count, float64 ``[examples, items]``; NaN for those that a mask hides.
+
+    Args:
+        examples: The number of examples.
+        items: The number of items of each.
+        weights: Weights ``[examples, ...]`` of the examples or of their elements; 1 each if None.
+        mask: Which elements count, bool ``[examples, ...]``; all if None.
+    """
+    found = np.ones((examples, items))
+    if weights is not None:
+        found = found * _spread_over(weights.astype(np.float64), items)
+    if mask is not None:
+        found = np.where(_spread_over(mask.astype(np.bool_), items), found, np.nan)
+    return found
+
+
+def _spread_over(values: Array, items: int) -> Array:
+    """Return values ``[examples, ...]`` for each item, ``[examples, items]``; each may stand for several items."""
+    flat = values.reshape(len(values), -1)
+    return np.repeat(flat, max(1, items // max(1, flat.shape[1])), axis=1)
