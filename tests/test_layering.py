@@ -189,7 +189,7 @@ def test_a_room_of_the_service_imports_from_the_rooms_it_may(room: str) -> None:
         ("exporters", []),
         ("templates", ["service/understudy/service/server.py"]),
         ("page", ["service/understudy/service/server.py"]),
-        ("tracing", ["service/understudy/service/server.py"]),
+        ("tracing", ["service/understudy/service/features.py"]),
     ],
 )
 def test_front_ends_are_imported_by_nothing_and_the_fast_path_the_page_and_traces_by_one_module(

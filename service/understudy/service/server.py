@@ -1,4 +1,4 @@
-"""The service as a whole: startup order, printed lines, and shutdown."""
+"""The service as a whole: what starts in which order, how long it serves, and in which order it ends."""
 
 from __future__ import annotations
 
@@ -8,37 +8,29 @@ import dataclasses
 import functools
 import gc
 import signal
-import socket
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from starlette.routing import Route
 
-from understudy.evaluator.evaluation.drift_monitor import DriftMonitor
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
-from understudy.evaluator.records.outbox import evaluator_id
-from understudy.evaluator.records.request_log import RequestLog
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import END_AFTER
-from understudy.service import http, logging
+from understudy.service import logging
 from understudy.service.calls.call_limits import BodyBudget
-from understudy.service.calls.metrics import RefusalCounter, new_registry
+from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.collectors import EvaluatorCollector, RunCollector
-from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
-from understudy.service.events.deliveries import Deliveries, RetryOptions
-from understudy.service.events.destinations import Destinations, destinations_of
-from understudy.service.events.event_metrics import EventMetrics
-from understudy.service.events.exporter import ExporterContext
+from understudy.service.evaluator_metrics import CheckpointTracer, InferenceStatistics, ServiceObserver
+from understudy.service.events.destinations import Destinations
+from understudy.service.features import Features
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
 from understudy.service.fleet.fleet_handler import FleetHandler
 from understudy.service.fleet.fleet_metrics import FleetMetrics
-from understudy.service.front_end import FrontEnd, HearSignals, MakeFrontEnd, load_front_end, write_address_file
+from understudy.service.front_end import HearSignals, MakeFrontEnd, load_front_end
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
@@ -47,20 +39,16 @@ from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
 from understudy.service.page.history import History
 from understudy.service.page.page_app import PageApp
-from understudy.service.readiness import DRAIN_NOTICE_SECONDS, DeviceWatch, Notifier, Readiness
+from understudy.service.ports import Announce, Ports
+from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.served_model import PredictionSampler, Predictor, ServedModel
+from understudy.service.served_model import Predictor, ServedModel
 from understudy.service.services import RequestHandlers, all_services, standby_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
-from understudy.service.tls import ServerCertificates
-from understudy.service.traffic.drift_metrics import DriftMetrics
-from understudy.service.traffic.request_log_metrics import RequestLogMetrics
-from understudy.service.traffic.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
-    from understudy.service.tracing.tracing import Tracing
 
 POLL_SECONDS = 0.5
 """How often to check whether training has ended."""
@@ -68,15 +56,10 @@ POLL_SECONDS = 0.5
 STANDBY_SECONDS = 0.25
 """How often to check whether the state folder is free."""
 
-REFRESH_SECONDS = 1.0
-"""How often to check whether certificates and callers have changed."""
-
 BLOCKING_THREADS = 8
 """How many blocking calls (the ledger, a scrape) may run at once."""
 
 _log = structlog.get_logger(__name__)
-
-Announce = Callable[[str], None]
 
 
 def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
@@ -149,9 +132,6 @@ class Service:
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
         self._fleet: FleetHandler | None = None
-        self._listens = False
-        self._http: tuple[http.HttpServer, http.ReplaceableApp] | None = None
-        self._refusals = RefusalCounter(self._registry)
         self._executor = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="service")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="requests")
 
@@ -177,33 +157,38 @@ class Service:
             stack.callback(self._executor.shutdown, cancel_futures=True)
             stack.callback(self._builder.shutdown, cancel_futures=True)
             # Certificates and ports first: what is wrong with them is reported at once, before TensorFlow is imported.
-            certificates = self._start_certificates(stack)
-            guard = await self._start_guard(stack)
-            tracing = await self._start_tracing(stack)
-            destinations = await self._loop.run_in_executor(self._executor, destinations_of, self._settings)
+            features = Features(self._settings, stack, registry=self._registry, executor=self._executor)
+            certificates = features.certificates()
+            guard = await features.guard()
+            tracing = await features.tracing()
+            destinations = await features.destinations()
             front_end = self._make_front_end(certificates)
-            grpc_port = front_end.bind(self._settings.host, self._settings.grpc_port)
-            listener = stack.enter_context(http.bind(self._settings.host, self._settings.http_port))
-            link = self._link(grpc_port)
-            opened, observer = await self._create_evaluator(destinations, tracing, link)
-            addresses = self._addresses(grpc_port, listener)
-            if self._settings.standby and not await self._stand_by(
-                stop, opened.evaluator, front_end, listener, certificates, addresses=addresses
-            ):
+            ports = Ports(
+                self._settings,
+                front_end,
+                certificates,
+                stack,
+                readiness=self._readiness,
+                announce=self._announce,
+                on_draining=self._end_watches,
+            )
+            link = features.link(ports.grpc)
+            tracer = None if tracing is None else tracing.checkpoints
+            opened, observer = await self._create_evaluator(destinations, tracer, link)
+            if self._settings.standby and not await self._stand_by(stop, opened.evaluator, ports):
                 return ServiceExit(reason=ExitReason.SIGNALLED)
             self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
             history = await self._start_evaluator(stack, opened.evaluator, observer)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
-            await self._start_deliveries(stack, destinations, model)
-            samplers = await self._start_samplers(stack, opened.evaluator)
+            await features.deliver(destinations, model)
+            samplers = await features.samplers(opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers), link)
             self._fleet = handlers.fleet
             services = all_services(handlers, self._readiness, template_codecs())
             methods = served_methods(services, self._registry, guard, None if tracing is None else tracing.calls)
             routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard, methods).routes()]
-            await self._start_http(stack, listener, routes, certificates)
-            await self._start_front_end(stack, front_end, methods)
-            self._announce_progress(stack, opened.evaluator, addresses)
+            await ports.serve(stack, methods, routes)
+            opened.evaluator.on_ready(functools.partial(self._announce_ready, ports.addresses))
             devices = self._watch_devices(stack, opened.evaluator)
             return await self._end_or_failure(stop, opened.evaluator, devices.failed)
 
@@ -241,72 +226,7 @@ class Service:
                 await asyncio.wait_for(stop.wait(), POLL_SECONDS)
         return ServiceExit(reason=ExitReason.SIGNALLED)
 
-    def _start_certificates(self, stack: AsyncExitStack) -> ServerCertificates | None:
-        """Read the certificates for TLS, and read them again when they change until the stack is closed."""
-        files = self._settings.tls_files
-        if files is None:
-            return None
-        certificates = ServerCertificates(files)
-        self._keep_refreshing(stack, certificates.refresh)
-        return certificates
-
-    async def _start_guard(self, stack: AsyncExitStack) -> Guard | None:
-        """Read the file of callers, and read it again when it changes until the stack is closed."""
-        file = self._settings.callers
-        if file is None:
-            return None
-        from understudy.service.callers.directory import CallerDirectory  # imports cryptography
-        from understudy.service.callers.guard import CallerGuard
-
-        directory = await self._loop.run_in_executor(self._executor, CallerDirectory, file)
-        self._keep_refreshing(stack, directory.refresh)
-        return CallerGuard(directory, self._refusals)
-
-    def _keep_refreshing(self, stack: AsyncExitStack, refresh: Callable[[], None]) -> None:
-        stack.push_async_callback(_cancelled, asyncio.create_task(self._refresh(refresh)))
-
-    async def _refresh(self, refresh: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self._loop.run_in_executor(self._executor, refresh)
-            except Exception as error:  # noqa: BLE001 - else later changes would never be used
-                _log.warning("cannot use a changed file yet", reason=f"{type(error).__name__}: {error}")
-
-    async def _start_tracing(self, stack: AsyncExitStack) -> Tracing | None:
-        """Start to record traces, if they are on, until the stack is closed."""
-        settings = self._settings
-        if not settings.tracing:
-            return None
-        from understudy.service.tracing.tracing import Tracing, is_disabled  # imports OpenTelemetry's SDK
-
-        if is_disabled():
-            _log.warning("no traces are recorded, as OTEL_SDK_DISABLED is true")
-            return None
-        start = functools.partial(
-            Tracing, self._registry, share=settings.tracing_sample, endpoint=settings.tracing_endpoint
-        )
-        tracing = await self._loop.run_in_executor(self._executor, start)
-        stack.push_async_callback(self._loop.run_in_executor, self._executor, tracing.close)
-        return tracing
-
-    def _link(self, grpc_port: int) -> GrpcEvaluatorLink | None:
-        """Return the connection to the evaluator that is followed at addresses, if there is one."""
-        settings = self._settings.link(grpc_port)
-        if settings is None:
-            return None
-        return GrpcEvaluatorLink(settings, software_version=metadata.version("understudy"))
-
-    async def _stand_by(
-        self,
-        stop: asyncio.Event,
-        evaluator: Evaluator,
-        front_end: FrontEnd,
-        listener: socket.socket,
-        certificates: ServerCertificates | None,
-        *,
-        addresses: str,
-    ) -> bool:
+    async def _stand_by(self, stop: asyncio.Event, evaluator: Evaluator, ports: Ports) -> bool:
         """Wait while another evaluator uses the state folder, and answer that this server is not ready.
 
         Returns False if ``stop`` was set first; then nothing answers any more.
@@ -316,11 +236,7 @@ class Service:
             return True
         async with AsyncExitStack() as stack:
             self._readiness.held_back = lambda: f"standing by: {user}"
-            await self._start_http(stack, listener, [], certificates)
-            await self._start_front_end(
-                stack, front_end, served_methods(standby_services(self._readiness), new_registry())
-            )
-            self._announce_listening(stack, addresses)
+            await ports.serve(stack, served_methods(standby_services(self._readiness), new_registry()))
             _log.info("standing by", reason=user)
             while user and not stop.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -334,7 +250,7 @@ class Service:
         return True
 
     async def _create_evaluator(
-        self, destinations: Destinations, tracing: Tracing | None, link: GrpcEvaluatorLink | None
+        self, destinations: Destinations, tracer: CheckpointTracer | None, link: GrpcEvaluatorLink | None
     ) -> tuple[NamedEvaluator, ServiceObserver]:
         from understudy.evaluator.factory import create_evaluator  # imports TensorFlow, so it runs after the bind
 
@@ -342,7 +258,7 @@ class Service:
             self._registry,
             statistics=self._statistics,
             on_record=self._recorded.notify_threadsafe,
-            tracer=None if tracing is None else tracing.checkpoints,
+            tracer=tracer,
         )
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)
@@ -368,65 +284,6 @@ class Service:
         if self._settings.run_dir is not None:
             self._registry.register(RunCollector(self._settings.run_dir))
         return history
-
-    async def _start_deliveries(self, stack: AsyncExitStack, destinations: Destinations, model: ServedModel) -> None:
-        """Deliver events until the stack is closed."""
-        settings, outbox = self._settings, model.evaluator.outbox
-        metrics = EventMetrics(self._registry, destinations.exporters, outbox)
-        if outbox is None:
-            return
-        identifier = await self._loop.run_in_executor(self._executor, evaluator_id, settings.evaluator_state_dir)
-        context = ExporterContext(
-            model_name=model.name, evaluator_id=identifier, checkpoint_uri=settings.location.checkpoint_uri
-        )
-        retry = RetryOptions(for_seconds=settings.event_retry_seconds)
-        deliveries = Deliveries(outbox, destinations.makers(context), retry=retry, observer=metrics)
-        deliveries.start()
-        stack.push_async_callback(self._loop.run_in_executor, self._executor, deliveries.close)
-
-    async def _start_samplers(self, stack: AsyncExitStack, evaluator: Evaluator) -> Sequence[PredictionSampler]:
-        """Start what follows a sample of the predictions, until the stack is closed."""
-        settings = self._settings
-        samples = []
-        if settings.request_log_options is not None:
-            counts = RequestLogMetrics(self._registry)
-            log = await self._loop.run_in_executor(self._executor, RequestLog, settings.request_log_options, counts)
-            samples.append(
-                TrafficSample(
-                    log, share=settings.request_log_sample, dropped=counts.dropped, name="understudy-request-log"
-                )
-            )
-        if settings.drift_reference is not None:
-            shown = DriftMetrics(self._registry)
-            dataset = evaluator.dataset(settings.drift_reference)
-            options = settings.drift_options(settings.evaluator_state_dir)
-            monitor = DriftMonitor(evaluator, dataset, options, on_computed=shown.computed)
-            samples.append(
-                TrafficSample(monitor, share=settings.drift_sample, dropped=shown.dropped, name="understudy-drift")
-            )
-        for sample in samples:
-            sample.start()
-            stack.push_async_callback(self._loop.run_in_executor, self._executor, sample.close)
-        return samples
-
-    async def _start_http(
-        self,
-        stack: AsyncExitStack,
-        listener: socket.socket,
-        routes: Sequence[Route],
-        certificates: ServerCertificates | None,
-    ) -> None:
-        app = http.build_app(readiness=self._readiness, routes=routes, root_path=self._settings.root_path)
-        if self._http is None:
-            replaceable = http.ReplaceableApp(app)
-            limit = self._settings.max_http_connections
-            server = http.HttpServer(replaceable, listener, certificates, max_connections=limit)
-            await server.start()
-            self._http = server, replaceable
-        else:
-            server, replaceable = self._http
-            replaceable.app = app
-        stack.push_async_callback(server.stop)
 
     def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> RestApp:
         return RestApp(
@@ -454,10 +311,6 @@ class Service:
             executor=self._executor,
             max_connections=self._settings.max_http_connections,
         )
-
-    async def _start_front_end(self, stack: AsyncExitStack, front_end: FrontEnd, methods: ServedMethods) -> None:
-        await front_end.start(methods)
-        stack.push_async_callback(self._drain, front_end)
 
     def _watch_devices(self, stack: AsyncExitStack, evaluator: Evaluator) -> DeviceWatch:
         devices = DeviceWatch(evaluator, self._readiness)
@@ -510,45 +363,25 @@ class Service:
             ),
         )
 
-    def _addresses(self, grpc_port: int, listener: socket.socket) -> str:
-        host = self._settings.host
-        return f"grpc={host}:{grpc_port} http={host}:{listener.getsockname()[1]}"
+    def _announce_ready(self, addresses: str, step: int) -> None:
+        """Called on any thread when the first version serves."""
 
-    def _announce_listening(self, stack: AsyncExitStack, addresses: str) -> None:
-        """Write the address file until the stack is closed, and print the addresses, the first time."""
-        if self._settings.address_file is not None:
-            write_address_file(self._settings.address_file, addresses, tls=self._settings.tls_files is not None)
-            stack.callback(self._settings.address_file.unlink, missing_ok=True)
-        if not self._listens:
-            self._announce(f"LISTENING {addresses}")
-        self._listens = True
-
-    def _announce_progress(self, stack: AsyncExitStack, evaluator: Evaluator, addresses: str) -> None:
-        self._announce_listening(stack, addresses)
-
-        def become_ready(step: int) -> None:
+        def become_ready() -> None:
             self._readiness.become_ready()
             self._announce(f"READY {addresses} step={step}")
 
-        evaluator.on_ready(lambda step: _call_soon(self._loop, become_ready, step))
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(become_ready)
 
-    async def _drain(self, front_end: FrontEnd) -> None:
-        self._readiness.start_draining()
-        self._recorded.notify()  # ends the watches of evaluations
+    def _end_watches(self) -> None:
+        """End the calls that would last: watches of evaluations, and the servers that follow."""
+        self._recorded.notify()
         if self._fleet is not None:
             self._fleet.stop()
-        if self._readiness.watchers:
-            await asyncio.sleep(DRAIN_NOTICE_SECONDS)
-        await front_end.drain(self._settings.drain_seconds)
 
     async def _close_evaluator(self, evaluator: Evaluator) -> None:
         await self._loop.run_in_executor(self._executor, evaluator.close)
         _log.info("stopped")
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def _freeze_heap() -> None:
@@ -559,11 +392,6 @@ def _freeze_heap() -> None:
 
 def _not_followed(link: GrpcEvaluatorLink | None) -> str:
     return "" if link is None or not link.problem else f"no checkpoint is serving yet; {link.problem}"
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[int], None], step: int) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(callback, step)
 
 
 def _print_line(line: str) -> None:
