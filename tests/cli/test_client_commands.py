@@ -412,6 +412,14 @@ def test_evaluations_says_where_the_content_of_a_dataset_changed(run: Run, scrip
     assert note == "note: from #3 on, test has other examples; do not compare across that entry"
 
 
+def test_evaluations_says_where_the_configuration_of_a_metric_changed(run: Run, script: Script) -> None:
+    for step, top in ((10, ""), (20, "k=3"), (30, "k=3"), (40, "k=5")):
+        script.record(step, metrics={"top": 0.5}, metric_digests={"top": top} if top else {})
+
+    *_, note = run("evaluations").stdout.splitlines()
+    assert note == "note: from #4 on, top on test has another configuration; do not compare across that entry"
+
+
 def test_rescore_scores_again_what_was_scored(run: Run, script: Script) -> None:
     script.record(STEP, metrics={"loss": 0.25})
     script.record(STEP, dataset="removed", metrics={"loss": 0.25})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
-from testkit.real_run import FEATURES, WAIT_SECONDS, RealRun, outcomes, until_served, wait_for_records
+from testkit.real_run import FEATURES, WAIT_SECONDS, RealRun, outcomes, step_model, until_served, wait_for_records
 from understudy.evaluator.datasets.dataset import ArrayDataset
+from understudy.evaluator.evaluation.comparison import BootstrapOptions, DatasetBatches
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.types import EvaluationOutcome
 
@@ -65,6 +68,53 @@ def test_scored_again_with_resamples_an_undecided_checkpoint_is_decided(tmp_path
         assert outcomes(wait_for_records(evaluator, 6)[4:]) == [(3, "test", SCORED), (4, "test", ACCEPTED)]
         assert (again.metrics, again.resamples) == (before.metrics, 1000)
         assert evaluator.score_dataset("test", version=3, rescore=True).result(WAIT_SECONDS) == again
+
+
+def hitting_model(step: int, threshold: float) -> Any:
+    """Return the model of a step with one more metric."""
+    model = step_model(step)
+    metrics = [
+        keras.metrics.MeanAbsoluteError(name="mae"),
+        keras.metrics.BinaryAccuracy(name="hit", threshold=threshold),
+    ]
+    model.compile(optimizer="sgd", loss="mse", metrics=metrics)
+    return model
+
+
+def test_only_metrics_of_one_configuration_are_compared_though_others_have_changed(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    for step, threshold in ((3, 0.5), (4, 0.5), (5, 4.5)):
+        run.publish(step, model=hitting_model(step, threshold))
+    gate = (
+        "test/mae not worse by 5 than best at 95%",
+        "test/hit not worse by 5 than best at 95%, more is better",
+        "test/hit not worse by 5 than best, more is better",
+    )
+    with run.running(datasets=[examples()], gate=gate, version_policy="best", resamples=100) as evaluator:
+        records = wait_for_records(evaluator, 6)
+        comparison = evaluator.compare(
+            [3, 4, 5], DatasetBatches(examples(), batch_size=16), bootstrap=BootstrapOptions(resamples=50)
+        ).result(WAIT_SECONDS)
+    scores = [record for record in records if record.outcome is SCORED]
+    three, four, five = (each.metric_digests for each in sorted(scores, key=lambda record: record.step))
+    assert three == four
+    assert three.keys() == {"loss", "mae", "hit"}
+    assert {name for name in three if three[name] != five[name]} == {"hit"}
+    (decision,) = [record for record in records if record.step == 5 and record.outcome is not SCORED]
+    of_mae, *of_hit = decision.conditions
+    assert of_mae.baseline_value is not None
+    assert [each.outcome for each in decision.conditions] == [ACCEPTED, UNDECIDED, ACCEPTED]
+    assert all("hit has another configuration" in each.reason for each in of_hit)
+    same, other = comparison.versions[1:]
+    assert np.isfinite(same.differences["hit"])
+    assert np.isnan(other.differences["hit"])
+    assert np.isfinite(other.differences["mae"])
+    assert (same.metric_differences.keys(), other.metric_differences.keys()) == (
+        {"loss", "mae", "hit"},
+        {"loss", "mae"},
+    )
+    (note,) = [note for note in comparison.notes if "configuration" in note]
+    assert note.startswith("hit of step 5 has another configuration than that of step 3")
 
 
 def test_a_dataset_that_changed_is_scored_anew_noted_and_never_mixed_with_the_old_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +108,8 @@ def _show(result: CompareResult) -> None:
         (
             str(version.score.step),
             name,
-            f"{version.score.metrics[name]:.9g}",
-            f"{version.differences[name]:+.6g}",
+            f"{version.score.metrics.get(name, math.nan):.9g}",
+            f"{version.differences.get(name, math.nan):+.6g}",
             *_bounds(version.metric_differences.get(name)),
         )
         for version in result.versions

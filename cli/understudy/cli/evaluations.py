@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json"]
 
-_IN_COLUMNS = frozenset({"metrics", "intervals", "slices", "conditions"})
+_IN_COLUMNS = frozenset({"metrics", "intervals", "slices", "conditions", "metric_digests"})
 """The fields that CSV has in columns or rows of their own, or lacks."""
 
 _OUTCOMES = ("scored", "skipped", "failed", "accepted", "refused", "undecided")
@@ -83,14 +83,24 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
 
 
 def _changes(evaluations: Sequence[Evaluation]) -> Iterator[str]:
-    """Yield a sentence for each place where the content of a dataset changed."""
+    """Yield a sentence for each place where the content of a dataset or the configuration of a metric changed."""
     contents: dict[str, str] = {}
+    configurations: dict[tuple[str, str], str] = {}
     for each in evaluations:
-        if each.outcome != "scored" or not each.dataset_digest:
+        if each.outcome != "scored":
             continue
-        if contents.setdefault(each.dataset, each.dataset_digest) != each.dataset_digest:
+        content = each.dataset_digest or contents.get(each.dataset, "")
+        if contents.get(each.dataset, content) != content:
             yield f"note: from #{each.sequence} on, {each.dataset} has other examples; do not compare across that entry"
-        contents[each.dataset] = each.dataset_digest
+        if content:
+            contents[each.dataset] = content
+        for metric, digest in each.metric_digests.items():
+            if configurations.get((each.dataset, metric), digest) != digest:
+                yield (
+                    f"note: from #{each.sequence} on, {metric} on {each.dataset} has another configuration; do not "
+                    "compare across that entry"
+                )
+            configurations[each.dataset, metric] = digest
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:

@@ -158,6 +158,7 @@ def evaluation(record: evaluation_pb2.EvaluationRecord) -> Evaluation:
         confidence=record.confidence,
         dataset_digest=record.dataset_digest,
         metric_digest=record.metric_digest,
+        metric_digests=dict(record.metric_digests),
         conditions=tuple(_condition(each) for each in record.conditions),
     )
 

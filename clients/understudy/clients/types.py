@@ -225,9 +225,9 @@ class Evaluation:
     """One entry of the server's ledger; ``dataset`` is empty if it is about the checkpoint as a whole.
 
     ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in UTC. ``dataset_digest`` identifies the
-    content of the dataset and ``metric_digest`` the configuration of the loss and the metrics; both are empty in
-    entries of older servers. ``conditions`` are those of a gate's decision. For the other attributes, see
-    `EvaluateResult`.
+    content of the dataset, ``metric_digest`` the configuration of the loss and the metrics, and ``metric_digests`` that
+    of each by its name: only values of the same configuration can be compared. They are empty in entries of older
+    servers. ``conditions`` are those of a gate's decision. For the other attributes, see `EvaluateResult`.
     """
 
     sequence: int
@@ -247,6 +247,7 @@ class Evaluation:
     confidence: float = 0.0
     dataset_digest: str = ""
     metric_digest: str = ""
+    metric_digests: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[GateCondition, ...] = ()
 
 

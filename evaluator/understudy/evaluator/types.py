@@ -148,6 +148,8 @@ class EvaluationResult:
         confidence: The confidence level of the intervals.
         resampled: The values of the metrics in each resample, float32 ``[resamples]``, under ``metric`` or
             ``metric[slice]``.
+        metric_digests: What identifies the configuration of each metric, such as its number of classes or its
+            threshold, by its name. Only values of the same configuration can be compared.
     """
 
     metrics: Mapping[str, float]
@@ -162,6 +164,7 @@ class EvaluationResult:
     resamples: int = 0
     confidence: float = 0.0
     resampled: Arrays = field(default_factory=dict)
+    metric_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class EvaluationOutcome(enum.Enum):
@@ -206,14 +209,27 @@ WHOLE_CHECKPOINT = ""
 """The dataset of an entry about the checkpoint as a whole."""
 
 
+class MetricConfiguration(NamedTuple):
+    """What identifies the configuration of a metric, and that of all metrics of its score; empty if not recorded."""
+
+    own: str
+    of_all: str
+
+    def is_other_than(self, other: MetricConfiguration) -> bool:
+        """Return whether values of the two cannot be compared. A score that does not say counts with any."""
+        if self.own and other.own:
+            return self.own != other.own
+        return bool(self.of_all and other.of_all) and self.of_all != other.of_all
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
     """One committed entry of the ledger. ``dataset`` is empty if the entry is about the checkpoint as a whole.
 
     ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in seconds since the epoch.
     ``dataset_digest`` identifies the content of the dataset and ``metric_digest`` the configuration of the loss and the
-    metrics; both are empty in entries that an older version wrote or that have none. ``conditions`` are those of a
-    gate's decision. For the other attributes, see `EvaluationResult`.
+    metrics as a whole; both are empty in entries that an older version wrote or that have none. ``conditions`` are
+    those of a gate's decision. For the other attributes, see `EvaluationResult`.
     """
 
     sequence: int
@@ -233,7 +249,12 @@ class EvaluationRecord:
     confidence: float = 0.0
     dataset_digest: str = ""
     metric_digest: str = ""
+    metric_digests: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[GateCondition, ...] = ()
+
+    def configuration(self, metric: str) -> MetricConfiguration:
+        """Return what is known of the configuration of a metric."""
+        return MetricConfiguration(self.metric_digests.get(metric, ""), self.metric_digest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,3 +224,55 @@ def test_a_program_is_traced_once_for_batches_of_any_size(make_slot: Callable[..
         state = scorer.update(state, batch)
     assert slot.traces == 2
     assert slot.scorer() is scorer
+
+
+def digests(slot: Slot, batch: Batch, metrics: tuple[MetricSpec, ...] = ()) -> dict[str, str]:
+    scorer = slot.scorer(metrics)
+    state = scorer.update(scorer.start(), batch)
+    found = scorer.metric_digests(state, scorer.result(state))
+    assert found.keys() == scorer.result(state).keys()
+    assert all(len(digest) == 64 for digest in found.values())
+    return found
+
+
+def test_each_metric_of_each_output_has_a_digest_of_its_configuration(
+    make_slot: Callable[..., Slot], two_by_two: Slot
+) -> None:
+    before = digests(two_by_two, two_by_two_batch(5))
+    assert digests(make_slot(sample_models.two_by_two()), two_by_two_batch(3)) == before, "names that Keras numbers"
+    model = sample_models.two_by_two()
+    model.compile(
+        "adam",
+        {"odds": "binary_crossentropy", "value": "mse"},
+        loss_weights={"odds": 1.0, "value": 0.4},
+        metrics={
+            "odds": [keras.metrics.AUC(curve="PR"), keras.metrics.Precision(thresholds=0.7), keras.metrics.Recall()],
+            "value": ["mae"],
+        },
+        weighted_metrics={"odds": ["accuracy"]},
+    )
+    after = digests(make_slot(model), two_by_two_batch(5))
+    changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
+    assert {name.rstrip("_0123456789") for name in changed} == {
+        "loss",
+        "odds_loss",
+        "value_loss",
+        "odds_auc",
+        "odds_precision",
+    }
+    assert {"value_mae", "odds_accuracy"} <= before.keys() - changed
+
+
+def test_metrics_of_several_values_and_those_of_a_models_own_way_have_digests_too(
+    make_slot: Callable[..., Slot],
+) -> None:
+    x, y, _ = sample_models.one_hot_data(np.random.default_rng(0), 6)
+    several = digests(make_slot(sample_models.subclassed()), Batch(inputs={"inputs": x}, targets={"targets": y}))
+    assert several["f1_score/0"] == several["f1_score/2"] != several["accuracy"]
+    x, y, _ = sample_models.regression_data(np.random.default_rng(0), 6)
+    batch = Batch(inputs={"x": x}, targets={"targets": y})
+    own = make_slot(sample_models.own_test_step())
+    assert digests(own, batch)["last"] != digests(own, batch)["seen"], "the former is that of the whole configuration"
+    named = [MetricSpec(name="BinaryAccuracy", config={"threshold": threshold}) for threshold in (0.5, 0.6, 0.5)]
+    first, second, third = (digests(own, batch, (spec,))["BinaryAccuracy"] for spec in named)
+    assert first == third != second

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import shutil
 import signal
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluator_errors import LedgerError
-from understudy.evaluator.records.entries import encode_resampled
+from understudy.evaluator.records.entries import decode_details, encode_details, encode_resampled
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 
@@ -70,6 +71,7 @@ DETAILS: dict[str, Any] = {
     "resamples": 3,
     "confidence": 0.9,
     "metric_digest": "m",
+    "metric_digests": {"loss": "l"},
     "conditions": (
         GateCondition(text="test/loss <= 1", outcome=EvaluationOutcome.ACCEPTED, value=0.3, reason="it is"),
         GateCondition(
@@ -104,6 +106,12 @@ def test_slices_intervals_and_conditions_are_read_back_as_they_were_written(path
     assert ledger.remove_oldest(keep=1, protected=()) == 2
     assert not ledger.resampled(written.sequence)
     ledger.close()
+
+
+def test_details_without_the_digests_of_metrics_are_read(ledger: Ledger) -> None:
+    details = json.loads(encode_details(append(ledger, 3, **DETAILS)))
+    del details["metric_digests"]
+    assert decode_details(json.dumps(details)) == {**DETAILS, "metric_digests": {}}
 
 
 def test_another_way_of_scoring_is_other_work(ledger: Ledger) -> None:

@@ -15,7 +15,13 @@ LOSS = Monitor(dataset="test", metric="loss", mode="min")
 
 
 def scored(
-    step: int, value: float, *, dataset: str = "test", metric: str = "loss", configuration: str = ""
+    step: int,
+    value: float,
+    *,
+    dataset: str = "test",
+    metric: str = "loss",
+    configuration: str = "",
+    own: str = "",
 ) -> EvaluationRecord:
     return EvaluationRecord(
         sequence=step,
@@ -25,6 +31,7 @@ def scored(
         outcome=EvaluationOutcome.SCORED,
         metrics={metric: value},
         metric_digest=configuration,
+        metric_digests={metric: own} if own else {},
     )
 
 
@@ -74,9 +81,21 @@ def test_scores_of_differently_configured_metrics_are_not_compared(caplog: pytes
     changed = ranking(*before, *after)
     assert (changed.best(), changed.best(among=[1, 2]), changed.value(1)) == (3, None, 0.1)
     (warned,) = caplog.records
-    assert "differently configured losses or metrics are not ranked together" in warned.message
+    assert "differently configured metrics are not ranked together" in warned.message
     assert ranking(*after, *before).best() == 3, "a step that is scored again does not decide what is compared"
     assert ranking(*before, *after, scored(5, 0.3)).best() == 5, "a score that does not say how counts with any"
+
+
+def test_only_the_configuration_of_the_monitored_metric_decides_what_is_ranked_together() -> None:
+    old = scored(1, 0.1, configuration="a")
+    first = scored(2, 0.2, configuration="a", own="x")
+    alike = scored(3, 0.3, configuration="b", own="x")
+    other = scored(4, 0.4, configuration="c", own="y")
+    assert ranking(first, alike).best() == 2, "another metric of theirs is configured otherwise"
+    assert ranking(old, first, alike).best() == 2, "what an entry without digests of its metrics holds is not known"
+    assert ranking(old, first).best() == 1, "all of its metrics are configured alike"
+    assert ranking(first, alike, other).best() == 4
+    assert ranking(other, first, alike).best(among=[2, 3]) is None
 
 
 def test_the_best_is_sought_among_those_that_can_be_loaded() -> None:

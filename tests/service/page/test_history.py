@@ -79,6 +79,16 @@ def test_the_newest_value_of_a_step_counts_and_its_interval_stays_with_it(ledger
     assert history.series()[0].values == 1
 
 
+def test_values_of_a_metric_in_another_configuration_are_not_drawn_with_those_of_the_newest_step(
+    ledger: Ledger, history: History
+) -> None:
+    for step, digest in ((10, "top 3"), (20, "top 3"), (30, "top 5"), (40, "top 5")):
+        score(ledger, step, metric_digests={"loss": digest}, metric_digest=f"whole {step}")
+    assert points(history) == [(30, 3.0), (40, 4.0)]
+    score(ledger, 20, metric_digests={"loss": "top 3"}, scoring_digest="again")
+    assert points(history) == [(30, 3.0), (40, 4.0)], "an earlier step that is scored again"
+
+
 def test_values_on_other_content_of_a_dataset_are_not_drawn_with_those_on_the_present_one(
     ledger: Ledger, history: History
 ) -> None:

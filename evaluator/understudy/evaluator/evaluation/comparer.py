@@ -23,7 +23,7 @@ from understudy.evaluator.evaluation.comparison import (
     ResampledLoss,
     difference,
 )
-from understudy.evaluator.evaluation.differences import metric_differences, slice_differences
+from understudy.evaluator.evaluation.differences import configured_otherwise, metric_differences, slice_differences
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
 from understudy.evaluator.evaluation.slices import SliceError
 from understudy.evaluator.evaluator_errors import (
@@ -34,6 +34,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.promotion import LOSS
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec
@@ -223,6 +224,12 @@ class ComparisonRun:
         if in_turns:
             notes.append(f"the steps {sorted(set(in_turns))} were not loaded and took turns on the same batches")
         others = [version.result for version in scored[1:]]
+        for other in others:
+            notes.extend(
+                f"{name} of step {other.step} has another configuration than that of step {first.result.step}, so they "
+                "are not compared; name the metrics to compare with"
+                for name in sorted(configured_otherwise(first.result, other))
+            )
         confidence = self._bootstrap.confidence
         metrics = metric_differences(first.result, others, confidence=confidence)
         slices = slice_differences(first.result, others, confidence=confidence)
@@ -244,12 +251,14 @@ class ComparisonRun:
 
     def _compared(self, version: _Scored, first: _Scored) -> ComparedVersion:
         paired = None
-        if version is not first and version.losses is not None and first.losses is not None:
+        others = configured_otherwise(first.result, version.result)
+        if LOSS not in others and version is not first and version.losses is not None and first.losses is not None:
             paired = difference(version.losses, first.losses, confidence=self._bootstrap.confidence)
         return ComparedVersion(
             score=version.result,
             differences={
-                name: value - first.result.metrics.get(name, math.nan) for name, value in version.result.metrics.items()
+                name: math.nan if name in others else value - first.result.metrics.get(name, math.nan)
+                for name, value in version.result.metrics.items()
             },
             loss_difference=paired,
         )

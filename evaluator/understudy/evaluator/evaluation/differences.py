@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from understudy.evaluator.evaluation.breakdown import interval
-from understudy.evaluator.types import Array, Arrays, EvaluationResult
+from understudy.evaluator.types import Array, EvaluationResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,17 @@ class SliceDifference:
     differences: Mapping[str, MetricDifference]
 
 
+def configured_otherwise(first: EvaluationResult, second: EvaluationResult) -> frozenset[str]:
+    """Return the names of the metrics that two versions have in different configurations, so they do not compare."""
+    both = first.metric_digests.keys() & second.metric_digests.keys()
+    return frozenset(name for name in both if first.metric_digests[name] != second.metric_digests[name])
+
+
 def metric_differences(
     first: EvaluationResult, others: Sequence[EvaluationResult], *, confidence: float
 ) -> list[dict[str, MetricDifference]]:
     """Return the differences of each version's metrics; each metric is corrected for the number of versions."""
-    found = [
-        _differences("", of.metrics, first.metrics, of.resampled, first.resampled, confidence=confidence)
-        for of in others
-    ]
+    found = [_differences("", of, first, of.metrics, first.metrics, confidence=confidence) for of in others]
     return _corrected(found)
 
 
@@ -58,10 +61,10 @@ def slice_differences(
         [
             _differences(
                 f"[{part.name}]",
+                others[index],
+                first,
                 part.metrics,
                 base[part.name].metrics,
-                others[index].resampled,
-                first.resampled,
                 confidence=confidence,
             )
             for index, part in parts
@@ -105,21 +108,21 @@ def p_value(value: float, resampled: Array) -> float:
 
 def _differences(
     part: str,
+    version: EvaluationResult,
+    first: EvaluationResult,
     metrics: Mapping[str, float],
     base: Mapping[str, float],
-    resampled: Arrays,
-    resampled_base: Arrays,
     *,
     confidence: float,
 ) -> dict[str, MetricDifference]:
     found = {}
-    for name in metrics.keys() & base.keys():
+    for name in (metrics.keys() & base.keys()) - configured_otherwise(first, version):
         key = f"{name}{part}"
-        if key not in resampled or key not in resampled_base:
+        if key not in version.resampled or key not in first.resampled:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # infinity minus infinity
-            apart = resampled[key].astype(np.float64) - resampled_base[key]
+            apart = version.resampled[key].astype(np.float64) - first.resampled[key]
         value = metrics[name] - base[name]
         bounds = interval(apart, confidence)
         found[name] = MetricDifference(value=value, low=bounds.low, high=bounds.high, p_value=p_value(value, apart))

@@ -187,6 +187,7 @@ class EvaluationStream:
             resamples=self._options.resamples if parts.intervals else 0,
             confidence=self._options.confidence if parts.intervals else 0.0,
             resampled=parts.resampled,
+            metric_digests=self._scorer.metric_digests(state, metrics),
         )
 
     def close(self, reason: EvaluatorError | None = None) -> None:

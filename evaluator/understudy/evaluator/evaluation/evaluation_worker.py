@@ -144,6 +144,7 @@ class DatasetScorer:
             notes=result.notes,
             dataset_digest=dataset.digest,
             metric_digest=metric_digest,
+            metric_digests=result.metric_digests,
             intervals=result.intervals,
             slices=result.slices,
             resamples=result.resamples,

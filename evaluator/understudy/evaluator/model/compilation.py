@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +14,7 @@ from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import compiled_loss, loss_for, put_mask
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, first_line
 from understudy.evaluator.model import metric_catalog
+from understudy.evaluator.model.metric_digests import digest_of, without_names
 from understudy.evaluator.model.scoring_program import ProgramOptions, ScoringData, alone
 from understudy.evaluator.types import Array, MetricSpec
 
@@ -25,17 +24,6 @@ _METRICS = ("metrics", "weighted_metrics")
 
 _IRRELEVANT = frozenset({"optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss"})
 """The arguments of ``compile`` that do not change a score."""
-
-
-def _without_names(config: Any) -> Any:
-    """Return a serialized loss without the names that Keras numbers in each process."""
-    if isinstance(config, Mapping):
-        is_object = "class_name" in config and isinstance(config.get("config"), Mapping)
-        inner = {name: each for name, each in config["config"].items() if name != "name"} if is_object else None
-        return {
-            name: _without_names(inner if is_object and name == "config" else each) for name, each in config.items()
-        }
-    return [_without_names(each) for each in config] if isinstance(config, list | tuple) else config
 
 
 class NoExampleLossesError(ValueError):
@@ -133,10 +121,13 @@ class Compilation:
         """Identifies the configuration of the compiled losses and metrics; the names of losses are no part of it."""
         config = {name: argument for name, argument in self._config.items() if name not in _IRRELEVANT}
         if "loss" in config:
-            config["loss"] = _without_names(config["loss"])
-        return hashlib.sha256(
-            json.dumps(config, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
-        ).hexdigest()
+            config["loss"] = without_names(config["loss"])
+        return digest_of(config)
+
+    @property
+    def _loss_digest(self) -> str:
+        """Identifies the configuration of the compiled losses and their weights."""
+        return digest_of([without_names(self._config.get("loss")), self._config.get("loss_weights")])
 
     def options(self, metrics: Sequence[MetricSpec], *, calls_model: bool, adds_losses: bool) -> ProgramOptions:
         """Return the options to score with the given metrics, or with the compiled ones if empty.
@@ -161,6 +152,8 @@ class Compilation:
             custom_step=runs_own_step,
             with_loss=not runs_own_step and standard and self._has_loss(adds_losses=adds_losses),
             keeps_logs=not metrics and (self.custom_step or self.custom_metrics),
+            loss_digest=self._loss_digest,
+            metric_digest=digest_of([self.metric_digest, [[each.name, dict(each.config)] for each in metrics]]),
         )
 
     def compile(self, metrics: Sequence[MetricSpec]) -> None:

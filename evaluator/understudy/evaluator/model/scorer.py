@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -201,6 +201,12 @@ class Scorer:
         if state.program is None or state.values is None:
             raise InvalidInputError("the stream ended without a batch; at least one was expected")
         return state.program.result(state.values)
+
+    def metric_digests(self, state: ScoreState, names: Iterable[str]) -> dict[str, str]:
+        """Return what identifies the configuration of each metric, by its name in the `result` of a stream."""
+        if state.program is None or state.values is None:
+            return {}
+        return state.program.metric_digests(state.values, names)
 
     def _check_comparisons(self, batch: Batch, examples: int) -> None:
         """Refuse a batch if comparing its elements with the thresholds would need gigabytes."""

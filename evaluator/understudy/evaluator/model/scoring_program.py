@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.compat import put_mask
+from understudy.compat import compiled_metrics, put_mask
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
+from understudy.evaluator.model.metric_digests import metric_digests
 from understudy.evaluator.model.traced_call import StructuredCall
 from understudy.evaluator.types import Array
 
@@ -70,12 +71,16 @@ class ProgramOptions:
         custom_step: Run the model's own ``test_step``; implies that the model is called.
         with_loss: Compute the loss.
         keeps_logs: The return value of a step is part of the result, because the model's class overrides it.
+        loss_digest: Identifies the configuration of the losses.
+        metric_digest: Identifies that of the losses and all metrics.
     """
 
     calls_model: bool
     custom_step: bool
     with_loss: bool
     keeps_logs: bool
+    loss_digest: str
+    metric_digest: str
 
 
 class ScoringProgram:
@@ -127,6 +132,8 @@ class ScoringProgram:
         self._loss = keras.metrics.Mean(name=LOSS)
         self._create_variables(data)
         self._metrics = list(model.metrics)
+        self._compiled_metrics = compiled_metrics(model)
+        self._digests: dict[str, str] | None = None
         self._has_own_result = type(model).get_metrics_result is not keras.Model.get_metrics_result
         self._variables = [*self._loss.variables, *model.metrics_variables]
         initial = tuple(self._initial_values())
@@ -191,6 +198,22 @@ class ScoringProgram:
         if self._options.keeps_logs and state.logs.keys() != values.keys():
             values = self._logs_with_loss(state.logs, values)
         return _as_floats(values)
+
+    def metric_digests(self, state: ProgramState, names: Iterable[str]) -> dict[str, str]:
+        """Return what identifies the configuration of each metric, by its name in the `result` at a state.
+
+        For a metric that the model computes in a way of its own, that is the configuration of all.
+        """
+        if self._digests is None:
+            self._digests = {} if self._has_own_result else self._own_digests(state)
+        own = {name: self._digests.get(name) or self._digests.get(name.rpartition("/")[0]) for name in names}
+        return {name: digest or self._options.metric_digest for name, digest in own.items()}
+
+    def _own_digests(self, state: ProgramState) -> dict[str, str]:
+        with self._outside.swapped_in(state.outside), tf.device(self._device), self.scope(list(state.metrics)):
+            return metric_digests(
+                self._metrics, self._compiled_metrics, loss=self._loss, loss_digest=self._options.loss_digest
+            )
 
     def _logs_with_loss(self, logs: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a step's logs with the program's loss: only the model's own step updates the loss tracker."""

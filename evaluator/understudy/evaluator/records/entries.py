@@ -71,6 +71,7 @@ def details_of(record: EvaluationRecord) -> dict[str, Any]:
         "resamples": record.resamples,
         "confidence": record.confidence,
         "metric_digest": record.metric_digest,
+        "metric_digests": dict(record.metric_digests),
         "conditions": [
             {
                 "text": each.text,
@@ -111,6 +112,7 @@ def decode_details(text: str) -> dict[str, Any]:
         "resamples": details["resamples"],
         "confidence": float(details["confidence"]),
         "metric_digest": details["metric_digest"],
+        "metric_digests": details.get("metric_digests", {}),
         "conditions": tuple(_read_condition(each) for each in details["conditions"]),
     }
 

@@ -116,6 +116,7 @@ class Ledger:
         resamples: int = 0,
         confidence: float = 0.0,
         metric_digest: str = "",
+        metric_digests: Mapping[str, str] | None = None,
         scoring_digest: str = "",
         conditions: Sequence[GateCondition] = (),
         resampled: Arrays | None = None,
@@ -139,6 +140,7 @@ class Ledger:
             resamples=resamples,
             confidence=confidence,
             metric_digest=metric_digest,
+            metric_digests=metric_digests or {},
             conditions=tuple(conditions),
         )
         identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value, scoring_digest)

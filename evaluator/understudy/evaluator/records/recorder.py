@@ -150,6 +150,7 @@ class Recorder:
             confidence=result.confidence,
             resampled=result.resampled,
             metric_digest=metric_digest,
+            metric_digests=result.metric_digests,
             scoring_digest=scoring_digest,
             tables=tables,
         )

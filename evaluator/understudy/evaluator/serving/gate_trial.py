@@ -86,7 +86,7 @@ def _without_interval(condition: Condition, on: Measured) -> GateCondition | Non
         return replace(result, outcome=REFUSED, reason=on.lacks)
     if condition.baseline is not None and on.baseline_value is None:
         is_undecided = on.baseline_step is not None and condition.confidence is not None
-        reason = f"{_said(condition, on)}; {on.lacks}" if is_undecided else _said(condition, on)
+        reason = f"{_said(condition, on)}; {on.lacks}" if on.lacks else _said(condition, on)
         return replace(result, outcome=UNDECIDED if is_undecided else ACCEPTED, reason=reason)
     if condition.confidence is not None:
         usable = None if on.resampled is None else int(np.isfinite(on.resampled).sum())
@@ -273,8 +273,8 @@ def _incomparable(
     """Return why a score cannot be compared with that of another step; empty if it can."""
     if held is None:
         return f"step {step} has no score on the present content of {dataset!r}; {_rescore(step)}"
-    if record.metric_digest != held.metric_digest:
-        return f"step {step} was scored with metrics of another configuration; {_rescore(step)}"
+    if record.configuration(condition.metric).is_other_than(held.configuration(condition.metric)):
+        return f"in the score of step {step}, {condition.metric} has another configuration; {_rescore(step)}"
     _, lacks = _value(held, condition)
     return lacks and f"of step {step}, {lacks}"
 

@@ -13,7 +13,7 @@ from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.layout import BEST_FILE
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.settings import MonitorMode, VersionPolicy
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, MetricConfiguration
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class Ranking:
 
     A step whose loss or monitored value is not a finite number is unfit: it is never the best. Scores on other content
     of the monitored dataset are not compared with those on the present one. The best of the former content counts only
-    for `best_to_serve`, until it is scored on the present one. Only steps whose loss and metrics are configured as
-    those of the newest step are compared; a score that does not say how counts with any.
+    for `best_to_serve`, until it is scored on the present one. Only steps whose monitored metric is configured as that
+    of the newest step are compared; a score that does not say how counts with any.
 
     Args:
         monitor: The criterion; None if there is none.
@@ -88,8 +88,8 @@ class Ranking:
         self.content = content
         self._lock = threading.Lock()
         self._values: dict[int, float] = {}
-        self._configurations: dict[int, str] = {}
-        self._warned_of: set[str] = set()
+        self._configurations: dict[int, MetricConfiguration] = {}
+        self._warned_of: set[MetricConfiguration] = set()
         self._unfit: set[int] = set()
         self._digests: dict[int, str] = {}
         self._former: Ranking | None = None
@@ -120,8 +120,8 @@ class Ranking:
             self._digests[record.step] = record.checkpoint_digest
             if value is not None:
                 self._values[record.step] = value
-                self._configurations[record.step] = record.metric_digest
-                self._warn_of_others(record)
+                self._configurations[record.step] = record.configuration(monitor.metric)
+                self._warn_of_others(record.step)
             elif monitor.is_unfit(record):
                 self._unfit.add(record.step)
 
@@ -133,21 +133,20 @@ class Ranking:
         if self._former is not None:
             self._former.replaced(step, digest)
 
-    def _warn_of_others(self, record: EvaluationRecord) -> None:
-        """Log the first score of each further configuration of the metrics."""
-        known = {digest for digest in self._configurations.values() if digest}
-        if len(known) > 1 and record.metric_digest and record.metric_digest not in self._warned_of:
+    def _warn_of_others(self, step: int) -> None:
+        """Log the first score of each further configuration of the monitored metric."""
+        own, known = self._configurations[step], set(self._configurations.values())
+        if own not in self._warned_of and any(own.is_other_than(other) for other in known):
             self._warned_of |= known
-            _log.warning(
-                "scores of differently configured losses or metrics are not ranked together",
-                extra={"step": record.step},
-            )
+            _log.warning("scores of differently configured metrics are not ranked together", extra={"step": step})
 
     def _comparable(self) -> dict[int, float]:
         """Return the values of the steps that are configured as the newest one."""
-        newest = max((step for step, digest in self._configurations.items() if digest), default=None)
-        accepted = {"", self._configurations.get(newest, "")} if newest is not None else {""}
-        return {step: value for step, value in self._values.items() if self._configurations[step] in accepted}
+        known = (step for step, configuration in self._configurations.items() if any(configuration))
+        newest = self._configurations.get(max(known, default=-1), MetricConfiguration("", ""))
+        return {
+            step: value for step, value in self._values.items() if not newest.is_other_than(self._configurations[step])
+        }
 
     def _forget(self, step: int) -> None:
         self._values.pop(step, None)

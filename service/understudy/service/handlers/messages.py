@@ -259,6 +259,7 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
         confidence=entry.confidence,
         dataset_digest=entry.dataset_digest,
         metric_digest=entry.metric_digest,
+        metric_digests=entry.metric_digests,
         conditions=[_condition(each) for each in entry.conditions],
     )
 

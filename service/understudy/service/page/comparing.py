@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -114,11 +115,17 @@ def _recorded(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationR
         metrics, slices = _differences(evaluator, first, second)
     elif same:
         notes.append("There are no intervals of the differences, as the evaluations were not resampled alike.")
+    others = {
+        name for name in first.metrics if first.configuration(name).is_other_than(second.configuration(name))
+    } & second.metrics.keys()
+    if others:
+        notes.append(f"Configured otherwise in the two evaluations, so not compared: {', '.join(sorted(others))}.")
+    compared = second.metrics.keys() - others if same else frozenset[str]()
     flips, reason = _flips(evaluator, first, second) if same else (None, "")
     base = {part.name: part for part in first.slices}
-    parts = [_part("", second.examples, first, second, metrics, comparable=same)]
+    parts = [_part("", second.examples, first, second, metrics, compared=compared)]
     parts += [
-        _part(part.name, part.examples, base[part.name], part, slices.get(part.name, {}), comparable=same)
+        _part(part.name, part.examples, base[part.name], part, slices.get(part.name, {}), compared=compared)
         for part in second.slices
         if part.name in base
     ]
@@ -202,7 +209,7 @@ def _part(
     second: _Scored,
     differences: Mapping[str, _MetricDifference],
     *,
-    comparable: bool,
+    compared: Collection[str],
 ) -> ComparedPart:
     metrics = dict.fromkeys([*first.metrics, *second.metrics])
     return ComparedPart(
@@ -216,7 +223,7 @@ def _part(
                     second.metrics.get(metric),
                 ),
                 intervals=(_interval(first, metric), _interval(second, metric)),
-                difference=_difference(first, second, metric, differences) if comparable else None,
+                difference=_difference(first, second, metric, differences) if metric in compared else None,
             )
             for metric in sorted(metrics, key=lambda metric: (metric != "loss", metric))
         ],
@@ -246,10 +253,11 @@ def of_response(dataset: str, response: evaluation_pb2.CompareResponse) -> Compa
     first, second = response.versions
     base = {part.name: part for part in first.score.slices}
     slices = {part.name: part.differences for part in second.slice_differences}
+    compared = {name for name, value in second.differences.items() if not math.isnan(value)}
     parts = [
-        _part("", second.score.examples, first.score, second.score, second.metric_differences, comparable=True),
+        _part("", second.score.examples, first.score, second.score, second.metric_differences, compared=compared),
         *(
-            _part(part.name, part.examples, base[part.name], part, slices[part.name], comparable=True)
+            _part(part.name, part.examples, base[part.name], part, slices[part.name], compared=compared)
             for part in second.score.slices
             if part.name in base and part.name in slices
         ),

@@ -12,7 +12,13 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import WHOLE_CHECKPOINT, EvaluationOutcome, EvaluationRecord, Interval
+from understudy.evaluator.types import (
+    WHOLE_CHECKPOINT,
+    EvaluationOutcome,
+    EvaluationRecord,
+    Interval,
+    MetricConfiguration,
+)
 
 MAX_POINTS: Final = 500
 """The most points of a series that a page shows. Up to twice as many are held."""
@@ -67,6 +73,7 @@ class History:
     """The scores and the marks of the ledger, of which only new entries are read. Thread-safe.
 
     Values on earlier content of a dataset are dropped, as they cannot be compared with those on the present content.
+    So are those of a metric that is configured otherwise than at the newest step.
 
     Args:
         ledger: The ledger.
@@ -140,7 +147,7 @@ class History:
         for metric, value in record.metrics.items():
             held = self._held((record.dataset, metric))
             if held is not None:
-                held.add(Point(record.step, value, record.intervals.get(metric)))
+                held.add(Point(record.step, value, record.intervals.get(metric)), record.configuration(metric))
 
     def _mark(self, record: EvaluationRecord) -> None:
         key = (record.step, record.dataset)
@@ -165,15 +172,24 @@ class History:
 
 
 class _HeldSeries:
-    """The points of one series, by ascending step."""
+    """The points of one series, by ascending step, all of the metric's configuration at the newest one."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
         self.values = 0
         self.not_finite = 0
+        self._configuration = MetricConfiguration("", "")
+        self._newest = -1
 
-    def add(self, point: Point) -> None:
-        """Add a point; it replaces one of the same step."""
+    def add(self, point: Point, configuration: MetricConfiguration) -> None:
+        """Add a point; it replaces one of the same step. Ignore one of an earlier configuration."""
+        is_other = configuration.is_other_than(self._configuration)
+        if is_other and point.step < self._newest:
+            return
+        if is_other:
+            self.points, self.values, self.not_finite = [], 0, 0
+        if any(configuration) and point.step >= self._newest:
+            self._configuration, self._newest = configuration, point.step
         if not math.isfinite(point.value):
             self.not_finite += 1
             return

@@ -1,0 +1,75 @@
+"""What identifies the configuration of each metric of a model, so that only like values are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+
+_OF_THE_PROCESS = frozenset({"shared_object_id", "build_config"})
+"""Keys of serialized objects that do not belong to their configuration."""
+
+
+def digest_of(config: Any) -> str:
+    """Return a SHA-256 of JSON values; of other values, only the type counts."""
+    text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__qualname__)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def without_names(config: Any) -> Any:
+    """Return a serialized object without the names that Keras numbers in each process."""
+    if isinstance(config, Mapping):
+        is_object = "class_name" in config and isinstance(config.get("config"), Mapping)
+        inner = {name: each for name, each in config["config"].items() if name != "name"} if is_object else None
+        return {name: without_names(inner if is_object and name == "config" else each) for name, each in config.items()}
+    return [without_names(each) for each in config] if isinstance(config, list | tuple) else config
+
+
+def metric_digests(metrics: Iterable[Any], compiled: Any | None, *, loss: Any, loss_digest: str) -> dict[str, str]:
+    """Return the digest of each metric's configuration, by the name that it has in a result.
+
+    Call it in a scope in which the metrics have a state.
+
+    Args:
+        metrics: The metrics of a model.
+        compiled: The one among them that holds those given to `compile`; None if there is none.
+        loss: The mean of the loss.
+        loss_digest: Identifies the losses: for the means of the losses, which are configured alike.
+    """
+    found = {loss.name: loss_digest}
+    for name, metric in _named(metrics, compiled):
+        is_loss = type(metric) is keras.metrics.Mean and metric.name.endswith(loss.name)
+        found[name] = loss_digest if is_loss else _digest(metric)
+    return found
+
+
+def _named(metrics: Iterable[Any], compiled: Any) -> Iterator[tuple[str, Any]]:
+    for metric in metrics:
+        result = metric.result()
+        if metric is compiled:  # it names its metrics after the outputs, in their order
+            within = list(metric.metrics)
+            yield from zip(result, within, strict=True) if len(result) == len(within) else ()
+        elif isinstance(result, Mapping):
+            yield from ((name, metric) for name in result)
+        else:
+            yield metric.name, metric
+
+
+def _digest(metric: Any) -> str:
+    try:
+        config = keras.saving.serialize_keras_object(metric)
+    except Exception:  # noqa: BLE001 - a user's `get_config` may raise anything
+        config = {}
+    if not isinstance(config, Mapping):
+        config = {"config": config}
+    kind = type(metric)
+    return digest_of([kind.__module__, kind.__qualname__, without_names(_stable(config))])
+
+
+def _stable(config: Any) -> Any:
+    if isinstance(config, Mapping):
+        return {key: _stable(each) for key, each in config.items() if key not in _OF_THE_PROCESS}
+    return [_stable(each) for each in config] if isinstance(config, list | tuple) else config
