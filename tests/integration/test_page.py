@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -31,12 +32,7 @@ STREAMS = 4
 
 PATHS = (
     "/",
-    "/parts/state",
-    "/parts/traffic",
-    "/parts/curves",
-    "/parts/checkpoints",
     "/checkpoints/20",
-    "/checkpoints/20/life",
     "/compare?first=10&second=20",
 )
 
@@ -165,7 +161,7 @@ def test_names_with_markup_are_escaped_and_nothing_is_inline(browser: httpx.Clie
     assert " style=" not in response.text
     assert " on" not in "".join(re.findall(r"<[^>]*>", response.text))
     assert "<script>" not in response.text
-    if path in ("/", "/parts/curves", "/checkpoints/20"):
+    if path in ("/", "/checkpoints/20"):
         assert NASTY in page.text
 
 
@@ -224,7 +220,7 @@ def test_only_callers_who_may_observe_see_the_page_and_a_browser_is_asked_for_a_
         ("/checkpoints/7", 404, "there is no checkpoint of step 7"),
         ("/checkpoints/<b>", 400, "give a number from 0 up"),
         ("/?before=9999999999999999999999", 400, "give a number from 0 up"),
-        ("/parts/other", 404, "the page has no part"),
+        ("/checkpoints/7/events", 404, "there is no checkpoint of step 7"),
         ("/static/page.py", 404, "the page has no file"),
     ],
 )
@@ -239,26 +235,70 @@ def test_a_request_that_cannot_be_answered_gets_a_page_that_says_why(
 
 
 def test_the_checkpoints_before_a_step_can_be_listed(browser: httpx.Client) -> None:
-    references = Page(browser.get(f"/parts/checkpoints?before={STEPS[-1]}").text).references
+    table = browser.get(f"/?before={STEPS[-1]}").text.partition('id="checkpoints"')[2]
 
-    assert references == [f"{ROOT}/checkpoints/{STEPS[0]}"]
+    assert re.findall(rf'href="({ROOT}/checkpoints/\d+)"', table) == [f"{ROOT}/checkpoints/{STEPS[0]}"]
 
 
-def test_open_pages_hear_of_a_change_at_once(service: RunningService, browser: httpx.Client) -> None:
+def stream_of(page: httpx.Response) -> str:
+    """Return the path of the events of a page."""
+    (path,) = re.findall(r'sse-connect="([^"]*)"', page.text)
+    return html.unescape(path).removeprefix(ROOT)
+
+
+def news(response: httpx.Response) -> Iterator[tuple[str, str]]:
+    """Yield the name and the data of each event, and at last of each message its id as the event ``id``."""
+    name, data = "", ""
+    for line in response.iter_lines():
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data += f"{value}\n"
+        elif field == "id":
+            yield "id", value
+        elif not line and name:
+            yield name, data
+            name, data = "", ""
+
+
+@pytest.mark.parametrize("path", ["/", f"/checkpoints/{STEPS[0]}"])
+def test_an_open_page_gets_what_has_changed_and_only_that_when_it_comes_back(
+    service: RunningService, path: str
+) -> None:
     client = service.client(token=token_of("client"))
-    with browser.stream("GET", "/events") as response:
-        lines = response.iter_lines()
-        assert response.headers["content-type"].startswith("text/event-stream")
-        assert response.headers["cache-control"] == "no-store"
-        while next(lines) != "event: changed":
-            pass
+    part, words = ("state", "An operator pinned it") if path == "/" else ("life", "serving")
+    with httpx.Client(base_url=f"http://{service.http}", headers=basic("operator"), timeout=SECONDS) as operator:
+        stream = stream_of(operator.get(path))
+        with operator.stream("GET", stream) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert response.headers["cache-control"] == "no-store"
+            client.promote(STEPS[0])
+            events = news(response)
+            parts, seen = {}, ""
+            while words not in parts.get(part, ""):
+                name, content = next(events)
+                parts[name] = content
+            while not seen:
+                name, seen = next(events)
+                seen = seen if name == "id" else ""
+        client.unpin()
+        with operator.stream("GET", stream, headers={"last-event-id": seen}) as response:
+            came_back = next((content for name, content in news(response) if name == part), "")
+
+    assert f"{ROOT}/acts/" in parts[part]
+    assert path != "/" or "An operator pinned it" not in came_back
+    assert "curves" not in parts or "<svg" in parts["curves"]
+
+
+def test_an_open_page_is_offered_only_what_its_caller_may_do(service: RunningService, browser: httpx.Client) -> None:
+    client = service.client(token=token_of("client"))
+    with browser.stream("GET", stream_of(browser.get("/"))) as response:
         client.promote(STEPS[0])
-        while next(lines) != "event: changed":
-            pass
-        why = Page(browser.get("/parts/state").text).text
+        state = next(content for name, content in news(response) if name == "state" and "pinned it" in content)
         client.unpin()
 
-    assert "An operator pinned it" in why
+    assert "/acts/" not in state
 
 
 def test_pages_that_are_updated_live_are_bounded_and_a_closed_one_gives_its_place_back(

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from understudy.service import http
 from understudy.service.readiness import Readiness
@@ -74,6 +77,30 @@ async def test_a_connection_beyond_the_limit_is_closed_at_once(client: httpx.Asy
     for _, each in [*held, (reader, writer)]:
         each.close()
     assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_connection_whose_caller_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.service.http.STALLED_SECONDS", 0.2)
+    ended = asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            for _ in range(64):
+                yield bytes(2**20)
+        finally:
+            ended.set()
+
+    async def large(_request: Request) -> StreamingResponse:
+        return StreamingResponse(chunks())
+
+    listener = http.bind("127.0.0.1", 0)
+    app = http.build_app(readiness=Readiness(), routes=[Route("/large", large)])
+    server = http.HttpServer(app, listener, max_connections=MAX_CONNECTIONS)
+    await server.start()
+    with socket.create_connection(listener.getsockname()) as caller:
+        caller.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(ended.wait(), SECONDS)
+    await server.stop()
 
 
 async def test_another_path_is_not_found(client: httpx.AsyncClient) -> None:

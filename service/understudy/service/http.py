@@ -28,6 +28,9 @@ _SHUTDOWN_SECONDS = 1
 HEADER_SECONDS: Final = 10.0
 """The longest wait for the headers of a request: the first since its connection began, else since their first byte."""
 
+STALLED_SECONDS: Final = 30.0
+"""How long a reader of a response may take nothing of it."""
+
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """The paths that callers without a certificate reach always, because Kubernetes' probes have none."""
 
@@ -146,12 +149,15 @@ def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
 class HttpConnection(H11Protocol):
     """One connection. uvicorn itself ends only connections that are silent after a response.
 
+    One whose caller does not read what it is sent is aborted, as it would hold its memory and its place.
+
     Attributes:
         max_connections: The most connections at once; further ones are closed at once.
     """
 
     max_connections: ClassVar[int]
     _deadline: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -169,9 +175,20 @@ class HttpConnection(H11Protocol):
         if self._is_answering():
             self._forget_deadline()
 
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        super().pause_writing()
+        self._await_reader(self.transport.get_write_buffer_size() + 1)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._forget_reader()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         self._forget_deadline()
+        self._forget_reader()
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
@@ -180,6 +197,19 @@ class HttpConnection(H11Protocol):
 
     def _await_headers(self) -> None:
         self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _await_reader(self, unread: int) -> None:
+        """Look again later; abort the connection if nothing more has been read by then."""
+        now: int = self.transport.get_write_buffer_size()
+        if now >= unread:
+            self.transport.abort()
+        else:
+            self._stalled = self.loop.call_later(STALLED_SECONDS, self._await_reader, now)
+
+    def _forget_reader(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _forget_deadline(self) -> None:
         if self._deadline is not None:

@@ -122,8 +122,9 @@ class ReportingSettings:
     webhook_secret_file: Path | None = field(
         default=None,
         metadata={
-            "help": "The secret to sign webhooks with, whsec_ and 24 to 64 bytes in Base64; several, one a line, while "
-            "receivers change to another. By default the variable UNDERSTUDY_WEBHOOK_SECRET.",
+            "help": "The secrets to sign webhooks with, one a line: whsec_ and 24 to 64 bytes in Base64, after HOST= "
+            "if it is for the webhook of that host only. Several while receivers change to another. By default the "
+            "variable UNDERSTUDY_WEBHOOK_SECRET.",
             "metavar": "FILE",
         },
     )

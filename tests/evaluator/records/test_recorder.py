@@ -181,6 +181,7 @@ def test_summaries_that_a_crash_left_out_are_written_on_recovery_and_none_twice(
         restarted = RecorderHarness(tmp_path)
         restarted.recorder.recover()
         restarted.recorder.close()
+        restarted.ledger.close()
 
     assert sorted(losses_in_tensorboard(harness, "validation")) == [(10, 1.25), (20, 2.5), (30, 3.75)]
 

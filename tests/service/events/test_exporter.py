@@ -60,5 +60,5 @@ def test_the_settings_name_the_destinations(monkeypatch: pytest.MonkeyPatch, tmp
     assert not destinations_of(ServeSettings(run_dir=tmp_path)).subscriptions
 
     monkeypatch.delenv(SECRET_VARIABLE)
-    with pytest.raises(SettingsError, match="webhook needs a secret"):
+    with pytest.raises(SettingsError, match="needs a secret"):
         destinations_of(settings)

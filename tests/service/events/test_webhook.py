@@ -21,6 +21,8 @@ from understudy.service.events.webhook_settings import SECRET_VARIABLE, destinat
 from understudy.service.service_errors import SettingsError
 
 OTHER_SECRET = "whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo="
+NAME = destination_name("https://example.com/a")
+OTHER_NAME = destination_name("https://example.org/a")
 EVENT = Event(
     type=EventType.SCORED,
     step=40,
@@ -64,7 +66,7 @@ def test_a_changed_body_or_another_secret_is_noticed(receiver: Receiver) -> None
 def test_while_a_secret_changes_there_is_a_signature_by_each(receiver: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n{OTHER_SECRET}\n")
-    sender = webhook(receiver.url, secrets=secrets_from(file))
+    sender = webhook(receiver.url, secrets=secrets_from(file, [NAME])[NAME])
     sender.export(EVENT)
     file.write_text(f"{OTHER_SECRET}\n")
     sender.export(EVENT)
@@ -206,22 +208,69 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 def test_secrets_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     with pytest.raises(SettingsError, match=f"give webhook_secret_file, or the variable {SECRET_VARIABLE}"):
-        secrets_from(None)
+        secrets_from(None, [NAME])
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    assert secrets_from(None)() == [SECRET]
+    assert secrets_from(None, [NAME])[NAME]() == [SECRET]
     file = tmp_path / "secret"
     with pytest.raises(SettingsError, match="cannot be read"):
-        secrets_from(file)
+        secrets_from(file, [NAME])
     file.write_text(f"{OTHER_SECRET}\n")
-    assert secrets_from(file)() == [OTHER_SECRET]
+    assert secrets_from(file, [NAME])[NAME]() == [OTHER_SECRET]
+
+
+@pytest.mark.parametrize("label", [NAME, NAME.rpartition("-")[0]], ids=["its name", "its host"])
+def test_a_webhook_has_secrets_of_its_own_and_the_others_share_those_without_a_name(tmp_path: Path, label: str) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(f"{SECRET}\n{label}={OTHER_SECRET}\n{label}={SECRET}\n")
+    secrets = secrets_from(file, [NAME, OTHER_NAME])
+
+    assert secrets[NAME]() == [OTHER_SECRET, SECRET]
+    assert secrets[OTHER_NAME]() == [SECRET]
+    file.write_text(f"{SECRET}\n{label}={SECRET}\n")
+    assert secrets[NAME]() == [SECRET]
+
+
+def test_no_receiver_can_check_or_make_the_signatures_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    with receiving() as first, receiving() as second:
+        names = [destination_name(each.url) for each in (first, second)]
+        file.write_text(f"{names[0]}={SECRET}\n{names[1]}={OTHER_SECRET}\n")
+        secrets = secrets_from(file, names)
+        for each, name in zip((first, second), names, strict=True):
+            webhook(each.url, secrets=secrets[name]).export(EVENT)
+        (one,), (other,) = first.wait_for(1), second.wait_for(1)
+
+    one.verified(SECRET)
+    other.verified(OTHER_SECRET)
+    for received, secret in ((one, OTHER_SECRET), (other, SECRET)):
+        with pytest.raises(WebhookVerificationError):
+            received.verified(secret)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hunter2hunter2", "whsec_c2hvcnQ=", "whsec_" + "QUJD" * 30, "whsec_???", "x " * 9]
+    ("text", "message"),
+    [
+        (f"{NAME}={SECRET}", f"webhook {OTHER_NAME} needs a secret to sign with"),
+        (f"{SECRET} elsewhere.org={SECRET}", f"secret 2 .* before the = name one of {NAME}, {OTHER_NAME}, or its host"),
+        (f"{SECRET} " * 9, f"9 secrets for webhook {NAME}; give 8 at most"),
+    ],
+)
+def test_secrets_that_do_not_fit_the_webhooks_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(text)
+
+    with pytest.raises(SettingsError, match=message) as refused:
+        secrets_from(file, [NAME, OTHER_NAME])
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hunter2hunter2", "whsec_c2hvcnQ=", "whsec_" + "QUJD" * 30, "whsec_???", "x " * 9, f"{NAME}=whsec_c2hvcnQ="],
 )
 def test_what_is_no_secret_is_refused_without_being_shown(tmp_path: Path, text: str) -> None:
     file = tmp_path / "secret"
     file.write_text(text)
     with pytest.raises(SettingsError) as refused:
-        secrets_from(file)
+        secrets_from(file, [NAME])
     assert not [part for part in text.split() if len(part) > 1 and part.removeprefix("whsec_") in str(refused.value)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,10 +28,10 @@ class Site:
             self.look, recorded=self.recorded, readiness=self.readiness, executor=executor, max_streams=2
         )
 
-    def look(self) -> int:
+    def look(self) -> dict[str, object]:
         self.looks += 1
         self.looked.notify_threadsafe()
-        return self.state
+        return {"one": self.state, "other": 0}
 
 
 @pytest.fixture
@@ -40,26 +41,44 @@ async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
         yield Site(executor)
 
 
-async def following(events: AsyncIterator[bytes]) -> bytes:
+async def following(changes: AsyncIterator[bool]) -> bool:
     async with asyncio.timeout(SECONDS):
-        return await anext(events)
+        return await anext(changes)
 
 
 async def test_an_open_page_hears_of_each_change_and_nothing_looks_without_one(site: Site) -> None:
     assert site.looks == 0
     with site.feed.place():
-        events = aiter(site.feed.events())
-        first = await following(events)
-        while site.looks == 0:
-            await asyncio.wait_for(site.looked.subscribe().wait(), SECONDS)
-        await following(events)  # what the first look found
+        changes = aiter(site.feed.changes())
+        assert await following(changes)
+        await following(changes)  # what the first look found
+        before = {part: site.feed.generation(part) for part in ("one", "other")}
         site.state = 1
         site.recorded.notify()
-        changed = await following(events)
+        assert await following(changes)
 
-    assert first.endswith(b"event: changed\ndata: \n\n")
-    assert changed == b"event: changed\ndata: \n\n"
-    assert site.feed.generation == 2
+    assert site.feed.generation("one") > before["one"]
+    assert site.feed.generation("other") == before["other"]
+
+
+async def test_what_was_not_looked_at_counts_as_changed_when_a_page_is_opened(site: Site) -> None:
+    with site.feed.place():
+        first = site.feed.generation("one")
+    with site.feed.place():
+        assert site.feed.generation("one") > first
+
+
+async def test_a_page_is_not_updated_more_often_than_the_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_feed, "APART_SECONDS", 0.2)
+    with site.feed.place():
+        changes = aiter(site.feed.changes())
+        await following(changes)
+        began = time.monotonic()
+        for _ in range(3):
+            site.feed.note_change()
+            assert await following(changes)
+
+    assert time.monotonic() - began >= 3 * 0.2
 
 
 async def test_there_are_no_more_streams_than_allowed_and_a_closed_one_gives_its_place_back(site: Site) -> None:
@@ -72,11 +91,11 @@ async def test_there_are_no_more_streams_than_allowed_and_a_closed_one_gives_its
 
 async def test_draining_ends_every_stream(site: Site) -> None:
     with site.feed.place():
-        events = aiter(site.feed.events())
-        await following(events)
+        changes = aiter(site.feed.changes())
+        await following(changes)
         site.readiness.start_draining()
         async with asyncio.timeout(SECONDS):
-            rest = [event async for event in events]
+            rest = [change async for change in changes]
 
     assert len(rest) <= 2
 
@@ -88,6 +107,6 @@ async def test_a_stream_ends_by_itself_so_that_its_caller_is_checked_again(
     monkeypatch.setattr(change_feed, "KEEP_ALIVE_SECONDS", 0.01)
     with site.feed.place():
         async with asyncio.timeout(SECONDS):
-            events = [event async for event in site.feed.events()]
+            changes = [change async for change in site.feed.changes()]
 
-    assert b": open\n\n" in events
+    assert False in changes

@@ -51,9 +51,10 @@ def destinations_of(settings: ServeSettings) -> Destinations:
 def _webhooks(settings: ServeSettings) -> dict[str, MakeExporter]:
     from understudy.service.events.webhook import Webhook, source_of  # imports httpx
 
-    secrets = secrets_from(settings.webhook_secret_file)
+    urls = {destination_name(url): url for url in settings.webhook}
+    secrets = secrets_from(settings.webhook_secret_file, list(urls))
 
-    def make(url: str, context: ExporterContext) -> Exporter:
-        return Webhook(url, source=source_of(context.model_name), secrets=secrets)
+    def make(name: str, context: ExporterContext) -> Exporter:
+        return Webhook(urls[name], source=source_of(context.model_name), secrets=secrets[name])
 
-    return {destination_name(url): partial(make, url) for url in settings.webhook}
+    return {name: partial(make, name) for name in urls}

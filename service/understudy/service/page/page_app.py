@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from google.protobuf.empty_pb2 import Empty
 from prometheus_client import CollectorRegistry
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from understudy.evaluator.evaluation.training_end import read_training
-from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
 from understudy.service.calls.caller import Group, only
@@ -33,6 +34,7 @@ from understudy.service.page.change_feed import ChangeFeed
 from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.history import History
 from understudy.service.page.page_call import PageCall
+from understudy.service.page.parts import Part, RenderedPart, SharedParts, state_of
 from understudy.service.page.rendering import Renderer, root_of, with_headers
 from understudy.service.page.requests import asked, number
 from understudy.service.page.views import Views
@@ -40,14 +42,14 @@ from understudy.service.readiness import Notifier, Readiness
 from understudy.service.served_model import ServedModel
 
 FRESH_SECONDS: Final = 0.5
-"""How long what was rendered for one browser is sent to others, unless something changes."""
-MAX_RENDERED: Final = 64
-"""How many rendered parts are kept."""
+"""How long what was rendered for one browser is in the pages that others load, unless something changes."""
+TRAFFIC_SECONDS: Final = 10.0
+"""How often the traffic is updated."""
 MAX_STREAMS: Final = 256
 """The most pages that are updated live, and no more than half of the connections to the HTTP port."""
 
-PARTS: Final = ("state", "traffic", "curves", "checkpoints")
-"""The parts of the overview, which are updated each by itself."""
+SEEN: Final = "seen"
+"""The parameter of a stream of events that says what the page shows."""
 
 _Answer = Callable[[PageCall], Awaitable[Response]]
 
@@ -96,7 +98,7 @@ class PageApp:
         self._live = LiveReader(lambda: samples_of(registry))
         self._training_run = run
         self._feed = ChangeFeed(
-            self._views.fingerprint,
+            self._fingerprints,
             recorded=recorded,
             readiness=readiness,
             executor=executor,
@@ -116,53 +118,68 @@ class PageApp:
             read_only=read_only,
             executor=executor,
         )
-        self._rendering = asyncio.Lock()
-        self._rendered: dict[tuple[object, ...], tuple[float, int, str]] = {}
+        self._parts = SharedParts(self._feed, executor)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
             self._route("/", self.overview),
-            self._route("/parts/{part}", self.part),
+            self._stream("/events", self._overview),
             self._route("/checkpoints/{step}", self.checkpoint),
-            self._route("/checkpoints/{step}/life", self.life),
+            self._stream("/checkpoints/{step}/events", self._life),
             self._route("/compare", self.compare),
             self._route("/tables", self.tables),
             self._route("/acts/{act}", self._acts.confirm),
             *self._acts.routes(),
             self._route("/static/{name}", self.static),
-            Route("/events", _Endpoint(self._stream_events), methods=["GET"]),
         ]
 
     async def overview(self, call: PageCall) -> Response:
         """Return the whole page."""
-        parts = {part: await self._part(call, part) for part in PARTS}
-        return HTMLResponse(self._renderer.page("overview.html", call, parts=parts, query=_query(call)))
+        parts = self._overview(call)
+        rendered = await self._fresh(parts)
+        stream = "/events?" + urlencode({**_paging(call), SEEN: state_of(rendered)})
+        contents = {part.name: now.html for part, now in zip(parts, rendered, strict=True)}
+        return HTMLResponse(self._renderer.page("overview.html", call, parts=contents, stream=stream))
 
-    async def part(self, call: PageCall) -> Response:
-        """Return one part of the overview."""
-        part = call.request.path_params["part"]
-        if part not in PARTS:
-            raise VersionNotFoundError(f"the page has no part {part!r}; it has {', '.join(PARTS)}")
-        return HTMLResponse(await self._part(call, part))
+    def _overview(self, call: PageCall) -> Sequence[Part]:
+        root, acts = root_of(call), self._acts.allowed(call)
+        before, first = asked(call, "before"), asked(call, "charts") or 0
+        render = partial(self._render, root)
+        return [
+            Part(name="state", key=("state", root, acts), render=partial(render, "state", partial(self._state, acts))),
+            Part(name="traffic", key=("traffic",), render=partial(render, "traffic", self._traffic)),
+            Part(
+                name="curves",
+                key=("curves", root, first),
+                render=partial(render, "curves", partial(self._curves, first)),
+            ),
+            Part(
+                name="checkpoints",
+                key=("checkpoints", root, before),
+                render=partial(render, "checkpoints", partial(self._checkpoints, before)),
+            ),
+        ]
 
     async def checkpoint(self, call: PageCall) -> Response:
         """Return the page of one checkpoint."""
-        content = await self._checkpoint(call)
-        return HTMLResponse(self._renderer.page("checkpoint.html", call, step=_step(call), content=content))
+        rendered = await self._fresh(self._life(call))
+        stream = f"/checkpoints/{_step(call)}/events?" + urlencode({SEEN: state_of(rendered)})
+        content = rendered[0].html
+        return HTMLResponse(
+            self._renderer.page("checkpoint.html", call, step=_step(call), content=content, stream=stream)
+        )
 
-    async def life(self, call: PageCall) -> Response:
-        """Return what the page of one checkpoint says."""
-        return HTMLResponse(await self._checkpoint(call))
-
-    async def _checkpoint(self, call: PageCall) -> str:
+    def _life(self, call: PageCall) -> Sequence[Part]:
         step, root, acts = _step(call), root_of(call), self._acts.allowed(call)
 
-        def render() -> str:
-            view, serving = self._views.checkpoint(step), self._model.evaluator.serving_step
-            return self._renderer.part("life.html", {"root": root, "view": view, "acts": acts, "serving": serving})
+        def read() -> dict[str, Any]:
+            return {"view": self._views.checkpoint(step), "acts": acts, "serving": self._model.evaluator.serving_step}
 
-        return await self._shared(("checkpoint", root, step, acts), render)
+        return [Part(name="life", key=("life", root, step, acts), render=partial(self._render, root, "life", read))]
+
+    async def _fresh(self, parts: Sequence[Part]) -> list[RenderedPart]:
+        return [await self._parts.get(part, fresh_seconds=FRESH_SECONDS) for part in parts]
 
     async def compare(self, call: PageCall) -> Response:
         """Return two versions beside each other, as the ledger has them."""
@@ -188,44 +205,27 @@ class PageApp:
         """Return a file of the package."""
         return self._renderer.static(call.request.path_params["name"])
 
-    async def _part(self, call: PageCall, part: str) -> str:
-        before, first = asked(call, "before"), asked(call, "charts") or 0
-        acts = self._acts.allowed(call) if part == "state" else frozenset()
-        root = root_of(call)
-        render = partial(self._render, part, root, before, first, acts)
-        return await self._shared((part, root, before, first, acts), render)
+    def _fingerprints(self) -> Mapping[str, object]:
+        return {**self._views.fingerprints(), "traffic": int(monotonic() / TRAFFIC_SECONDS)}
 
-    async def _shared(self, key: tuple[object, ...], render: Callable[[], str]) -> str:
-        """Return what is rendered: one for all browsers, unless it is older than half a second or than a change."""
-        async with self._rendering:
-            rendered = self._rendered.get(key)
-            generation = self._feed.generation
-            if rendered is not None and rendered[1] == generation and monotonic() - rendered[0] < FRESH_SECONDS:
-                return rendered[2]
-            began = monotonic()
-            content: str = await self._run(render)
-            self._rendered.pop(key, None)
-            self._rendered[key] = (began, generation, content)
-            if len(self._rendered) > MAX_RENDERED:
-                del self._rendered[next(iter(self._rendered))]
-            return content
-
-    def _render(self, part: str, root: str, before: int | None, first: int, acts: frozenset[Act]) -> str:
+    def _render(self, root: str, part: str, read: Callable[[], Mapping[str, Any]]) -> str:
         """Read and render a part. Blocks."""
-        views = self._views
-        values: dict[str, Any] = {"root": root}
-        if part == "state":
-            views.catch_up()
-            values |= {"served": views.served(), "next": views.next(), "acts": acts}
-        elif part == "traffic":
-            training = None if self._training_run is None else read_training(self._training_run)
-            values |= {"live": self._live.read(), "training": training}
-        elif part == "curves":
-            views.catch_up()
-            values |= {"curves": views.curves(first)}
-        else:
-            values |= {"checkpoints": views.checkpoints(before)}
-        return self._renderer.part(f"{part}.html", values)
+        return self._renderer.part(f"{part}.html", {"root": root, **read()})
+
+    def _state(self, acts: frozenset[Act]) -> Mapping[str, Any]:
+        self._views.catch_up()
+        return {"served": self._views.served(), "next": self._views.next(), "acts": acts}
+
+    def _traffic(self) -> Mapping[str, Any]:
+        training = None if self._training_run is None else read_training(self._training_run)
+        return {"live": self._live.read(), "training": training}
+
+    def _curves(self, first: int) -> Mapping[str, Any]:
+        self._views.catch_up()
+        return {"curves": self._views.curves(first)}
+
+    def _checkpoints(self, before: int | None) -> Mapping[str, Any]:
+        return {"checkpoints": self._views.checkpoints(before)}
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -245,24 +245,33 @@ class PageApp:
 
         return Route(path, respond, methods=["GET"])
 
-    async def _stream_events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._new_call(Request(scope, receive), self._watch)
-        has_begun = False
+    def _stream(self, path: str, parts_of: Callable[[PageCall], Sequence[Part]]) -> Route:
+        """Return the route of the events that keep a page as it would be if it were loaded again."""
 
-        async def send_on(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
+        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            call = self._new_call(Request(scope, receive), self._watch)
+            has_begun = False
 
-        async def answer(call: PageCall) -> Response:
-            call.has_no_body()
-            with self._feed.place():
-                response = StreamingResponse(self._feed.events(), media_type="text/event-stream")
-                await with_headers(response, call)(scope, receive, send_on)
-            return response
+            async def send_on(message: Message) -> None:
+                nonlocal has_begun
+                has_begun = True
+                await send(message)
 
-        if await self._watch.serve(call, answer) is None and not has_begun:
-            await self._renderer.failed(call)(scope, receive, send)
+            async def answer(call: PageCall) -> Response:
+                call.has_no_body()
+                parts = parts_of(call)
+                with self._feed.place():
+                    for part in parts:  # a failure is an answer of its own
+                        await self._parts.get(part)
+                    seen = call.header("last-event-id") or call.request.query_params.get(SEEN, "")
+                    response = StreamingResponse(self._parts.events(parts, seen), media_type="text/event-stream")
+                    await with_headers(response, call)(scope, receive, send_on)
+                return response
+
+            if await self._watch.serve(call, answer) is None and not has_begun:
+                await self._renderer.failed(call)(scope, receive, send)
+
+        return Route(path, _Endpoint(endpoint), methods=["GET"])
 
 
 class _Endpoint:
@@ -290,7 +299,7 @@ def _step(call: PageCall) -> int:
     return number("the step", call.request.path_params["step"])
 
 
-def _query(call: PageCall) -> str:
-    """Return the known parameters as a query, for the parts' own requests."""
+def _paging(call: PageCall) -> dict[str, int]:
+    """Return the parameters that say which of many checkpoints and charts are shown."""
     found = ((name, asked(call, name)) for name in ("before", "charts"))
-    return "&".join(f"{name}={value}" for name, value in found if value is not None)
+    return {name: value for name, value in found if value is not None}

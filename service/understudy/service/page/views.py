@@ -193,16 +193,12 @@ class Views:
         """Read the new entries of the ledger; see `History.catch_up`."""
         self._history.catch_up()
 
-    def fingerprint(self) -> tuple[object, ...]:
-        """Return a value that changes when what the page shows about checkpoints changes."""
+    def fingerprints(self) -> dict[str, object]:
+        """Return a value for each part of a page about checkpoints, which changes when what it shows does."""
         evaluator = self._evaluator
-        return (
-            evaluator.last_sequence,
-            evaluator.serving_step,
-            evaluator.pinned_step,
-            evaluator.checkpoints_waiting(),
-            tuple(evaluator.status()),
-        )
+        sequence, serving = evaluator.last_sequence, evaluator.serving_step
+        versions = (sequence, serving, evaluator.pinned_step, evaluator.checkpoints_waiting(), evaluator.status())
+        return {"state": versions, "curves": (sequence, serving), "checkpoints": versions, "life": versions}
 
     def served(self) -> ServedView:
         """Return what is served and why."""

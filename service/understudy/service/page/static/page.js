@@ -1,9 +1,9 @@
 // Keeps open what the reader opened when a part of the page is replaced.
 let opened = [];
-document.addEventListener("htmx:beforeSwap", (event) => {
+document.addEventListener("htmx:sseBeforeMessage", (event) => {
   opened = Array.from(event.target.querySelectorAll("details[open]"), (details) => details.id);
 });
-document.addEventListener("htmx:afterSwap", () => {
+document.addEventListener("htmx:sseMessage", () => {
   for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
 });
 

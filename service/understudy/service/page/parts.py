@@ -1,0 +1,127 @@
+"""Parts of pages, each rendered once for all browsers that show it, and the events that send them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import monotonic
+from typing import Final
+
+from understudy.service.page.change_feed import ChangeFeed
+
+MAX_RENDERED: Final = 64
+"""How many rendered parts are kept."""
+
+_BEGIN: Final = b"retry: 3000\n\n"
+_END: Final = b"retry: 100\n\n"
+"""Lets the browser return at once to a stream that ended by its age."""
+_KEEP_ALIVE: Final = b": open\n\n"
+_DIGEST_BYTES: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a page.
+
+    Attributes:
+        name: Its name, which is that of its events and of what the feed looks at.
+        key: What tells it apart from other parts, of whatever page and caller.
+        render: Returns its HTML. Blocks.
+    """
+
+    name: str
+    key: tuple[object, ...]
+    render: Callable[[], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedPart:
+    """A part as it is now.
+
+    Attributes:
+        html: Its HTML.
+        digest: Tells its states apart.
+        event: The server-sent event with it.
+    """
+
+    html: str
+    digest: str
+    event: bytes
+
+
+class SharedParts:
+    """Renders parts, one at a time, and once for all who ask for the same. Belongs to the event loop's thread.
+
+    Args:
+        feed: Knows when a part has changed.
+        executor: Renders.
+    """
+
+    def __init__(self, feed: ChangeFeed, executor: Executor) -> None:
+        self._feed = feed
+        self._executor = executor
+        self._rendering = asyncio.Lock()
+        self._rendered: dict[tuple[object, ...], tuple[float, int, RenderedPart]] = {}
+
+    async def get(self, part: Part, *, fresh_seconds: float = math.inf) -> RenderedPart:
+        """Return a part, rendered after its last known change, and no longer ago than this."""
+        found = self._fresh(part, fresh_seconds)
+        if found is not None:
+            return found
+        async with self._rendering:
+            found = self._fresh(part, fresh_seconds)
+            if found is None:
+                began, generation = monotonic(), self._feed.generation(part.name)
+                found = await asyncio.get_running_loop().run_in_executor(self._executor, _rendered, part)
+                self._rendered.pop(part.key, None)
+                self._rendered[part.key] = (began, generation, found)
+                if len(self._rendered) > MAX_RENDERED:
+                    del self._rendered[next(iter(self._rendered))]
+            return found
+
+    def _fresh(self, part: Part, fresh_seconds: float) -> RenderedPart | None:
+        began, generation, found = self._rendered.get(part.key, (0.0, -1, None))
+        is_fresh = generation == self._feed.generation(part.name) and monotonic() - began < fresh_seconds
+        return found if is_fresh else None
+
+    async def events(self, parts: Sequence[Part], seen: str) -> AsyncIterator[bytes]:
+        """Yield events with the parts of a page that differ from what it shows, until the feed ends.
+
+        A page that reads slowly skips states: nothing is rendered for it before it has read what was sent.
+
+        Args:
+            parts: The parts of the page.
+            seen: What the page shows, as `state_of` said or the id of the last event.
+        """
+        shown = seen.split(".")
+        if len(shown) != len(parts):
+            shown = [""] * len(parts)
+        yield _BEGIN
+        async for may_have_changed in self._feed.changes():
+            if not may_have_changed:
+                yield _KEEP_ALIVE
+                continue
+            now = [await self.get(part) for part in parts]
+            news = [part.event for part, digest in zip(now, shown, strict=True) if part.digest != digest]
+            if news:
+                shown = [part.digest for part in now]
+                yield b"".join([*news, f"id: {state_of(now)}\n\n".encode()])
+        if not self._feed.is_draining:
+            yield _END
+
+
+def state_of(parts: Sequence[RenderedPart]) -> str:
+    """Return what tells the states of a page apart."""
+    return ".".join(part.digest for part in parts)
+
+
+def _rendered(part: Part) -> RenderedPart:
+    html = part.render()
+    lines = html.encode().splitlines()
+    data = b"".join(b"data: " + line + b"\n" for line in lines)
+    digest = blake2b(html.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return RenderedPart(html=html, digest=digest, event=b"event: " + part.name.encode() + b"\n" + data + b"\n")
