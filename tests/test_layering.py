@@ -40,10 +40,11 @@ EVALUATOR_PACKAGES: Mapping[str, frozenset[str]] = {
     "serving": frozenset({"datasets", "records"}),
     "evaluation": frozenset({"batching", "datasets", "model", "records", "serving"}),
     "sharding": frozenset({"batching", "datasets", "evaluation", "model", "serving"}),
+    "assembly": frozenset({"batching", "datasets", "evaluation", "model", "records", "serving", "tuning"}),
 }
 """The packages of the evaluator, and the other packages that each may import."""
 
-EVALUATOR_ASSEMBLY = frozenset({"__init__", "assembly", "evaluator", "factory"})
+EVALUATOR_ASSEMBLY = frozenset({"__init__", "evaluator", "evaluator_state", "factory", "lifecycle"})
 """The modules of the evaluator that import its packages; the other modules are imported by all of them."""
 
 MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {

@@ -101,7 +101,7 @@ def test_ten_thousand_predictions_during_twenty_swaps_all_belong_to_one_step(run
 @pytest.fixture
 def frozen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeze every version as soon as it is serving, whatever it gains."""
-    monkeypatch.setattr("understudy.evaluator.assembly.SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr("understudy.evaluator.assembly.serving_parts.SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(frozen, "MIN_GAIN", 0.0)
     monkeypatch.setattr(frozen, "MIN_GAIN_OF_EACH", 0.0)
 

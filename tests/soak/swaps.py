@@ -172,11 +172,11 @@ def _wait_until_serving(evaluator: Evaluator, step: int) -> None:
 
 def _freezing_at_once() -> ExitStack:
     """Freeze each version at once, whatever it gains."""
-    from understudy.evaluator import assembly
+    from understudy.evaluator.assembly import serving_parts
     from understudy.evaluator.model import frozen
 
     stack = ExitStack()
-    for owner, name in ((assembly, "SETTLING_SECONDS"), (frozen, "MIN_GAIN"), (frozen, "MIN_GAIN_OF_EACH")):
+    for owner, name in ((serving_parts, "SETTLING_SECONDS"), (frozen, "MIN_GAIN"), (frozen, "MIN_GAIN_OF_EACH")):
         stack.enter_context(mock.patch.object(owner, name, 0.0))
     return stack
 

@@ -34,7 +34,7 @@ _MODULES = (
     *("tensorflow", "keras", "grpc.aio", "uvicorn", "sklearn.datasets"),
     *(
         f"understudy.{each}"
-        for each in ("cli.train", "cli.serve", "trainer.training", "evaluator.assembly", "service.server")
+        for each in ("cli.train", "cli.serve", "trainer.training", "evaluator.assembly.components", "service.server")
     ),
 )
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

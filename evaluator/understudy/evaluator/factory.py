@@ -14,7 +14,7 @@ from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.remote import RemoteFolderSource
 from understudy.checkpoints.signing import AcceptedKeys, accepted_keys
 from understudy.checkpoints.source import CheckpointSource, RunSource
-from understudy.evaluator.assembly import breakdown_options, device_settings
+from understudy.evaluator.assembly.component_options import breakdown_options, device_settings
 from understudy.evaluator.datasets.dataset import EvaluationDataset, datasets_of
 from understudy.evaluator.datasets.dataset_files import open_dataset
 from understudy.evaluator.evaluation.slices import columns_of

@@ -11,7 +11,7 @@ import pytest
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import until
 from testkit.real_run import WAIT_SECONDS
-from understudy.evaluator import assembly
+from understudy.evaluator.assembly import serving_parts
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin at once, and try only the threads that are in use, on a machine that may be busy."""
-    monkeypatch.setattr(assembly, "TUNING_SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(serving_parts, "TUNING_SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(self_tuner, "usable_cores", lambda: 1)
 
 

@@ -35,6 +35,7 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
+from understudy.evaluator.threads import join
 from understudy.evaluator.types import (
     Array,
     Batch,
@@ -287,10 +288,7 @@ class EvaluationWorker:
         """
         self._closing.set()
         self._backlog.close()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"a checkpoint was still being evaluated after {timeout_seconds} s")
+        join(self._thread, timeout_seconds, error="a checkpoint was still being evaluated after")
 
     def _run(self) -> None:
         while (info := self._backlog.next()) is not None:

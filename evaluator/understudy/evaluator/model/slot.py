@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,42 +14,21 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature
-from understudy.evaluator.evaluator_errors import (
-    ArchitectureMismatchError,
-    FreezingCancelledError,
-    LoadError,
-    NoFasterError,
-    NotEvaluableError,
-    NotFrozenError,
-    first_line,
-)
-from understudy.evaluator.model.compilation import (
-    Compilation,
-    NoExampleLossesError,
-    PerExampleLosses,
-    check_metrics,
-)
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError, first_line
+from understudy.evaluator.model.compilation import Compilation
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
-from understudy.evaluator.model.frozen import freeze, memory_bytes
 from understudy.evaluator.model.inputs import InputCheck, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
-from understudy.evaluator.model.metric_catalog import comparisons
 from understudy.evaluator.model.output_tasks import OutputTask, output_tasks
+from understudy.evaluator.model.predict_pass import PredictPass
 from understudy.evaluator.model.probe import Probe
-from understudy.evaluator.model.received_outputs import ReceivedOutputs
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorer import Scorer
-from understudy.evaluator.model.scoring_program import ScoringData, ScoringProgram
+from understudy.evaluator.model.scorers import Scorers
 from understudy.evaluator.model.traced_call import FrozenState, Tensors
 from understudy.evaluator.model.weights import through_first_device
 from understudy.evaluator.types import Array, Arrays, MetricSpec
-
-_log = logging.getLogger(__name__)
-
-_NOT_FROZEN_YET = "it is frozen once it has served for a moment"
-_MAX_SCORERS = 8
-"""How many combinations of metrics a slot caches; open streams keep their own."""
 
 
 class Slot:
@@ -95,13 +71,8 @@ class Slot:
         self._max_batch_size = max_batch_size
         self._on_trace = on_trace
         self.traces = 0
-        self._device: str = strategy.extended.worker_devices[0]
-        self._scorers: OrderedDict[str, Scorer] = OrderedDict()
         self._warm: ForwardPass | ReplicaForward | None = None
-        self._with_constants: ForwardPass | None = None
-        self._timed: tuple[ForwardPass, str] | None = None
-        self._not_frozen = _NOT_FROZEN_YET
-        self._building = threading.Lock()
+        self._predict = PredictPass()
         self._build(model_file)
 
     def _build(self, model_file: Path) -> None:
@@ -118,9 +89,16 @@ class Slot:
             self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
             coupled = self._probe.examples_depend_on_each_other(replicas=self.replicas)
         self._compilation = Compilation(self._model, self._interface, self._compile_config)
-        self._couples_examples = coupled and not self._pass.draws_random_numbers
+        self._scorers = Scorers(
+            self._model,
+            self._interface,
+            self._compilation,
+            self._pass,
+            couples_examples=coupled and not self._pass.draws_random_numbers,
+            devices=self._strategy.extended.worker_devices,
+            on_trace=self._traced,
+        )
         self._frozen = FrozenState(self._model)
-        self._scorers.clear()
 
     @property
     def signature(self) -> Signature:
@@ -159,7 +137,7 @@ class Slot:
     def notes(self) -> tuple[str, ...]:
         """Why evaluations may differ from a single device's, or why they run on one replica."""
         found = [
-            f"{reason}, so each batch is scored whole on one replica" for reason in self._reasons_for_whole_batches()
+            f"{reason}, so each batch is scored whole on one replica" for reason in self._scorers.needs_whole_batches()
         ]
         if self._pass.draws_random_numbers:
             found.append("the model draws random numbers at inference, so no two evaluations are alike")
@@ -193,7 +171,7 @@ class Slot:
             return True
         if self._frozen.changed():
             self._pass = self._trace()
-            self._scorers.clear()
+            self._scorers.retraced(self._pass)
             self._frozen = FrozenState(self._model)
             return True
         return False
@@ -222,8 +200,8 @@ class Slot:
             with _load_errors("the model"):
                 self._probe.run(examples, by=self._warm_up_outputs if self._warm is not self._pass else None)
         self._warm = self._pass
-        if self._with_constants is not None:
-            self._predict(self._probe.example(1))
+        if self._predict.constants is not None:
+            self._predict.run(self._probe.example(1), self._pass)
 
     def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None], largest: int | None = None) -> int:
         """Make constants of the weights for `forward` and `launch`, until `thaw` or `load` is called.
@@ -241,26 +219,18 @@ class Slot:
         Raises:
             NotFrozenError: The slot keeps its variables, for this reason.
         """
-        try:
-            self._with_constants = frozen = self._make_frozen(limit_mib, check_wanted, largest)
-        except FreezingCancelledError:
-            raise
-        except Exception as error:
-            self._not_frozen = first_line(error)
-            raise
-        return memory_bytes(frozen)
+        return self._predict.freeze(
+            self._pass, samples=lambda: self._samples(largest), limit_mib=limit_mib, check_wanted=check_wanted
+        )
 
     def thaw(self) -> None:
         """Use the variables again. A batch that runs with constants finishes with them."""
-        self._with_constants = None
-        self._not_frozen = _NOT_FROZEN_YET
+        self._predict.thaw()
 
     @property
     def predict_note(self) -> str:
         """Whether `forward` uses constants for the weights, and why not."""
-        if self._with_constants is not None:
-            return "Predict uses constants for the weights"
-        return f"Predict uses variables for the weights: {self._not_frozen}"
+        return self._predict.note
 
     def try_out(self) -> None:
         """Run one generated example on every replica; raise the runtime's errors."""
@@ -290,7 +260,7 @@ class Slot:
             InvalidInputError: An id is outside the model's tables, or the model itself refuses a value.
         """
         check_values("input", inputs, self._pass.input_ranges)
-        return _on_host(self._predict(inputs))
+        return _on_host(self._predict.run(inputs, self._pass))
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the model; return a function that waits for the outputs. Both raise as `forward` does.
@@ -301,7 +271,7 @@ class Slot:
         if isinstance(self._pass, ReplicaForward):
             fetch = self._pass.launch(inputs)
             return lambda: _on_host(fetch()[0])
-        outputs = self._predict(inputs)
+        outputs = self._predict.run(inputs, self._pass)
         return lambda: _on_host(outputs)
 
     def scorer(
@@ -316,16 +286,7 @@ class Slot:
             InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
-        check_metrics(metrics)
-        key = repr((list(metrics), example_losses, increments))
-        with self._building:
-            if key not in self._scorers:
-                self._scorers[key] = self._make_scorer(
-                    tuple(metrics), example_losses=example_losses, increments=increments
-                )
-            if len(self._scorers) > _MAX_SCORERS:
-                self._scorers.popitem(last=False)
-            return self._scorers[key]
+        return self._scorers.scorer(metrics, example_losses=example_losses, increments=increments)
 
     def scorer_of_outputs(
         self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
@@ -337,19 +298,12 @@ class Slot:
         Raises:
             NotEvaluableError: See `scorer`; or what the model computes its score from is more than its outputs.
         """
-        check_metrics(metrics)
-        if self.scores_whole:
-            raise NotEvaluableError(f"outputs alone give no score: {'; '.join(self.scores_whole)}")
-        received = ReceivedOutputs(self._interface, self._pass.output_specs)
-        return self._make_scorer(
-            tuple(metrics), received=received, example_losses=example_losses, increments=increments
-        )
+        return self._scorers.scorer_of_outputs(metrics, example_losses=example_losses, increments=increments)
 
     @property
     def scores_whole(self) -> tuple[str, ...]:
         """Why the score needs more than the outputs, so that they cannot be computed elsewhere; empty if they can."""
-        more = ("the model has a compute_metrics of its own",) if self._compilation.custom_metrics else ()
-        return (*self._reasons_for_whole_batches(), *more)
+        return self._scorers.needs_more_than_outputs()
 
     def compute(self, inputs: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
         """Run the model with its variables, as a scorer does.
@@ -379,9 +333,8 @@ class Slot:
     def _drop_model(self) -> None:
         """Free the memory of the model, because another is built."""
         self._model = self._warm = None
-        self._timed = None
-        self._scorers.clear()
-        for part in ("_pass", "_probe", "_compilation", "_frozen"):
+        self._predict.forget()
+        for part in ("_pass", "_probe", "_compilation", "_scorers", "_frozen"):
             vars(self).pop(part, None)  # they are missing if the last load failed
         gc.collect()
 
@@ -396,101 +349,6 @@ class Slot:
             )
         examples = self._max_batch_size * self.replicas
         return ForwardPass(self._model, self._interface, self._strategy, max_batch_size=examples, on_trace=self._traced)
-
-    def _make_scorer(
-        self,
-        metrics: tuple[MetricSpec, ...],
-        *,
-        example_losses: bool,
-        increments: bool,
-        received: ReceivedOutputs | None = None,
-    ) -> Scorer:
-        whole = any(self._reasons_for_whole_batches())
-        options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
-
-        def build(data: ScoringData) -> ScoringProgram:
-            with self._building, self._compilation.naming_the_metric(metrics):
-                self._compilation.compile(metrics)
-                program = ScoringProgram(
-                    self._model,
-                    self._interface,
-                    devices=self._strategy.extended.worker_devices,
-                    options=options,
-                    data=data,
-                    on_trace=self._traced,
-                )
-                if increments:
-                    program.add_increments(data)
-                return self._with_example_losses(program, data, calls_model=whole) if example_losses else program
-
-        if received is not None:
-            return Scorer(
-                received.interface, forward=received, build=build, comparisons=comparisons(metrics), input_ranges={}
-            )
-        return Scorer(
-            self._interface,
-            forward=None if whole else self._pass,
-            build=build,
-            comparisons=comparisons(metrics),
-            input_ranges=self._pass.input_ranges,
-        )
-
-    def _with_example_losses(self, program: ScoringProgram, data: ScoringData, *, calls_model: bool) -> ScoringProgram:
-        """Add per-example losses to a program, or the reason why there are none."""
-        try:
-            self._compilation.compile_for_examples(adds_losses=self._pass.adds_losses)
-            program.example_losses = PerExampleLosses(
-                self._model, self._interface, device=self._device, calls_model=calls_model, data=data
-            )
-        except NoExampleLossesError as error:
-            program.without_example_losses = str(error)
-        return program
-
-    def _reasons_for_whole_batches(self) -> Iterator[str]:
-        if self._compilation.custom_step:
-            yield "the model has a test_step of its own"
-        if self._compilation.custom_loss:
-            yield "the model has a compute_loss of its own"
-        if self._pass.adds_losses:
-            yield "the model adds losses that depend on the data"
-        if self._couples_examples:
-            yield "the examples of a batch influence each other"
-
-    def _predict(self, inputs: Arrays) -> Tensors:
-        """Run the model with constants, if there are any; if that fails where variables do not, drop the constants."""
-        frozen, failure = self._with_constants, None
-        if frozen is not None:
-            try:
-                return frozen(inputs)[0]
-            except Exception as error:  # noqa: BLE001 - the variables show whether constants are the cause
-                failure = error
-        outputs = self._pass(inputs)[0]
-        if failure is not None:
-            self.thaw()
-            self._not_frozen = first_line(failure)
-            _log.warning("constants for the weights are dropped", extra={"reason": self._not_frozen})
-        return outputs
-
-    def _make_frozen(self, limit_mib: int, check_wanted: Callable[[], None], largest: int | None) -> ForwardPass:
-        """Freeze the forward pass; both are timed only for the first weights that are loaded into it."""
-        if isinstance(self._pass, ReplicaForward):
-            raise NotFrozenError("on GPUs, each replica has a function of its own")
-        timed, no_faster = self._timed or (None, "")
-        if timed is self._pass and no_faster:
-            raise NoFasterError(no_faster)
-        try:
-            frozen = freeze(
-                self._pass,
-                samples=lambda: self._samples(largest),
-                limit_mib=limit_mib,
-                is_faster=timed is self._pass,
-                check_wanted=check_wanted,
-            )
-        except NoFasterError as error:
-            self._timed = self._pass, str(error)
-            raise
-        self._timed = self._pass, ""
-        return frozen
 
     def _warm_up_sizes(self) -> list[int]:
         replicas = self.replicas

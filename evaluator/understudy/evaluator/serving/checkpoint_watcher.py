@@ -21,6 +21,7 @@ from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import EvaluationPolicy
+from understudy.evaluator.threads import join
 from understudy.evaluator.types import CheckpointInfo, CheckpointKey, EvaluationOutcome
 
 _log = logging.getLogger(__name__)
@@ -130,10 +131,7 @@ class CheckpointWatcher:
         """
         self._closing = True
         self._woken.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the source of checkpoints did not answer within {timeout_seconds} s")
+        join(self._thread, timeout_seconds, error="the source of checkpoints did not answer within")
 
     def _run(self) -> None:
         failures = 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import Protocol
 
 from understudy.evaluator.evaluator_errors import EvaluatorError, FreezingCancelledError, NotFrozenError, first_line
 from understudy.evaluator.observer import FreezeOutcome, Observer
 from understudy.evaluator.serving.servable import Handle, ModelSlot
+from understudy.evaluator.threads import Promotion, PromotionThread
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,8 @@ class Freezer:
         self._limit_mib = limit_mib
         self._observer = observer
         self._settling_seconds = settling_seconds
-        self._changed = threading.Condition()
-        self._wanted: int | None = None
-        self._promotions = 0
         self._frozen: ModelSlot | None = None
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="understudy-freeze")
+        self._thread = PromotionThread("understudy-freeze", self._follow)
 
     def start(self) -> None:
         """Start the thread, unless constants may take no memory."""
@@ -68,10 +64,7 @@ class Freezer:
 
     def promoted(self, step: int) -> None:
         """Drop the constants of the version before, and freeze this one later. Does not block."""
-        with self._changed:
-            self._wanted = step
-            self._promotions += 1
-            self._changed.notify_all()
+        self._thread.promoted(step)
 
     def close(self, timeout_seconds: float) -> None:
         """Cancel the work and end the thread. Idempotent.
@@ -79,44 +72,24 @@ class Freezer:
         Raises:
             TimeoutError: The thread did not end in time.
         """
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"a version was still being frozen after {timeout_seconds} s")
+        self._thread.close(timeout_seconds, error="a version was still being frozen after")
 
-    def _run(self) -> None:
-        last = 0
-        while (promotion := self._await_promotion(last)) is not None:
-            last = promotion
-            self._thaw()
-            if self._has_settled(promotion):
-                self._freeze(promotion)
+    def _follow(self, promotion: Promotion) -> None:
+        self._thaw()
+        if self._thread.has_settled(lambda: self._is_wanted(promotion), self._settling_seconds):
+            self._freeze(promotion)
 
-    def _await_promotion(self, last: int) -> int | None:
-        """Wait for a promotion after the last one; return its number, or None if the freezer is being closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._promotions != last)
-            return None if self._closing else self._promotions
+    def _is_wanted(self, promotion: Promotion) -> bool:
+        return self._thread.newest == promotion
 
-    def _has_settled(self, promotion: int) -> bool:
-        """Wait a moment; return whether this promotion is still the last."""
-        with self._changed:
-            return not self._changed.wait_for(lambda: not self._is_wanted(promotion), self._settling_seconds)
-
-    def _is_wanted(self, promotion: int) -> bool:
-        return not self._closing and self._promotions == promotion
-
-    def _check_wanted(self, promotion: int) -> None:
+    def _check_wanted(self, promotion: Promotion) -> None:
         if not self._is_wanted(promotion):
             raise FreezingCancelledError("another version is serving")
 
-    def _freeze(self, promotion: int) -> None:
+    def _freeze(self, promotion: Promotion) -> None:
         """Freeze the serving version, and record what came of it."""
         began = time.monotonic()
-        step = self._wanted
+        step = promotion.step
         outcome: FreezeOutcome = "failed"
         try:
             with self._manager.borrow(step) as handle:

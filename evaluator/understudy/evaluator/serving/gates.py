@@ -26,10 +26,7 @@ from typing import Literal
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.serving.promotion import Monitor
 from understudy.evaluator.settings import EvaluatorSettings, MonitorMode
-from understudy.evaluator.types import (
-    Array,
-    EvaluationOutcome,
-)
+from understudy.evaluator.types import Array, EvaluationOutcome
 
 Baseline = Literal["serving", "best"]
 Rule = Literal["at least", "at most", "not worse", "better"]

@@ -16,6 +16,7 @@ from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.loading import LoadQueue, Request, SlotFactory, build, forget_frames, reload
 from understudy.evaluator.serving.servable import Handle, ModelSlot, NewSlot, Purpose, Servable, SlotPool
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
+from understudy.evaluator.threads import join
 from understudy.evaluator.types import CheckpointInfo, LifeEvent
 
 _log = logging.getLogger(__name__)
@@ -158,10 +159,7 @@ class ServableManager:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"a checkpoint was still being loaded after {timeout_seconds} s")
+        join(self._thread, timeout_seconds, error="a checkpoint was still being loaded after")
         for servable in self._pool.servables:
             servable.retire()
             if not servable.wait_idle(max(0.0, give_up_at - self._clock())):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Final
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.devices.host import available_memory_bytes, usable_cores
 from understudy.evaluator.evaluator_errors import EvaluatorError, TrialError, first_line
+from understudy.evaluator.threads import Promotion, PromotionThread
 from understudy.evaluator.tuning.choice import FoundSettings, Measurement, Threads, choose, gain
 from understudy.evaluator.tuning.trial import TrialRequest, run_trial
 from understudy.evaluator.tuning.tuning_file import TuningFile
@@ -94,13 +94,9 @@ class SelfTuner:
         self._replicas = replicas
         self._trial = trial
         self._settling_seconds = settling_seconds
-        self._changed = threading.Condition()
-        self._step = 0
-        self._promotions = 0
-        self._closing = False
         self._applied_to = ""
         self._failures: Counter[str] = Counter()
-        self._thread = threading.Thread(target=self._run, name="understudy-tune")
+        self._thread = PromotionThread("understudy-tune", self._follow)
 
     def start(self) -> None:
         """Start the thread."""
@@ -108,10 +104,7 @@ class SelfTuner:
 
     def promoted(self, step: int) -> None:
         """Apply or find the settings of this version. Does not block."""
-        with self._changed:
-            self._step = step
-            self._promotions += 1
-            self._changed.notify_all()
+        self._thread.promoted(step)
 
     def close(self, timeout_seconds: float) -> None:
         """End the trial and the thread. Idempotent.
@@ -119,30 +112,15 @@ class SelfTuner:
         Raises:
             TimeoutError: The thread did not end in time.
         """
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"a trial of settings did not end within {timeout_seconds} s")
+        self._thread.close(timeout_seconds, error="a trial of settings did not end within")
 
-    def _run(self) -> None:
-        last = 0
-        while (promoted := self._await_promotion(last)) is not None:
-            last, step = promoted
-            try:
-                model = self._serving(step)
-                if self._is_open(model.architecture):
-                    self._tune(model)
-            except EvaluatorError:  # it is unloaded already
-                continue
-
-    def _await_promotion(self, last: int) -> tuple[int, int] | None:
-        """Wait for a promotion after the last one; return its number and step, or None if the tuner is being closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._promotions != last)
-            return None if self._closing else (self._promotions, self._step)
+    def _follow(self, promotion: Promotion) -> None:
+        try:
+            model = self._serving(promotion.step)
+        except EvaluatorError:  # it is unloaded already
+            return
+        if self._is_open(model.architecture):
+            self._tune(model)
 
     def _is_open(self, architecture: str) -> bool:
         """Whether settings of another model are in effect, and those of this one may still be found."""
@@ -150,8 +128,9 @@ class SelfTuner:
 
     def _is_wanted(self, model: TunedModel) -> bool:
         """Whether a version of this model is still serving."""
+        newest = self._thread.newest
         try:
-            return not self._closing and self._serving(self._step).architecture == model.architecture
+            return newest is not None and self._serving(newest.step).architecture == model.architecture
         except EvaluatorError:
             return False
 
@@ -162,15 +141,11 @@ class SelfTuner:
             if found is not None:
                 self._file.remember(model.architecture, found)  # as the last, whose threads the next start takes
                 self._adopt(model, found, "found before")
-            elif self._has_settled(model):
+            elif self._thread.has_settled(lambda: self._is_wanted(model), self._settling_seconds):
                 self._find(model)
         except Exception as error:  # noqa: BLE001 - the service goes on with its present settings
             self._failures[model.architecture] += 1
             _log.warning("cannot find settings for the model", extra={"reason": first_line(error)})
-
-    def _has_settled(self, model: TunedModel) -> bool:
-        with self._changed:
-            return not self._changed.wait_for(lambda: not self._is_wanted(model), self._settling_seconds)
 
     def _find(self, model: TunedModel) -> None:
         """Run the trials, choose, remember and apply."""

@@ -1,0 +1,217 @@
+"""Builds the components of an evaluator, starts them, and sets the order in which they are closed. Imports TensorFlow.
+
+A component is built after those that it uses: records, known checkpoints, what serves, what evaluates, what decides.
+Threads start last. Components are closed by an `ExitStack`, which calls what was put on it last first. The order is not
+that of building, reversed: each part ends before the parts that it waits for or writes to.
+
+1. The watcher and the evaluation worker, so that nothing new is leased, loaded or scored.
+2. The connection to an evaluator that is followed, whose news only the watcher acts on.
+3. The work on the devices, in the order of `_close_serving`.
+4. The events that wait to be written, the recorder, the outbox, the life log and the ledger: what ended before is
+   still recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from understudy.evaluator.assembly.component_options import ScoringPlan, device_settings
+from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
+from understudy.evaluator.assembly.recording import Records, open_records
+from understudy.evaluator.assembly.serving_parts import (
+    Promotions,
+    Serving,
+    build_controller,
+    build_serving,
+    build_watcher,
+    known_checkpoints,
+    new_quarantine,
+)
+from understudy.evaluator.batching.engine import Engine
+from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
+from understudy.evaluator.evaluation.example_queries import ExampleQueries
+from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
+from understudy.evaluator.model.devices import build_strategy, user_name
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.decision_file import DecisionFile
+from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.version_monitor import Backlog, VersionStateMonitor
+from understudy.evaluator.types import DeviceListener
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """The components of a running evaluator."""
+
+    replicas: int
+    devices: tuple[str, ...]
+    records: Records
+    engine: Engine
+    store: CheckpointStore
+    version_monitor: VersionStateMonitor
+    manager: ServableManager
+    controller: ServingController
+    backlog: Backlog
+    watcher: CheckpointWatcher
+    decisions: DecisionFile
+    on_demand: OnDemandEvaluations
+    example_queries: ExampleQueries
+
+
+def start_components(
+    inputs: EvaluatorInputs,
+    *,
+    on_promoted: Callable[[int], None],
+    on_device_state: DeviceListener,
+    remaining_seconds: Callable[[], float],
+    stack: ExitStack,
+) -> Components:
+    """Build all components and start their threads. The caller holds the lock of the state folder.
+
+    Args:
+        inputs: What the evaluator is built from.
+        on_promoted: Called with each step that starts serving.
+        on_device_state: Called when the devices begin to fail, recover, or fail permanently.
+        remaining_seconds: Called when a component is closed; returns how long that may take.
+        stack: Closes the components, even if some could not be started.
+
+    Raises:
+        ConfigurationError: The settings contradict each other.
+        DeviceError: The devices are not available.
+        LedgerError: The ledger cannot be read.
+    """
+    settings, datasets = inputs.settings, inputs.datasets
+    plan = ScoringPlan.of(settings, datasets)
+    strategy = build_strategy(device_settings(settings, inputs.tuning))
+    wake = _WatcherWaker()
+    promotions = Promotions()
+
+    records = open_records(inputs, plan, wake, stack)
+    known = known_checkpoints(inputs, records)
+    serving = build_serving(inputs, known, strategy, on_promoted=promotions, on_device_state=on_device_state)
+    scorer = DatasetScorer(
+        engine=serving.engine,
+        recorder=records.recorder,
+        observer=inputs.observer,
+        batch_size=settings.evaluation_batch_size,
+        with_tables=settings.tables,
+        breakdown=plan.breakdown,
+    )
+    on_demand = OnDemandEvaluations(
+        store=known.store,
+        manager=serving.manager,
+        engine=serving.engine,
+        scorer=scorer,
+        recorder=records.recorder,
+        streams=serving.streams,
+    )
+    _close_serving(stack, serving, on_demand, remaining_seconds)
+    controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
+    promotions.tell(known, records.events, controller, serving, on_promoted)
+    backlog = Backlog(settings.evaluation_policy)
+    worker = EvaluationWorker(
+        backlog=backlog,
+        manager=serving.manager,
+        recorder=records.recorder,
+        scoring=scorer,
+        quarantine=known.quarantine,
+        failures=new_quarantine(settings),
+        on_progress=wake,
+        on_scored=known.version_monitor.scored,
+    )
+    wake.watcher = watcher = build_watcher(
+        settings, plan, records, known, manager=serving.manager, controller=controller, backlog=backlog
+    )
+
+    if inputs.following is not None:
+        stack.callback(inputs.following.close)
+        inputs.following.start(on_decision=wake, on_downloaded=known.quarantine.clear)
+    _start_threads(
+        stack,
+        (serving.manager, serving.freezer, serving.tuner),
+        (worker, watcher),
+        remaining_seconds=remaining_seconds,
+    )
+    return Components(
+        replicas=int(strategy.num_replicas_in_sync),
+        devices=tuple(map(user_name, strategy.extended.worker_devices)),
+        records=records,
+        engine=serving.engine,
+        store=known.store,
+        version_monitor=known.version_monitor,
+        manager=serving.manager,
+        controller=controller,
+        backlog=backlog,
+        watcher=watcher,
+        decisions=known.decisions,
+        on_demand=on_demand,
+        example_queries=ExampleQueries(
+            ledger=records.ledger,
+            tables=records.tables,
+            datasets={dataset.name: dataset for dataset in datasets},
+            batch_size=settings.evaluation_batch_size,
+        ),
+    )
+
+
+def _close_serving(
+    stack: ExitStack, serving: Serving, on_demand: OnDemandEvaluations, remaining_seconds: Callable[[], float]
+) -> None:
+    """Have the stack end the work on the devices, each part before the parts that it waits for."""
+    freezer, tuner, manager = serving.freezer, serving.tuner, serving.manager
+    steps: Sequence[Callable[[], None]] = (
+        on_demand.stop,  # evaluations end at their next batch
+        lambda: serving.engine.close(remaining_seconds()),  # the queued batches run, and their handles are released
+        serving.streams.close,  # the streams release their handles
+        lambda: freezer.close(remaining_seconds()),  # it releases its handle
+        *([] if tuner is None else [lambda: tuner.close(remaining_seconds())]),  # it ends its trial and its lease
+        lambda: manager.close(remaining_seconds()),  # refuses waiting evaluations, and waits for all handles
+        on_demand.close,  # its threads wait for nothing any more
+    )
+    for step in reversed(steps):  # the stack calls the last one first
+        stack.callback(step)
+
+
+class _WatcherWaker:
+    """Wakes a checkpoint watcher that is created after its callers."""
+
+    def __init__(self) -> None:
+        self.watcher: CheckpointWatcher | None = None
+
+    def __call__(self) -> None:
+        if self.watcher is not None:
+            self.watcher.wake()
+
+
+class _Startable(Protocol):
+    """A component with a thread."""
+
+    def start(self) -> None:
+        """Start the thread."""
+
+
+class _Closable(_Startable, Protocol):
+    """A component whose thread ends on its own."""
+
+    def close(self, timeout_seconds: float) -> None:
+        """End the thread."""
+
+
+def _start_threads(
+    stack: ExitStack,
+    closed_later: Sequence[_Startable | None],
+    closed_first: Sequence[_Closable],
+    *,
+    remaining_seconds: Callable[[], float],
+) -> None:
+    """Start components, and have the stack close the second ones."""
+    for component in filter(None, closed_later):
+        component.start()
+    for thread in closed_first:
+        stack.callback(lambda thread=thread: thread.close(remaining_seconds()))  # type: ignore[misc] # bound now
+        thread.start()

@@ -1,0 +1,280 @@
+"""Builds what finds checkpoints, loads them, serves them, and decides which of them serves."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from understudy.checkpoints.layout import LEASES_DIR
+from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.evaluator.assembly.component_options import ScoringPlan, device_settings, engine_settings, trial_request
+from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
+from understudy.evaluator.assembly.recording import Records
+from understudy.evaluator.batching.engine import Engine
+from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
+from understudy.evaluator.model.devices import has_gpu
+from understudy.evaluator.model.slot_factory import MirroredSlotFactory
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
+from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
+from understudy.evaluator.serving.event_buffer import EventBuffer
+from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
+from understudy.evaluator.serving.gatekeeper import Gatekeeper
+from understudy.evaluator.serving.gates import Gate
+from understudy.evaluator.serving.promotion import BestFile
+from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.serving_controller import PinFile, ServingController
+from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
+from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, EvaluatorSettings
+from understudy.evaluator.tuning.choice import FoundSettings, Threads
+from understudy.evaluator.tuning.self_tuner import TUNING_SETTLING_SECONDS, SelfTuner, TunedModel
+from understudy.evaluator.tuning.tuning_file import TuningStart
+from understudy.evaluator.types import DeviceListener
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of the checkpoints."""
+
+    store: CheckpointStore
+    quarantine: Quarantine
+    version_monitor: VersionStateMonitor
+    decisions: DecisionFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What loads the checkpoints and runs requests with them."""
+
+    manager: ServableManager
+    engine: Engine
+    streams: OpenStreams
+    freezer: Freezer
+    tuner: SelfTuner | None
+
+
+def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> Known:
+    """Build the store of checkpoints, and what notes how each of them fares."""
+    state_dir = inputs.settings.state_dir
+    quarantine = new_quarantine(inputs.settings)
+    return Known(
+        store=CheckpointStore(inputs.source, state_dir / LEASES_DIR, accepted=inputs.accepted),
+        quarantine=quarantine,
+        version_monitor=VersionStateMonitor(
+            quarantine=quarantine,
+            observer=inputs.observer,
+            life=records.life,
+            on_quarantined=records.events.quarantined,
+        ),
+        decisions=DecisionFile(state_dir),
+    )
+
+
+def build_serving(
+    inputs: EvaluatorInputs,
+    known: Known,
+    strategy: Any,
+    *,
+    on_promoted: Callable[[int], None],
+    on_device_state: DeviceListener,
+) -> Serving:
+    """Build what loads checkpoints and runs requests with them.
+
+    Args:
+        inputs: What the evaluator is built from.
+        known: What is known of the checkpoints.
+        strategy: A `tf.distribute.MirroredStrategy`.
+        on_promoted: Called with each step that starts serving.
+        on_device_state: Called when the devices begin to fail, recover, or fail permanently.
+    """
+    settings = inputs.settings
+    tuning = None if has_gpu(strategy) else inputs.tuning
+    found = FoundSettings() if tuning is None or tuning.found is None else tuning.found
+    streams = OpenStreams()
+
+    def recall(step: int, waiting_seconds: float, to_serve: bool) -> None:  # noqa: FBT001 - the manager's callback
+        serving = manager.serving
+        serving_step = None if serving is None else serving.step
+        streams.recall(step, waiting_seconds=waiting_seconds, to_serve=to_serve, serving_step=serving_step)
+
+    manager = ServableManager(
+        store=known.store,
+        slots=MirroredSlotFactory(
+            strategy,
+            max_batch_size=settings.max_batch_size or max(found.max_batch_size, DEFAULT_MAX_BATCH_SIZE),
+            on_trace=inputs.observer.function_traced,
+            build_model=inputs.build_model,
+            allow_unsafe_models=settings.allow_unsafe_models,
+        ),
+        limit=settings.slots,
+        version_monitor=known.version_monitor,
+        on_promoted=on_promoted,
+        on_starved=recall,
+    )
+    freezer = Freezer(
+        manager=manager,
+        limit_mib=settings.frozen_memory_mib,
+        observer=inputs.observer,
+        settling_seconds=SETTLING_SECONDS,
+    )
+    engine = Engine(
+        engine_settings(settings, strategy.extended.worker_devices, found),
+        inputs.observer,
+        on_device_state=on_device_state,
+    )
+    tuner = (
+        None
+        if tuning is None
+        else _tuner(settings, tuning, strategy, manager=manager, store=known.store, engine=engine)
+    )
+    return Serving(manager=manager, engine=engine, streams=streams, freezer=freezer, tuner=tuner)
+
+
+def _tuner(
+    settings: EvaluatorSettings,
+    tuning: TuningStart,
+    strategy: Any,
+    *,
+    manager: ServableManager,
+    store: CheckpointStore,
+    engine: Engine,
+) -> SelfTuner:
+    devices = strategy.extended.worker_devices
+
+    def serving(step: int) -> TunedModel:
+        architecture = manager.servable(step).slot.architecture
+        return TunedModel(architecture=architecture, lease=functools.partial(_leased, store, step))
+
+    def apply(found: FoundSettings) -> None:
+        batching = engine_settings(settings, devices, found)
+        engine.set_batching(max_batch_size=batching.max_batch_size, gathering_seconds=batching.gathering_seconds)
+
+    in_effect = device_settings(settings, tuning)
+    return SelfTuner(
+        file=tuning.file,
+        serving=serving,
+        apply=apply,
+        request=functools.partial(trial_request, settings, tuning.experiment),
+        given=Threads(intra_op=settings.intra_op_threads, inter_op=settings.inter_op_threads),
+        in_effect=Threads(
+            intra_op=in_effect.intra_op_threads or in_effect.default_intra_op_threads,
+            inter_op=in_effect.inter_op_threads or in_effect.default_inter_op_threads,
+        ),
+        replicas=len(devices),
+        settling_seconds=TUNING_SETTLING_SECONDS,
+    )
+
+
+@contextmanager
+def _leased(store: CheckpointStore, step: int) -> Iterator[LocalCheckpoint]:
+    with store.lease(store.info(step)) as lease:
+        yield lease.checkpoint
+
+
+def build_controller(
+    inputs: EvaluatorInputs,
+    plan: ScoringPlan,
+    records: Records,
+    known: Known,
+    *,
+    manager: ServableManager,
+    wake: Callable[[], None],
+) -> ServingController:
+    """Build what decides which checkpoint serves; ``wake`` is called when a pin or its removal is settled."""
+    settings = inputs.settings
+    folder = settings.follow_folder
+    return ServingController(
+        policy=settings.version_policy,
+        store=known.store,
+        quarantine=known.quarantine,
+        ranking=records.ranking,
+        gatekeeper=None if plan.gate is None else _gatekeeper(plan.gate, inputs, records),
+        manager=manager,
+        pin_file=PinFile(settings.state_dir),
+        followed=inputs.following or (None if folder is None else FollowedDecision(folder)),
+        latest_step=lambda: known.version_monitor.latest_step,
+        on_settled=wake,
+    )
+
+
+def _gatekeeper(gate: Gate, inputs: EvaluatorInputs, records: Records) -> Gatekeeper:
+    names = gate.datasets | {gate.further_dataset}
+    return Gatekeeper(
+        gate,
+        datasets=[dataset for dataset in inputs.datasets if dataset.name in names],
+        ranking=records.ranking,
+        ledger=records.ledger,
+        recorder=records.recorder,
+    )
+
+
+def build_watcher(
+    settings: EvaluatorSettings,
+    plan: ScoringPlan,
+    records: Records,
+    known: Known,
+    *,
+    manager: ServableManager,
+    controller: ServingController,
+    backlog: Backlog,
+) -> CheckpointWatcher:
+    """Build what finds checkpoints and has them served and evaluated."""
+    return CheckpointWatcher(
+        store=known.store,
+        manager=manager,
+        version_monitor=known.version_monitor,
+        quarantine=known.quarantine,
+        recorder=records.recorder,
+        ranking=records.ranking,
+        controller=controller,
+        backlog=backlog,
+        best_file=BestFile(settings.state_dir, plan.monitor),
+        decision_file=known.decisions,
+        events=records.events,
+        policy=settings.evaluation_policy,
+        poll_interval_seconds=settings.poll_interval_seconds,
+    )
+
+
+def new_quarantine(settings: EvaluatorSettings) -> Quarantine:
+    """Return an empty quarantine with the settings' attempts and pauses."""
+    return Quarantine(attempts=settings.load_attempts, retry_seconds=settings.load_retry_seconds, clock=time.monotonic)
+
+
+class Promotions:
+    """Called by the manager with each step that starts serving; tells components that are built after the manager."""
+
+    def __init__(self) -> None:
+        self._tell: Callable[[int], None] = lambda _step: None
+
+    def __call__(self, step: int) -> None:
+        """Tell of a step that starts serving."""
+        self._tell(step)
+
+    def tell(
+        self,
+        known: Known,
+        events: EventBuffer,
+        controller: ServingController,
+        serving: Serving,
+        on_promoted: Callable[[int], None],
+    ) -> None:
+        """Tell these from now on; before the manager starts."""
+
+        def tell(step: int) -> None:
+            if (servable := serving.manager.serving) is not None:
+                known.decisions.publish(step=servable.step, digest=servable.digest)
+            controller.tell_evaluator()
+            if (info := known.store.find(step)) is not None:
+                known.version_monitor.served(info)
+                events.promoted(info)
+            serving.freezer.promoted(step)
+            if serving.tuner is not None:
+                serving.tuner.promoted(step)
+            on_promoted(step)
+
+        self._tell = tell

@@ -1,0 +1,241 @@
+"""What an evaluator knows: the checkpoints, what serves, and what was recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, BinaryIO
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluator_errors import DatasetNotFoundError, LoadError, VersionNotFoundError
+from understudy.evaluator.lifecycle import EvaluatorLifecycle
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.outbox import Outbox
+from understudy.evaluator.serving.checkpoint_store import open_leased
+from understudy.evaluator.serving.decision_file import OnDecision, ServingDecision
+from understudy.evaluator.serving.promotion import Monitor
+from understudy.evaluator.serving.servable import ModelSlot, Servable
+from understudy.evaluator.types import CheckpointInfo, EvaluationRecord, GpuReading, LifeRecord, Version, VersionStatus
+
+if TYPE_CHECKING:
+    from understudy.evaluator.evaluation.example_outcomes import Flips
+    from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
+    from understudy.evaluator.model.devices import MemoryKind
+
+
+class EvaluatorState(EvaluatorLifecycle):
+    """Answers what there is, what serves, and what was recorded. Thread-safe, from `start` to `close`."""
+
+    def status(self) -> list[VersionStatus]:
+        """Return the state of every version discovered, newest first."""
+        return self._components.version_monitor.statuses(serving=self.serving_step)
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Return the checkpoints that can be requested, by ascending step."""
+        return self._components.store.checkpoints()
+
+    def checkpoints_waiting(self) -> int:
+        """Return how many checkpoints wait to be scored or are being scored."""
+        return len(self._components.backlog)
+
+    def is_caught_up(self, since: float) -> bool:
+        """Return whether a poll after ``since``, on the `time.monotonic` clock, found nothing left to evaluate."""
+        return self._components.watcher.is_caught_up(since)
+
+    def open_file(self, path: str, *, step: int, digest: str) -> BinaryIO:
+        """Open a file of a checkpoint: its manifest, a signature, or a path that the manifest lists. Blocks.
+
+        It can be read to its end even if the checkpoint is deleted meanwhile.
+
+        Raises:
+            VersionNotFoundError: There is no such checkpoint, or no such file in it.
+            LoadError: The checkpoint cannot be used.
+        """
+        try:
+            return open_leased(self._started_components().store, path, step=step, digest=digest)
+        except (CheckpointError, OSError) as error:
+            raise LoadError(f"step {step} cannot be read: {error}") from error
+
+    @property
+    def serving_step(self) -> int | None:
+        """The serving step, or None before the first."""
+        serving = self._serving()
+        return None if serving is None else serving.step
+
+    def checkpoint_age_seconds(self) -> float | None:
+        """Return the age of the serving checkpoint, or None if there is none."""
+        serving = self._serving()
+        return None if serving is None else max(0.0, time.time() - serving.created_at)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest step that was ever loaded, or None before the first."""
+        return self._components.version_monitor.latest_step
+
+    @property
+    def best_step(self) -> int | None:
+        """The step with the best value of the monitored metric, or None before the first result."""
+        return self._components.records.ranking.best()
+
+    @property
+    def pinned_step(self) -> int | None:
+        """The step pinned at run time, or None."""
+        return self._components.controller.pinned_step
+
+    @property
+    def previous_step(self) -> int | None:
+        """The step that `roll_back` serves, or None if nothing was serving before."""
+        return self._components.manager.predecessor_step
+
+    def step_without_pin(self) -> int | None:
+        """Return the step that `unpin` serves, or None if that keeps the serving one."""
+        return self._components.controller.target_without_pin()
+
+    @property
+    def decision(self) -> ServingDecision | None:
+        """Which checkpoint is serving, with the number of the decision, also of an earlier process; None at first."""
+        return self._components.decisions.current
+
+    def on_decision(self, listener: OnDecision) -> None:
+        """Call back with each later decision, on a thread of the evaluator; it must be quick and must not raise."""
+        self._components.decisions.listen(listener)
+
+    @property
+    def dataset_names(self) -> tuple[str, ...]:
+        """The names of the datasets that are known to the evaluator, in their order."""
+        return tuple(self._datasets)
+
+    def dataset(self, name: str) -> EvaluationDataset:
+        """Return a dataset that is known to the evaluator; raise DatasetNotFoundError if there is none of the name."""
+        if name not in self._datasets:
+            raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
+        return self._datasets[name]
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The metric that ranks the checkpoints; None if there is no dataset to score."""
+        return self._components.records.ranking.monitor
+
+    def monitored_value(self, step: int) -> float | None:
+        """Return the monitored value of a step, or None if it has none."""
+        return self._components.records.ranking.value(step)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of every evaluation. Open from `start` to `close`."""
+        return self._components.records.ledger
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the newest entry of the ledger, 0 if there is none."""
+        return self._components.records.ledger.last_sequence
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """The events that wait to be delivered; None without subscriptions. Open from `start` to `close`."""
+        return self._components.records.outbox
+
+    def life_of(self, step: int) -> list[LifeRecord]:
+        """Return what happened to the checkpoints of one step, by ascending time, besides what the ledger records."""
+        return self._components.records.life.of_step(step)
+
+    def tables(self, dataset: str = "", *, version: Version = "serving") -> EvaluationTables:
+        """Return what was recorded with the last evaluation of a version on a dataset, by default the first. Blocks.
+
+        Raises:
+            VersionNotFoundError: There is no such version or evaluation, or it has no tables.
+            DatasetNotFoundError: There is no such dataset, and no evaluation on one of that name.
+            LedgerError: The tables cannot be read.
+        """
+        queries = self._started_components().example_queries
+        return queries.tables(self._resolve(version), self._scored_dataset(dataset))
+
+    def has_tables(self, record: EvaluationRecord) -> bool:
+        """Return whether tables were recorded with an evaluation."""
+        return self._started_components().example_queries.has_tables(record)
+
+    def examples(
+        self,
+        kind: ExampleKind,
+        dataset: str = "",
+        *,
+        version: Version = "serving",
+        baseline: Version = "serving",
+        limit: int,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> ExampleList:
+        """Return examples of a dataset, by default the first. Blocks while it reads the dataset.
+
+        Args:
+            kind: Which examples.
+            dataset: The dataset.
+            version: The version whose evaluation says which examples.
+            baseline: The version to compare with; not for the hardest.
+            limit: How many to return at most.
+            is_wanted: Called between batches; returns whether to continue.
+
+        Raises:
+            EvaluatorError: As `tables` and `understudy.evaluator.evaluation.example_queries.ExampleQueries.examples`.
+        """
+        components = self._started_components()
+        step = self._resolve(version)
+        return components.example_queries.examples(
+            kind,
+            step,
+            self._scored_dataset(dataset),
+            baseline_step=None if kind == "hardest" else self._resolve(baseline),
+            limit=limit,
+            signature=self._slot_like(step).signature,
+            is_wanted=lambda: is_wanted() and not self._closing,
+        )
+
+    def flips(self, dataset: str, *, version: int, baseline: int) -> Flips:
+        """Return how many examples only one of two versions decided rightly, as was recorded with their evaluations.
+
+        Raises:
+            VersionNotFoundError: There is no such evaluation, or it has no tables.
+            NotEvaluableError: The evaluations lack this, or are on different content of the dataset.
+            LedgerError: The tables cannot be read.
+        """
+        return self._started_components().example_queries.flips(version, dataset, baseline_step=baseline)
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas that a batch is split over."""
+        return self._components.replicas
+
+    def device_memory(self) -> Mapping[tuple[str, MemoryKind], int]:
+        """Return bytes by device and kind (``current``, ``peak``); ``CPU`` stands for the whole process."""
+        from understudy.evaluator.model.devices import device_memory
+
+        return device_memory()
+
+    def gpu_readings(self) -> Mapping[str, GpuReading]:
+        """Return NVML's readings of each GPU in use, by name; empty without GPUs or NVML."""
+        from understudy.evaluator.model.devices import gpu_readings
+
+        return gpu_readings()
+
+    def _serving(self) -> Servable | None:
+        return self._components.manager.serving
+
+    def _resolve(self, version: Version) -> int:
+        """Return the step that a version currently stands for."""
+        return version if isinstance(version, int) else self._components.controller.resolve(version)
+
+    def _scored_dataset(self, name: str) -> str:
+        """Return the name of a dataset that exists or existed; that of the first one if it is empty."""
+        if not name and self._datasets:
+            return next(iter(self._datasets))
+        if name not in self._datasets and not self.ledger.scored(name):
+            raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
+        return name
+
+    def _slot_like(self, step: int) -> ModelSlot:
+        """Return the slot of a step if it is loaded, else that of the serving version."""
+        manager = self._components.manager
+        try:
+            return manager.servable(step).slot
+        except VersionNotFoundError:
+            return manager.servable(None).slot
