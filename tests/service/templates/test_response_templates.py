@@ -15,8 +15,7 @@ from understudy.oip import inference_pb2
 from understudy.service.handlers.infer_codec import InferCodec, InferResponse, ResponseSpec
 from understudy.service.handlers.prediction_handler import PredictCodec
 from understudy.service.services import plain_codecs
-from understudy.service.templates.byte_templates import ResponseTemplateCache
-from understudy.service.templates.codecs import template_codecs
+from understudy.service.templates.codecs import ResponseTemplateCache, template_codecs
 from understudy.v1 import prediction_pb2
 
 SPEC = ResponseSpec("m", "7", (), typed=False, says_final=True)

@@ -36,42 +36,25 @@ class Request:
             self.future.set_exception(error)
 
 
-class LoadQueue:
+class LoadQueue(list[Request]):
     """Requests in the order of arrival. Not thread-safe: the manager guards it with its lock."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(tuple(self._requests))
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def add(self, request: Request) -> None:
-        """Append a request."""
-        self._requests.append(request)
-
-    def remove(self, request: Request) -> None:
-        """Remove one request."""
-        self._requests.remove(request)
 
     def remove_if(self, wanted: Callable[[Request], bool]) -> list[Request]:
         """Remove and return the requests for which ``wanted`` is true."""
-        removed = [request for request in self._requests if wanted(request)]
-        self._requests = [request for request in self._requests if request not in removed]
+        removed = [request for request in self if wanted(request)]
+        self[:] = [request for request in self if request not in removed]
         return removed
 
     def heads(self) -> Iterator[Request]:
         """Yield the first request of each purpose: serving versions before on-demand versions."""
         for purpose in Purpose:
-            head = next((request for request in self._requests if request.purpose is purpose), None)
+            head = next((request for request in self if request.purpose is purpose), None)
             if head is not None:
                 yield head
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline, or None if there is none."""
-        return min((request.deadline for request in self._requests if request.deadline is not None), default=None)
+        return min((request.deadline for request in self if request.deadline is not None), default=None)
 
 
 class SlotFactory(Protocol):

@@ -173,7 +173,7 @@ class ServableManager:
             servable = self._pool.find(step, info.digest if info else None)
             if servable is None:
                 request = Request(info or self._store.info(step), purpose, deadline)
-                self._queue.add(request)
+                self._queue.append(request)
                 self._changed.notify_all()
                 return request.future
             future: Future[Handle] = Future()
@@ -235,7 +235,7 @@ class ServableManager:
     def _settle(self) -> list[_Completion]:
         """Remove the requests that need not wait: granted, cancelled, past the deadline, or refused."""
         settled = []
-        for request in self._queue:
+        for request in tuple(self._queue):
             complete = self._answer(request)
             if complete is not None:
                 self._queue.remove(request)

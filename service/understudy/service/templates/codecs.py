@@ -1,14 +1,19 @@
-"""Codecs that neither parse nor build messages that differ from earlier ones in their examples only."""
+"""Codecs that neither parse nor build messages that differ from earlier ones in the elements of one tensor only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Arrays, Prediction, Version
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Codec
+from understudy.service.calls.parsing import LENGTH_DELIMITED, MalformedError, fields
 from understudy.service.calls.status import Failure, UnsupportedError
 from understudy.service.handlers.infer_codec import (
     InferCodec,
@@ -26,17 +31,21 @@ from understudy.service.handlers.prediction_handler import (
     PredictStreamCodec,
 )
 from understudy.service.services import Codecs, plain_codecs
-from understudy.service.templates.byte_templates import (
-    RequestTemplate,
-    RequestTemplateCache,
-    ResponseTemplateCache,
-    template_with,
-)
 from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError
 
 _Message = TypeVar("_Message")
 _Request = TypeVar("_Request")
+
+_REMEMBERED: Final = 512
+LARGEST_BYTES: Final = 1 << 22
+"""Larger messages are not learned, since learning parses a message again."""
+
+_LARGEST_AROUND_BYTES: Final = 1 << 12
+"""The limit of the bytes around the elements, which the cache keeps."""
+
+COMPLEMENT: Final = bytes(range(255, -1, -1))
+"""Translates every byte into a different one."""
 
 _MAP_VALUE: Final = 2
 _PREDICT_CONTENT: Final = (
@@ -63,41 +72,6 @@ def template_codecs() -> Codecs:
         InferStreamCodec().decode, infer_stream_template, _INFER_CONTENT, plain.infer_stream.encode
     )
     return Codecs(predict=predict, predict_stream=predict_stream, infer=infer, infer_stream=infer_stream)
-
-
-class TemplateCodec(Generic[_Message, _Request]):
-    """A codec whose requests a template cache matches first. Belongs to one thread.
-
-    Args:
-        decode: The plain codec's function.
-        template_of: Returns the template of a request that was decoded plainly, or None if it has none.
-        path: See `RequestTemplateCache`.
-        encode: Returns the bytes of a response.
-
-    Attributes:
-        encode: Returns the bytes of a response.
-    """
-
-    def __init__(
-        self,
-        decode: Callable[[bytes], _Message],
-        template_of: Callable[[_Message], RequestTemplate[_Request] | None],
-        path: tuple[int, ...],
-        encode: Callable[[Any], bytes],
-    ) -> None:
-        self._decode = decode
-        self._cache = RequestTemplateCache(decode, template_of, path)
-        self.encode = encode
-
-    def decode(self, data: bytes, begin: int = 0) -> _Message | _Request:
-        """See `understudy.service.calls.methods.Codec`."""
-        matched = self._cache.match(data, begin)
-        if matched is not None:
-            return matched
-        data = data[begin:]
-        request = self._decode(data)
-        self._cache.learn(data, request)
-        return request
 
 
 class TemplatedPredict(NamedTuple):
@@ -209,3 +183,200 @@ def _encode_inferred(plain: Codec[InferRequest, InferResponse]) -> Callable[[Inf
         return spec.bytes_of(response.prediction) if isinstance(spec, TemplatedSpec) else encode(response)
 
     return encode_inferred
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestTemplate(Generic[_Request]):
+    """A request whose single tensor may have any other elements; see `template_with`.
+
+    Attributes:
+        content: The elements as bytes of the message.
+        others: Everything else in the request.
+        array: The elements as the array of the request.
+        with_array: Returns the request with other elements, of the same dtype and shape.
+    """
+
+    content: bytes
+    others: object
+    array: Array
+    with_array: Callable[[Array], _Request]
+
+
+def template_with(
+    content: bytes, array: Array, with_array: Callable[[Array], _Request], *, others: object
+) -> RequestTemplate[_Request] | None:
+    """Return a template, or None for a dtype with invalid byte patterns; see `RequestTemplate`."""
+    if not may_have_any_content(array.dtype):
+        return None
+    return RequestTemplate(content=content, others=others, array=array, with_array=with_array)
+
+
+def may_have_any_content(dtype: np.dtype[Any]) -> bool:
+    """Return whether any bytes of the right length are valid elements of a dtype."""
+    return dtype.kind not in "OSUb"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KnownBytes(Generic[_Request]):
+    """The bytes of a template: identical except for the elements of the tensor."""
+
+    before: bytes
+    after: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    with_array: Callable[[Array], _Request]
+
+
+class TemplateCodec(Generic[_Message, _Request]):
+    """A codec that first matches requests whose bytes equal an earlier request's, except for the tensor's elements.
+
+    Matched requests are neither parsed nor copied. Learning a template parses a message again, so the codec learns only
+    from the second, fourth, eighth, ... unmatched message of a size.
+
+    Belongs to one thread.
+
+    Args:
+        parse: Parses bytes into a message; raises DecodeError if it cannot.
+        template_of: Returns the template of a message, or None if it has none.
+        path: The field numbers that lead to the elements; see `span_of`.
+        encode: Returns the bytes of a response.
+
+    Attributes:
+        encode: Returns the bytes of a response.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], _Message],
+        template_of: Callable[[_Message], RequestTemplate[_Request] | None],
+        path: Sequence[int],
+        encode: Callable[[Any], bytes],
+    ) -> None:
+        self._path = path
+        self._parse = parse
+        self._template_of = template_of
+        self._known: dict[int, _KnownBytes[_Request]] = {}
+        self._unmatched: dict[int, int] = {}
+        self.encode = encode
+
+    def decode(self, data: bytes, begin: int = 0) -> _Message | _Request:
+        """See `understudy.service.calls.methods.Codec`."""
+        known = self._known.get(len(data) - begin)
+        if known is not None and data.startswith(known.before, begin) and data.endswith(known.after):
+            return known.with_array(np.ndarray(known.shape, known.dtype, data, begin + len(known.before)))
+        data = data[begin:]
+        message = self._parse(data)
+        self._learn(data, message)
+        return message
+
+    def _learn(self, data: bytes, message: _Message) -> None:
+        """Record an unmatched message and its bytes, and possibly learn its template."""
+        size = len(data)
+        times = self._unmatched.get(size, 0) + 1
+        if len(self._unmatched) >= _REMEMBERED:
+            self._unmatched.clear()
+            self._known.clear()
+        self._unmatched[size] = times
+        if times == 1 or times & (times - 1) or size > LARGEST_BYTES:
+            return
+        template = self._template_of(message)
+        known = None if template is None else self._learned_from(data, template)
+        if known is not None:
+            self._known[size] = known
+
+    def _learned_from(self, data: bytes, template: RequestTemplate[_Request]) -> _KnownBytes[_Request] | None:
+        """Return the bytes of a template after locating its elements in the message.
+
+        It also verifies that a message with other elements in that span differs in nothing else.
+        """
+        content, array = template.content, template.array
+        if not content or len(data) - len(content) > _LARGEST_AROUND_BYTES:
+            return None
+        span = span_of(data, self._path)
+        if span is None or data[slice(*span)] != content:
+            return None
+        before, after = data[: span[0]], data[span[1] :]
+        other = content.translate(COMPLEMENT)
+        try:
+            other_template = self._template_of(self._parse(before + other + after))
+        except DecodeError:
+            return None
+        if other_template is None or other_template.content != other or other_template.others != template.others:
+            return None
+        if (other_template.array.dtype, other_template.array.shape) != (array.dtype, array.shape):
+            return None
+        return _KnownBytes(
+            before=before, after=after, dtype=array.dtype, shape=array.shape, with_array=template.with_array
+        )
+
+
+def span_of(data: bytes, path: Sequence[int]) -> tuple[int, int] | None:
+    """Return the span of a field's contents, or None unless it and each enclosing message occur exactly once.
+
+    This proves that replacing the span with as many other bytes changes the value of that field and nothing else: no
+    other field overrides it, and it contains no structure.
+
+    Args:
+        data: A serialized message.
+        path: The field numbers of the nested messages, from the outermost; the last is that of a field of bytes.
+    """
+    begin, end = 0, len(data)
+    try:
+        for number in path:
+            (found,) = (field for field in fields(data, begin, end) if field.number == number)
+            if found.wire_type != LENGTH_DELIMITED:
+                return None
+            begin, end = found.begin, found.end
+    except (MalformedError, ValueError):
+        return None
+    return begin, end
+
+
+class _Known(NamedTuple):
+    """The bytes of responses: identical except for the elements of the tensor."""
+
+    before: bytes
+    after: bytes
+
+
+class ResponseTemplateCache:
+    """Builds the responses to similar requests. Belongs to one thread.
+
+    Args:
+        encode: Returns the bytes of the response for a prediction. They must depend on the prediction only.
+    """
+
+    def __init__(self, encode: Callable[[Prediction], bytes]) -> None:
+        self._encode = encode
+        self._known: dict[Hashable, _Known | None] = {}
+
+    def bytes_of(self, prediction: Prediction) -> bytes:
+        """Return the bytes of the response for a prediction; raise what ``encode`` raises."""
+        outputs, step = prediction
+        if len(outputs) != 1:
+            return self._encode(prediction)
+        ((name, array),) = outputs.items()
+        key = (name, array.dtype, array.shape, step)
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = self._learned(name, array, step)
+        known = self._known[key]
+        if known is None:
+            return self._encode(prediction)
+        return known.before + array.tobytes() + known.after
+
+    def _learned(self, name: str, array: Array, step: int) -> _Known | None:
+        """Return the bytes of responses after verifying that other elements change one span and nothing else."""
+        content = array.tobytes()
+        if not (content and may_have_any_content(array.dtype)) or len(content) > LARGEST_BYTES:
+            return None
+        data = self._encode_one(name, array, step)
+        before, found, after = data.rpartition(content)
+        other = content.translate(COMPLEMENT)
+        other_array = np.ndarray(array.shape, array.dtype, other)
+        is_all = bool(found) and self._encode_one(name, other_array, step) == before + other + after
+        return _Known(before, after) if is_all else None
+
+    def _encode_one(self, name: str, array: Array, step: int) -> bytes:
+        return self._encode(Prediction(outputs={name: array}, step=step))
