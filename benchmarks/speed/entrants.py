@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from benchmarks.speed import h2load, streams
 from benchmarks.speed.benchmark_errors import BenchmarkError
@@ -86,20 +86,14 @@ class Served:
         before = self.tree.usage()
         body = self.bodies.path(cell.rows)
         load = h2load.run(self.running.port, body, connections=cell.connections, seconds=seconds)
-        after = self.tree.usage()
+        used = self.tree.usage().since(before)
         expected = self.running.reply_bytes[cell.rows]
         if abs(load.reply_bytes - expected) > max(1, _REPLY_TOLERANCE * expected):
             raise BenchmarkError(
                 f"{self.name} answered {cell} with {load.reply_bytes:.0f} bytes on average where {expected} are right: "
                 "it refused some"
             )
-        return Figures.of(
-            load.latencies_ms,
-            seconds=load.seconds,
-            answered=load.done,
-            cpu_seconds=after.cpu_seconds - before.cpu_seconds,
-            rss_mib=after.rss_mib,
-        )
+        return Figures.of(load.latencies_ms, seconds=load.seconds, answered=load.done, used=used)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,80 +137,42 @@ class Streamed:
         before = self.tree.usage()
         port, body = self.served.running.port, self.served.bodies.stream()
         load = h2load.run(port, body, connections=cell.connections, seconds=seconds, method=streams.METHOD)
-        after = self.tree.usage()
+        used = self.tree.usage().since(before)
         least, most = (self.reply_bytes * ended for ended in (load.done, load.done + cell.connections))
         if not least <= load.data_bytes <= most:
             raise BenchmarkError(
                 f"{self.name} answered {load.done} streams with {load.data_bytes} bytes where {least} to {most} are "
                 "right: it refused some messages"
             )
-        figures = Figures.of(
-            load.latencies_ms,
-            seconds=load.seconds,
-            answered=streams.MESSAGES * load.done,
-            cpu_seconds=after.cpu_seconds - before.cpu_seconds,
-            rss_mib=after.rss_mib,
-        )
+        messages = streams.MESSAGES * load.done
+        figures = Figures.of(load.latencies_ms, seconds=load.seconds, answered=messages, used=used)
         return replace(figures, requests_per_second=streams.MESSAGES * figures.requests_per_second)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A measurement by a worker.
+class InProcess:
+    """The model in a worker's process, with as many requests in flight as a cell has connections.
 
     Attributes:
         name: The name in results.
-        worker: The worker.
-        tree: The processes whose CPU time and memory count.
-        fits: Selects the cells that apply to it.
-        question: What to ask, seconds aside.
+        tree: The worker.
+        connections: The number of connections of the cells that apply to it.
     """
 
     name: str
-    worker: Worker
-    tree: ProcessTree
-    fits: Callable[[Cell], bool]
-    question: Callable[[Cell], dict[str, Any]]
+    tree: Worker
+    connections: int
 
     def takes(self, cell: Cell) -> bool:
         """Return whether the cell applies."""
-        return self.fits(cell)
+        return cell.connections == self.connections
 
     def measure(self, cell: Cell, seconds: float) -> Figures:
         """Measure."""
         before = self.tree.usage()
-        question = {**self.question(cell), "rows": cell.rows, "seconds": seconds}
-        answer = self.worker.ask(question, timeout_seconds=seconds + _ANSWER_SECONDS)
-        after = self.tree.usage()
-        return Figures.of(
-            answer["latencies_ms"],
-            seconds=answer["seconds"],
-            answered=answer["answered"],
-            cpu_seconds=after.cpu_seconds - before.cpu_seconds,
-            rss_mib=after.rss_mib,
-        )
-
-
-def function(worker: Worker) -> Asked:
-    """Return the concrete function, called directly by one caller."""
-    return Asked(
-        name=FUNCTION,
-        worker=worker,
-        tree=worker,
-        fits=lambda cell: cell.connections == 1,
-        question=lambda _: {"callers": 1},
-    )
-
-
-def evaluator(worker: Worker) -> Asked:
-    """Return the evaluator, called by one thread that keeps as many requests in flight as there are connections."""
-    return Asked(
-        name=EVALUATOR,
-        worker=worker,
-        tree=worker,
-        fits=lambda cell: cell.connections == 64,
-        question=lambda cell: {"callers": cell.connections},
-    )
+        question = {"callers": cell.connections, "rows": cell.rows, "seconds": seconds}
+        answer = self.tree.ask(question, timeout_seconds=seconds + _ANSWER_SECONDS)
+        return Figures.of(**answer, used=self.tree.usage().since(before))
 
 
 @contextmanager
@@ -231,14 +187,16 @@ def participants(measuring: Measuring, bodies: Bodies) -> Iterator[list[Particip
         taking_part: list[Participant] = [*served]
         taking_part += [Streamed.checked(one) for one in served if one.name == STREAMED]
         if measuring.wants(FUNCTION):
-            taking_part.append(function(_in_process("function", bodies, measuring, stack)))
+            taking_part.append(_in_process("function", 1, bodies, measuring, stack))
         if measuring.wants(EVALUATOR) and not measuring.with_peers:
-            taking_part.append(evaluator(_in_process("evaluator", bodies, measuring, stack)))
+            taking_part.append(_in_process("evaluator", 64, bodies, measuring, stack))
         yield taking_part
 
 
-def _in_process(kind: str, bodies: Bodies, measuring: Measuring, stack: ExitStack) -> Worker:
+def _in_process(kind: str, connections: int, bodies: Bodies, measuring: Measuring, stack: ExitStack) -> InProcess:
+    """Return the concrete function, called directly, or the evaluator, called by one thread."""
+    name = f"in process: {kind}"
     place = measuring.work / f"{kind}_{bodies.model.name}"
     arguments = (kind, bodies.model.name, str(bodies.file), str(place), f"max_queue_examples={LONG_QUEUE_ROWS}")
-    log = place.with_suffix(".log")
-    return stack.enter_context(Worker("in_process", *arguments, log=log, name=f"in process: {kind}"))
+    worker = stack.enter_context(Worker("in_process", *arguments, log=place.with_suffix(".log"), name=name))
+    return InProcess(name=name, tree=worker, connections=connections)

@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.speed.processes import Usage
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
@@ -30,17 +32,14 @@ class Figures:
     rss_mib: float
 
     @classmethod
-    def of(
-        cls, latencies_ms: npt.ArrayLike, *, seconds: float, answered: int, cpu_seconds: float, rss_mib: float
-    ) -> Self:
+    def of(cls, latencies_ms: npt.ArrayLike, *, seconds: float, answered: int, used: Usage) -> Self:
         """Return the figures of a measurement.
 
         Args:
             latencies_ms: Of the requests that count.
             seconds: The time in which those were answered.
             answered: Requests that used the CPU time, including the warm-up.
-            cpu_seconds: That CPU time.
-            rss_mib: Resident memory.
+            used: What the server's processes used meanwhile.
         """
         latencies = np.asarray(latencies_ms, np.float64)
         p50, p99 = np.percentile(latencies, (50, 99))
@@ -48,8 +47,8 @@ class Figures:
             requests_per_second=round(len(latencies) / seconds, 1),
             p50_ms=round(float(p50), 3),
             p99_ms=round(float(p99), 3),
-            cpu_seconds_per_1000=round(1000 * cpu_seconds / answered, 4),
-            rss_mib=round(rss_mib, 1),
+            cpu_seconds_per_1000=round(1000 * used.cpu_seconds / answered, 4),
+            rss_mib=round(used.rss_mib, 1),
         )
 
 

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.speed import ratios
 from benchmarks.speed.figures import Spread, markdown, spread
-from benchmarks.speed.ratios import DEFAULT, FAST, PYTHON_SERVERS, TRITON, Ratio
+from benchmarks.speed.ratios import DEFAULT, FAST, PYTHON_SERVERS, TRITON
 
 Results = Mapping[str, dict[str, Any]]
 """By name, as `benchmarks.speed.report.load` gives them."""
 
-CLOSED, BESIDE_PEERS = "closed_loop", "peers_closed_loop"
+BESIDE_PEERS = "peers_closed_loop"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Goal:
     """One line of the table.
 
     Attributes:
         text: What is compared.
         wanted: The goal for the ratio.
-        at_most: Whether the goal is an upper bound.
         result: The name of the result that holds it.
         reached: Returns the ratio from the rows of that result; None if they do not hold it.
+        of: What else it takes.
+        at_most: Whether the goal is an upper bound.
     """
 
     text: str
     wanted: float
     result: str
-    reached: Ratio
+    reached: Callable[..., Spread | None]
+    of: tuple[Any, ...] = ()
     at_most: bool = False
 
 
@@ -41,7 +44,7 @@ def render(results: Results) -> str:
     lines = []
     for goal in GOALS:
         result = results.get(goal.result)
-        reached = goal.reached(result["rows"]) if result else None
+        reached = goal.reached(result["rows"], *goal.of) if result else None
         sign = "≤" if goal.at_most else "≥"
         lines.append([goal.text, f"{sign} {goal.wanted}", *_outcome(goal, reached), f"`{_command(goal.result)}`"])
     head = "# Goals\n\nEach is a ratio within one run: of the medians, and in brackets the least and the most of one "
@@ -61,104 +64,53 @@ def _command(result: str) -> str:
     return f"make {'bench-peers' if topic != result else 'bench'} TOPIC={topic}"
 
 
-def _goals() -> list[Goal]:
-    goals = [
-        Goal(
-            text=f"mlp, Predict, batch {batch}, {connections} connections: {FAST} ÷ best Triton",
-            wanted=wanted,
-            result=BESIDE_PEERS,
-            reached=ratios.against(FAST, TRITON, batch, connections),
-        )
-        for batch, connections, wanted in ((1, 64, 1.3), (1, 8, 1.1), (1, 1, 1.1), (32, 64, 1.2))
-    ]
-    goals.append(
-        Goal(
-            text=f"mlp, p99, batch 1, 64 connections: {FAST} ÷ best Triton",
-            wanted=1.0,
-            at_most=True,
-            result=BESIDE_PEERS,
-            reached=ratios.against(FAST, TRITON, 1, 64, "p99_ms"),
-        )
-    )
-    goals += [
-        Goal(
-            text=f"mlp, Predict, batch {batch}, {connections} connections: {DEFAULT} "
-            "÷ best of KServe, MLServer, pytriton",
-            wanted=2.0,
-            result=BESIDE_PEERS,
-            reached=ratios.against(DEFAULT, PYTHON_SERVERS, batch, connections),
-        )
-        for batch in (1, 32, 256)
-        for connections in (8, 32, 64)
-    ]
-    goals.append(
-        Goal(
-            text="mlp, PredictStream over grpcio, 8 streams ÷ best Triton, unary, batch 1",
-            wanted=1.0,
-            result=BESIDE_PEERS,
-            reached=ratios.stream_against_unary,
-        )
-    )
-    goals += [
-        Goal(
-            text=f"six real models without options, {', '.join(map(str, counts))} connections: "
-            f"{server} ÷ best Triton, {what}",
-            wanted=wanted,
-            result="peers_real_models",
-            reached=ratios.over_cells(server, TRITON, counts, least=what == "least of the cells"),
-        )
-        for server, counts, what, wanted in (
-            (FAST, (1, 8, 32), "median of the cells", 1.2),
-            (FAST, (1, 8, 32), "least of the cells", 1.0),
-            (DEFAULT, (1, 8), "least of the cells", 0.95),
-        )
-    ]
-    small, large = ("mlp", "conv"), ("conv", "deep")
-    against_function = "examples/s served at best ÷ function in process"
-    goals += _each(small, against_function, 0.95, CLOSED, ratios.served_against_function)
-    goals += _each(small, "Evaluate over gRPC ÷ model.evaluate in process", 1.0, "evaluating", ratios.evaluated)
-    goals += _each(large, "two replicas ÷ one, one intra-op thread each", 1.9, "replicas", ratios.scaled)
-    goals.append(
-        Goal(
-            text="committed to served, 200 MB, seconds",
-            wanted=1.0,
-            at_most=True,
-            result="publishing",
-            reached=ratios.committed(200),
-        )
-    )
+def _closed_loop() -> Iterator[Goal]:
+    for batch, connections, wanted in ((1, 64, 1.3), (1, 8, 1.1), (1, 1, 1.1), (32, 64, 1.2)):
+        text = f"mlp, Predict, batch {batch}, {connections} connections: {FAST} ÷ best Triton"
+        yield Goal(text, wanted, BESIDE_PEERS, ratios.against, (FAST, TRITON, (batch, connections)))
+    text = f"mlp, p99, batch 1, 64 connections: {FAST} ÷ best Triton"
+    yield Goal(text, 1.0, BESIDE_PEERS, ratios.against, (FAST, TRITON, (1, 64), "p99_ms"), at_most=True)
+    for batch, connections in itertools.product((1, 32, 256), (8, 32, 64)):
+        text = f"mlp, Predict, batch {batch}, {connections} connections: {DEFAULT} ÷ best of KServe, MLServer, pytriton"
+        yield Goal(text, 2.0, BESIDE_PEERS, ratios.against, (DEFAULT, PYTHON_SERVERS, (batch, connections)))
+    text = "mlp, PredictStream over grpcio, 8 streams ÷ best Triton, unary, batch 1"
+    yield Goal(text, 1.0, BESIDE_PEERS, ratios.stream_against_unary)
+    for server, counts, what, reached, wanted in (
+        (FAST, (1, 8, 32), "median", statistics.median, 1.2),
+        (FAST, (1, 8, 32), "least", min, 1.0),
+        (DEFAULT, (1, 8), "least", min, 0.95),
+    ):
+        text = f"six real models without options, {', '.join(map(str, counts))} connections: {server} ÷ best Triton, "
+        of = (server, TRITON, counts, reached)
+        yield Goal(f"{text}{what} of the cells", wanted, "peers_real_models", ratios.over_cells, of)
+
+
+def _of_each_batch() -> Iterator[Goal]:
+    for models, text, wanted, result, ratio in (
+        (
+            ("mlp", "conv"),
+            "examples/s served at best ÷ function in process",
+            0.95,
+            "closed_loop",
+            ratios.served_against_function,
+        ),
+        (("mlp", "conv"), "Evaluate over gRPC ÷ model.evaluate in process", 1.0, "evaluating", ratios.evaluated),
+        (("conv", "deep"), "two replicas ÷ one, one intra-op thread each", 1.9, "replicas", ratios.scaled),
+    ):
+        for model, batch in itertools.product(models, (32, 256)):
+            yield Goal(f"{model}, batch {batch}: {text}", wanted, result, ratio, (model, batch))
+
+
+def _under_stress() -> Iterator[Goal]:
+    text = "committed to served, 200 MB, seconds"
+    yield Goal(text, 1.0, "publishing", ratios.committed, (200,), at_most=True)
     for server in (DEFAULT, FAST):
-        goals += [
-            Goal(
-                text=f"{server}: p99 while 200 MB are swapped every second ÷ at rest",
-                wanted=1.25,
-                at_most=True,
-                result="swapping",
-                reached=ratios.swapped(server),
-            ),
-            Goal(
-                text=f"{server}: goodput at five times the load ÷ peak",
-                wanted=0.9,
-                result="overload",
-                reached=ratios.overloaded(server, "goodput"),
-            ),
-            Goal(
-                text=f"{server}: p99 of refusals meanwhile, ms",
-                wanted=10.0,
-                at_most=True,
-                result="overload",
-                reached=ratios.overloaded(server, "refusals_p99_ms"),
-            ),
-        ]
-    return goals
+        text = f"{server}: p99 while 200 MB are swapped every second ÷ at rest"
+        yield Goal(text, 1.25, "swapping", ratios.swapped, (server,), at_most=True)
+        text = f"{server}: goodput at five times the load ÷ peak"
+        yield Goal(text, 0.9, "overload", ratios.overloaded, (server, "goodput"))
+        text = f"{server}: p99 of refusals meanwhile, ms"
+        yield Goal(text, 10.0, "overload", ratios.overloaded, (server, "refusals_p99_ms"), at_most=True)
 
 
-def _each(
-    models: tuple[str, ...], text: str, wanted: float, result: str, ratio: Callable[[str, int], Ratio]
-) -> Iterator[Goal]:
-    """Yield a goal for each model and batch size."""
-    for model, batch in itertools.product(models, (32, 256)):
-        yield Goal(text=f"{model}, batch {batch}: {text}", wanted=wanted, result=result, reached=ratio(model, batch))
-
-
-GOALS = _goals()
+GOALS = [*_closed_loop(), *_of_each_batch(), *_under_stress()]

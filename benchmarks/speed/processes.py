@@ -53,6 +53,10 @@ class Usage:
     cpu_seconds: float
     rss_mib: float
 
+    def since(self, before: Usage) -> Usage:
+        """Return the CPU time since an earlier usage, and the memory of this one."""
+        return Usage(cpu_seconds=self.cpu_seconds - before.cpu_seconds, rss_mib=self.rss_mib)
+
 
 class ProcessTree:
     """A process and its descendants, which end with this context. Its output goes to a file.

@@ -16,8 +16,9 @@ STREAM = f"{DEFAULT}{STREAM_SUFFIX}"
 TRITON = ("triton 1 instance", "triton 2 instances")
 PYTHON_SERVERS = ("kserve", "mlserver", "pytriton")
 
+RATE = "requests_per_second"
+
 Rows = Sequence[dict[str, Any]]
-Ratio = Callable[[Rows], Spread | None]
 
 
 def _cell(rows: Rows, model: str, batch: int, connections: int) -> dict[str, dict[str, Any]]:
@@ -36,44 +37,34 @@ def _best(cell: Mapping[str, dict[str, Any]], names: Sequence[str], column: str,
 
 
 def against(
-    name: str, others: Sequence[str], batch: int, connections: int, column: str = "requests_per_second"
-) -> Ratio:
+    rows: Rows, name: str, others: Sequence[str], batch_and_connections: tuple[int, int], column: str = RATE
+) -> Spread | None:
     """Compare one with the best of others in one cell of the MLP: by rate, or by a column where less is better."""
-
-    def reached(rows: Rows) -> Spread | None:
-        cell = _cell(rows, "mlp", batch, connections)
-        best = _best(cell, others, column, least=column != "requests_per_second")
-        return spread_of_ratios(cell[name][column], best) if best and name in cell else None
-
-    return reached
+    cell = _cell(rows, "mlp", *batch_and_connections)
+    best = _best(cell, others, column, least=column != RATE)
+    return spread_of_ratios(cell[name][column], best) if best and name in cell else None
 
 
-def over_cells(name: str, others: Sequence[str], connections: Sequence[int], *, least: bool) -> Ratio:
+def over_cells(
+    rows: Rows, name: str, others: Sequence[str], connections: Sequence[int], reached: Callable[[list[float]], float]
+) -> Spread | None:
     """Compare the rates of one with the best of others in every cell with so many connections.
 
-    The median over the cells counts, or the least; the spread is that of the cells.
+    What ``reached`` returns counts, such as the median over the cells, or the least; the spread is that of the cells.
     """
-
-    def reached(rows: Rows) -> Spread | None:
-        cells = {(row["model"], row["rows"], row["connections"]) for row in rows if row["connections"] in connections}
-        found = []
-        for model, batch, count in sorted(cells):
-            cell = _cell(rows, model, batch, count)
-            best = _best(cell, others, "requests_per_second", least=False)
-            if best and name in cell:
-                found.append(Spread.of(cell[name]["requests_per_second"]).median / Spread.of(best).median)
-        if not found:
-            return None
-        return replace(Spread.of(found), median=min(found)) if least else Spread.of(found)
-
-    return reached
+    cells = {(row["model"], row["rows"], row["connections"]) for row in rows if row["connections"] in connections}
+    found = []
+    for model, batch, count in sorted(cells):
+        cell = _cell(rows, model, batch, count)
+        best = _best(cell, others, RATE, least=False)
+        if best and name in cell:
+            found.append(Spread.of(cell[name][RATE]).median / Spread.of(best).median)
+    return replace(Spread.of(found), median=reached(found)) if found else None
 
 
 def stream_against_unary(rows: Rows) -> Spread | None:
     """Return the best rate of streams over Triton's best, batch 1, any number of connections."""
-    of_streams, of_triton = (
-        [row["requests_per_second"] for row in rows if _is(row, names, batch=1)] for names in ((STREAM,), TRITON)
-    )
+    of_streams, of_triton = ([row[RATE] for row in rows if _is(row, names, batch=1)] for names in ((STREAM,), TRITON))
     return _ratio_of_best(of_streams, of_triton)
 
 
@@ -88,76 +79,52 @@ def _ratio_of_best(above: Sequence[list[float]], below: Sequence[list[float]]) -
     return spread_of_ratios(best[0], best[1])
 
 
-def served_against_function(model: str, batch: int) -> Ratio:
+def served_against_function(rows: Rows, model: str, batch: int) -> Spread | None:
     """Return the best served rate, over connections, relative to one in-process caller."""
-
-    def reached(rows: Rows) -> Spread | None:
-        served, in_process = (
-            [row["requests_per_second"] for row in rows if _is(row, names, batch=batch, model=model)]
-            for names in ((FAST, DEFAULT), (FUNCTION,))
-        )
-        return _ratio_of_best(served, in_process)
-
-    return reached
+    served, in_process = (
+        [row[RATE] for row in rows if _is(row, names, batch=batch, model=model)]
+        for names in ((FAST, DEFAULT), (FUNCTION,))
+    )
+    return _ratio_of_best(served, in_process)
 
 
-def evaluated(model: str, batch: int) -> Ratio:
+def evaluated(rows: Rows, model: str, batch: int) -> Spread | None:
     """Compare the rate of examples scored over gRPC with Keras in process."""
-
-    def reached(rows: Rows) -> Spread | None:
-        rates = {
-            row["scorer"]: row["examples_per_second"] for row in rows if (row["model"], row["batch"]) == (model, batch)
-        }
-        return spread_of_ratios(rates[DEFAULT], rates[KERAS]) if {DEFAULT, KERAS} <= rates.keys() else None
-
-    return reached
+    rates = {
+        row["scorer"]: row["examples_per_second"] for row in rows if (row["model"], row["batch"]) == (model, batch)
+    }
+    return spread_of_ratios(rates[DEFAULT], rates[KERAS]) if {DEFAULT, KERAS} <= rates.keys() else None
 
 
-def scaled(model: str, batch: int) -> Ratio:
+def scaled(rows: Rows, model: str, batch: int) -> Spread | None:
     """Compare two replicas with one."""
-
-    def reached(rows: Rows) -> Spread | None:
-        measured = [row for row in rows if (row.get("model"), row["batch"]) == (model, batch)]
-        rates = {row["replicas"]: row["examples_per_second"] for row in measured}
-        return spread_of_ratios(rates[2], rates[1]) if {1, 2} <= rates.keys() else None
-
-    return reached
+    measured = [row for row in rows if (row.get("model"), row["batch"]) == (model, batch)]
+    rates = {row["replicas"]: row["examples_per_second"] for row in measured}
+    return spread_of_ratios(rates[2], rates[1]) if {1, 2} <= rates.keys() else None
 
 
-def swapped(server: str) -> Ratio:
+def swapped(rows: Rows, server: str) -> Spread | None:
     """Compare the tail while weights are swapped with the tail at rest; infinite if a request failed."""
-
-    def reached(rows: Rows) -> Spread | None:
-        own = [row for row in rows if row["server"] == server]
-        if not own:
-            return None
-        if any(set(row["codes"]) != {"OK"} for row in own):
-            return Spread(median=math.inf, low=math.inf, high=math.inf)
-        swapping, resting = ([row["p99_ms"] for row in own if row["swaps"] is swaps] for swaps in (True, False))
-        return spread_of_ratios(swapping, resting)
-
-    return reached
+    own = [row for row in rows if row["server"] == server]
+    if not own:
+        return None
+    if any(set(row["codes"]) != {"OK"} for row in own):
+        return Spread(median=math.inf, low=math.inf, high=math.inf)
+    swapping, resting = ([row["p99_ms"] for row in own if row["swaps"] is swaps] for swaps in (True, False))
+    return spread_of_ratios(swapping, resting)
 
 
-def committed(mebibytes: int) -> Ratio:
+def committed(rows: Rows, mebibytes: int) -> Spread | None:
     """Return the seconds from a commit to the first answer."""
-
-    def reached(rows: Rows) -> Spread | None:
-        return next((Spread.of(row["seconds"]) for row in rows if row["mebibytes"] == mebibytes), None)
-
-    return reached
+    return next((Spread.of(row["seconds"]) for row in rows if row["mebibytes"] == mebibytes), None)
 
 
-def overloaded(server: str, column: str) -> Ratio:
+def overloaded(rows: Rows, server: str, column: str) -> Spread | None:
     """Return goodput over the peak, or the spread of another column."""
-
-    def reached(rows: Rows) -> Spread | None:
-        own = [row for row in rows if row["server"] == server]
-        if not own:
-            return None
-        if column == "goodput":
-            return spread_of_ratios([row["goodput"] for row in own], [row["peak"] for row in own])
-        values = [row[column] for row in own if row[column] is not None]
-        return Spread.of(values) if values else None
-
-    return reached
+    own = [row for row in rows if row["server"] == server]
+    if not own:
+        return None
+    if column == "goodput":
+        return spread_of_ratios([row["goodput"] for row in own], [row["peak"] for row in own])
+    values = [row[column] for row in own if row[column] is not None]
+    return Spread.of(values) if values else None

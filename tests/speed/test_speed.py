@@ -15,7 +15,7 @@ import pytest
 from benchmarks.speed import goals, h2load, report
 from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.closed_loop import length_of, order
-from benchmarks.speed.entrants import FUNCTION, Asked, Cell, Served
+from benchmarks.speed.entrants import FUNCTION, Cell, InProcess, Served
 from benchmarks.speed.figures import Figures, Spread, spread_of_ratios
 from benchmarks.speed.models import BATCHES, MODELS
 from benchmarks.speed.processes import Launch, ProcessTree
@@ -148,9 +148,7 @@ def test_the_service_and_an_echo_are_measured_side_by_side(mlp: Bodies, tmp_path
 def test_the_model_in_process_is_measured_when_asked(mlp: Bodies, tmp_path: Path) -> None:
     arguments = ("function", "mlp", str(mlp.file), str(tmp_path / "place"))
     with Worker("in_process", *arguments, log=tmp_path / "log") as worker:
-        entrant = Asked(
-            name=FUNCTION, worker=worker, tree=worker, fits=lambda _: True, question=lambda _: {"callers": 1}
-        )
+        entrant = InProcess(name=FUNCTION, tree=worker, connections=1)
         figures = entrant.measure(Cell(model="mlp", rows=1, connections=1), 0.2)
 
     assert figures.requests_per_second > 0
