@@ -13,8 +13,6 @@ import asyncio
 import json
 import os
 import platform
-import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,14 +21,14 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.speed.processes import Launch, ProcessTree, free_port
 from understudy.clients import AsyncClient
 from understudy.v1 import fleet_pb2, fleet_pb2_grpc
 
 RESULT = Path(__file__).parent / "results" / "fleet.json"
 STREAMS_OF_A_CHANNEL = 50
 IDLE_SECONDS = 10.0
-
-_TICKS = os.sysconf("SC_CLK_TCK")
+POLL_SECONDS = 0.1
 
 
 class _Server:
@@ -70,36 +68,33 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=50)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as state:
-        options = ["--run-dir", str(arguments.run), "--state-dir", state, "--grpc-port=0", "--http-port=0"]
-        command = [sys.executable, "-m", "understudy.cli", "serve", *options, "--log-level=error"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                ready = next(line for line in process.stdout if line.startswith("READY"))
-                found = re.search(r"grpc=(\S+)", ready)
-                assert found is not None
-                figures = asyncio.run(measure(found[1], process.pid, arguments.servers, arguments.decisions))
-            finally:
-                process.kill()
+        port = free_port()
+        options = ("--run-dir", str(arguments.run), "--state-dir", state, f"--grpc-port={port}", "--http-port=0")
+        launch = Launch(command=(sys.executable, "-m", "understudy.cli", "serve", *options, "--log-level=error"))
+        with ProcessTree("evaluator", launch, log=Path(state) / "log") as evaluator:
+            target = f"127.0.0.1:{port}"
+            figures = asyncio.run(measure(target, evaluator, arguments.servers, arguments.decisions))
     facts = {"python": platform.python_version(), "processors": len(os.sched_getaffinity(0))}
     RESULT.write_text(json.dumps({**figures, **facts}, indent=2) + "\n")
     print(json.dumps(figures))
 
 
-async def measure(target: str, process: int, servers: int, decisions: int) -> dict[str, float]:
+async def measure(target: str, process: ProcessTree, servers: int, decisions: int) -> dict[str, float]:
     """Return the figures of this many servers."""
     async with AsyncClient(target, timeout_seconds=120.0) as client:
+        while (await client.status(wait_for_ready=True)).serving_step is None:  # noqa: ASYNC110 - in another process
+            await asyncio.sleep(POLL_SECONDS)
         steps = [checkpoint.step for checkpoint in await client.checkpoints()][-2:]
         await client.promote(steps[0])
         idle_before = await _busy_share(process)
-        memory_before = _resident_mib(process)
+        memory_before = process.usage().rss_mib
         channels = [grpc.aio.insecure_channel(target) for _ in range(-(-servers // STREAMS_OF_A_CHANNEL))]
         each = [_Server(channels[number // STREAMS_OF_A_CHANNEL], number) for number in range(servers)]
         began = time.monotonic()
         tasks = [asyncio.create_task(server.follow()) for server in each]
         await asyncio.gather(*(server.heard(steps[0]) for server in each))
         connected = time.monotonic() - began
-        idle_after, memory = await _busy_share(process), _resident_mib(process)
+        idle_after, memory = await _busy_share(process), process.usage().rss_mib
         seconds = []
         for number in range(decisions):
             step = steps[(number + 1) % 2]
@@ -125,23 +120,12 @@ async def measure(target: str, process: int, servers: int, decisions: int) -> di
     }
 
 
-async def _busy_share(process: int) -> float:
+async def _busy_share(process: ProcessTree) -> float:
     """Return the share of one processor that a process takes while nothing happens."""
     await asyncio.sleep(1.0)
-    before = _busy_ticks(process)
+    before = process.usage()
     await asyncio.sleep(IDLE_SECONDS)
-    return (_busy_ticks(process) - before) / _TICKS / IDLE_SECONDS
-
-
-def _busy_ticks(process: int) -> int:
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def _resident_mib(process: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="ascii"))
-    assert found is not None
-    return int(found[1]) / 1024
+    return process.usage().since(before).cpu_seconds / IDLE_SECONDS
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.speed import machine, report
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
+from benchmarks.speed.processes import BenchmarkError
 from benchmarks.speed.servers import peer_versions
 
 TOPICS = {

@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.entrants import Cell, Participant, participants
 from benchmarks.speed.figures import Figures
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import BATCHES, MODELS, BenchmarkModel
-from benchmarks.speed.processes import ProcessTree, at_rest_cpu
+from benchmarks.speed.processes import BenchmarkError, ProcessTree, at_rest_cpu
 from benchmarks.speed.running import prepare
 
 COMPARED = ("mlp", "conv")
@@ -39,12 +37,7 @@ def run(measuring: Measuring) -> dict[str, Any]:
         measuring.progress.say(f"starting the servers of the {model.text}")
         with participants(measuring, prepare(measuring.work, model)) as taking_part:
             table.fill(cells_of(model, BATCHES, CONNECTIONS), taking_part)
-    return {
-        "models": {model.name: model.text for model in models},
-        "cpu_share_at_rest": table.at_rest,
-        "failures": table.failures,
-        "rows": table.rows(),
-    }
+    return table.result(models)
 
 
 def cells_of(model: BenchmarkModel, batches: Sequence[int], connections: Sequence[int]) -> list[Cell]:
@@ -74,38 +67,44 @@ class Table:
 
     Args:
         measuring: How to measure.
-
-    Attributes:
-        failures: The failed measurements, with reasons.
-        at_rest: The share of a core that each process uses while idle.
     """
 
     def __init__(self, measuring: Measuring) -> None:
         self._measuring = measuring
         self._figures: dict[tuple[Cell, str], list[Figures]] = {}
-        self.failures: list[str] = []
-        self.at_rest: dict[str, float] = {}
+        self._failures: list[str] = []
+        self._at_rest: dict[str, float] = {}
 
     def fill(self, cells: Sequence[Cell], taking_part: Sequence[Participant]) -> None:
         """Measure all entrants in every cell of one model."""
         rounds = [list(order(cells, taking_part, turn)) for turn in range(self._measuring.rounds)]
         self._measuring.progress.expect(sum(map(len, rounds)))
         restless = self._restless(taking_part)
-        with _paused(restless):
+        _pause(restless)
+        try:
             for cell, participant in itertools.chain.from_iterable(rounds):
-                with _awake(participant.tree if participant.tree in restless else None):
-                    self._measure(cell, participant)
+                awake = [participant.tree] if participant.tree in restless else []
+                _resume(awake)
+                self._measure(cell, participant)
+                _pause(awake)
+        finally:
+            _resume(restless)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def result(self, models: Iterable[BenchmarkModel]) -> dict[str, Any]:
         """Return the figures of every cell and entrant, in the format of results."""
-        return [_row(cell, participant, figures) for (cell, participant), figures in sorted(self._figures.items())]
+        return {
+            "models": {model.name: model.text for model in models},
+            "cpu_share_at_rest": self._at_rest,
+            "failures": self._failures,
+            "rows": [_row(cell, name, figures) for (cell, name), figures in sorted(self._figures.items())],
+        }
 
     def _measure(self, cell: Cell, participant: Participant) -> None:
         try:
             figures = participant.measure(cell, self._measuring.seconds * length_of(cell))
         except BenchmarkError as error:
-            self.failures.append(f"{cell}: {participant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
-            self._measuring.progress.step(self.failures[-1])
+            self._failures.append(f"{cell}: {participant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
+            self._measuring.progress.step(self._failures[-1])
             return
         self._figures.setdefault((cell, participant.name), []).append(figures)
         self._measuring.progress.step(
@@ -115,32 +114,18 @@ class Table:
     def _restless(self, taking_part: Sequence[Participant]) -> list[ProcessTree]:
         trees = list({one.tree.name: one.tree for one in taking_part}.values())
         shares = at_rest_cpu(trees)
-        self.at_rest |= {name: round(share, 3) for name, share in shares.items()}
+        self._at_rest |= {name: round(share, 3) for name, share in shares.items()}
         return [tree for tree in trees if shares[tree.name] > RESTLESS_SHARE]
 
 
-@contextmanager
-def _paused(trees: Sequence[ProcessTree]) -> Iterator[None]:
+def _pause(trees: Sequence[ProcessTree]) -> None:
     for tree in trees:
         tree.pause()
-    try:
-        yield
-    finally:
-        for tree in trees:
-            tree.resume()
 
 
-@contextmanager
-def _awake(tree: ProcessTree | None) -> Iterator[None]:
-    """Resume a tree that is stopped while others are measured; None stands for one that is not."""
-    if tree is None:
-        yield
-        return
-    tree.resume()
-    try:
-        yield
-    finally:
-        tree.pause()
+def _resume(trees: Sequence[ProcessTree]) -> None:
+    for tree in trees:
+        tree.resume()
 
 
 def _row(cell: Cell, participant: str, figures: Sequence[Figures]) -> dict[str, Any]:

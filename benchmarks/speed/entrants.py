@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from benchmarks.speed import h2load, streams
-from benchmarks.speed.benchmark_errors import BenchmarkError
+from benchmarks.speed import h2load, wire
 from benchmarks.speed.figures import Figures
 from benchmarks.speed.measuring import Measuring
-from benchmarks.speed.processes import ProcessTree
+from benchmarks.speed.processes import BenchmarkError, ProcessTree
 from benchmarks.speed.running import Bodies, RunningServer, running
 from benchmarks.speed.servers import LONG_QUEUE_ROWS
 from benchmarks.speed.workers import Worker
@@ -112,7 +111,7 @@ class Streamed:
     def checked(cls, served: Served) -> Self:
         """Return a server after it has answered a stream correctly; else raise BenchmarkError."""
         bodies, target = served.bodies, served.running.target
-        return cls(served=served, reply_bytes=streams.checked_reply_bytes(target, bodies.model, bodies.expected(1)))
+        return cls(served=served, reply_bytes=wire.checked_stream_bytes(target, bodies.model, bodies.expected(1)))
 
     @property
     def name(self) -> str:
@@ -136,7 +135,7 @@ class Streamed:
         """
         before = self.tree.usage()
         port, body = self.served.running.port, self.served.bodies.stream()
-        load = h2load.run(port, body, connections=cell.connections, seconds=seconds, method=streams.METHOD)
+        load = h2load.run(port, body, connections=cell.connections, seconds=seconds, method=wire.STREAM_METHOD)
         used = self.tree.usage().since(before)
         least, most = (self.reply_bytes * ended for ended in (load.done, load.done + cell.connections))
         if not least <= load.data_bytes <= most:
@@ -144,9 +143,9 @@ class Streamed:
                 f"{self.name} answered {load.done} streams with {load.data_bytes} bytes where {least} to {most} are "
                 "right: it refused some messages"
             )
-        messages = streams.MESSAGES * load.done
+        messages = wire.MESSAGES * load.done
         figures = Figures.of(load.latencies_ms, seconds=load.seconds, answered=messages, used=used)
-        return replace(figures, requests_per_second=streams.MESSAGES * figures.requests_per_second)
+        return replace(figures, requests_per_second=wire.MESSAGES * figures.requests_per_second)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import MODELS, BenchmarkModel
+from benchmarks.speed.processes import BenchmarkError
 from benchmarks.speed.running import prepare, running
 from benchmarks.speed.workers import Worker
 

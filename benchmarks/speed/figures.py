@@ -70,6 +70,12 @@ class Spread:
         return {"median": round(self.median, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
 
 
+def percentiles(milliseconds: Sequence[float], **percents: float) -> dict[str, float]:
+    """Return percentiles of latencies, by the names given to them; NaN for no values."""
+    found = np.percentile(milliseconds, [*percents.values()]) if milliseconds else [float("nan")] * len(percents)
+    return {name: round(float(value), 3) for name, value in zip(percents, found, strict=True)}
+
+
 def spread_of_ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
     """Return the ratio of two medians, with the minimum and maximum of the ratios within one round."""
     ratios = [one / other for one, other in zip(above, below, strict=False)]

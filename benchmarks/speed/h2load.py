@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
+from benchmarks.speed.processes import BenchmarkError
 from benchmarks.speed.wire import METHOD
 
 WARM_UP_SECONDS = 0.3
@@ -122,12 +122,7 @@ def _output(command: Sequence[str], *, timeout_seconds: float) -> str:
     environ = {"LD_LIBRARY_PATH": libraries} if command[0].startswith(str(_FETCHED)) else {}
     try:
         ended = subprocess.run(
-            command,
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
+            command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=timeout_seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise BenchmarkError(f"h2load did not end within {timeout_seconds} s") from error

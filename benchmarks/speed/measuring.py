@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
+from benchmarks.speed.processes import BenchmarkError
 from benchmarks.speed.servers import LONG_QUEUE_ROWS, Server, floor, own, peers
 
 

@@ -30,8 +30,8 @@ class BenchmarkModel:
         name: The name in requests.
         text: A description.
         row_shape: The shape of one example of its single input.
-        layers: Returns its layers, without input and output; the output is ``[rows, 10]``.
-        network: Returns the output for an input, ``[rows, *output_shape]``; used instead of ``layers``.
+        layers: Takes ``keras.layers``; returns its layers, without input and output; the output is ``[rows, 10]``.
+        network: Takes ``keras.layers`` and the input; returns the output, ``[rows, *output_shape]``, instead of layers.
         output_shape: The shape of one example of its single output.
         datatype: The Open Inference Protocol's name of the input's type.
         has_open_axis: Whether axis 1 of the input may have any length.
@@ -42,8 +42,8 @@ class BenchmarkModel:
     name: str
     text: str
     row_shape: tuple[int, ...]
-    layers: Callable[[], list[Any]] = list
-    network: Callable[[Any], Any] | None = None
+    layers: Callable[[Any], list[Any]] = lambda _: []
+    network: Callable[[Any, Any], Any] | None = None
     output_shape: tuple[int, ...] = (CLASSES,)
     datatype: str = "FP32"
     has_open_axis: bool = False
@@ -62,9 +62,9 @@ class BenchmarkModel:
         keras.utils.set_random_seed(seed)
         x = keras.Input(self.input_shape, dtype=_KERAS_DTYPES[self.datatype], name=INPUT)
         if self.network is not None:
-            return keras.Model(x, self.network(x), name=self.name)
+            return keras.Model(x, self.network(keras.layers, x), name=self.name)
         y = x
-        for layer in (*self.layers(), keras.layers.Dense(CLASSES, activation="softmax", name=OUTPUT)):
+        for layer in (*self.layers(keras.layers), keras.layers.Dense(CLASSES, activation="softmax", name=OUTPUT)):
             y = layer(y)
         model = keras.Model(x, y, name=self.name)
         model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -79,35 +79,22 @@ class BenchmarkModel:
         return chance.random((count, *self.row_shape), dtype=np.float32)
 
 
-def _dense(*widths: int) -> Callable[[], list[Any]]:
-    def layers() -> list[Any]:
-        import keras
-
-        return [keras.layers.Dense(width, activation="relu") for width in widths]
-
-    return layers
+def _dense(*widths: int) -> Callable[[Any], list[Any]]:
+    return lambda layers: [layers.Dense(width, activation="relu") for width in widths]
 
 
-def _conv() -> list[Any]:
-    import keras
-
-    return [
-        keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Flatten(),
-    ]
+def _convolution(layers: Any, filters: int) -> Any:
+    return layers.Conv2D(filters, 3, padding="same", activation="relu")
 
 
-def _deep_conv() -> list[Any]:
-    import keras
+def _conv(layers: Any) -> list[Any]:
+    first, second = (_convolution(layers, filters) for filters in (16, 32))
+    return [first, layers.MaxPooling2D(), second, layers.MaxPooling2D(), layers.Flatten()]
 
-    def convolution(filters: int) -> Any:
-        return keras.layers.Conv2D(filters, 3, padding="same", activation="relu")
 
-    pooled = [keras.layers.MaxPooling2D(), convolution(64), convolution(64), keras.layers.GlobalAveragePooling2D()]
-    return [convolution(32), convolution(64), *pooled]
+def _deep_conv(layers: Any) -> list[Any]:
+    first, second, third, fourth = (_convolution(layers, filters) for filters in (32, 64, 64, 64))
+    return [first, second, layers.MaxPooling2D(), third, fourth, layers.GlobalAveragePooling2D()]
 
 
 def dense_of(mebibytes: int) -> BenchmarkModel:

@@ -1,4 +1,4 @@
-"""Networks such as users serve. Each function returns the output for an input of any number of examples."""
+"""Networks such as users serve. Each function takes ``keras.layers`` and an input of any number of examples."""
 
 from __future__ import annotations
 
@@ -20,56 +20,47 @@ def texts(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
     return np.array(found, dtype=object).reshape(ids.shape)
 
 
-def mobilenet(x: Any) -> Any:
+def mobilenet(_layers: Any, x: Any) -> Any:
     """Float images ``[rows, 96, 96, 3]``."""
-    from keras.applications import MobileNetV2
+    import keras
 
-    return MobileNetV2((96, 96, 3), alpha=0.5, weights=None, classes=_CLASSES)(x)
+    return keras.applications.MobileNetV2((96, 96, 3), alpha=0.5, weights=None, classes=_CLASSES)(x)
 
 
-def text(x: Any) -> Any:
+def text(layers: Any, x: Any) -> Any:
     """Strings ``[rows, 1]``, of which words are split and looked up."""
-    from keras import layers
-
     tokens = layers.TextVectorization(output_sequence_length=32, vocabulary=_WORDS)(x)
     y = layers.Embedding(VOCABULARY + 2, _WIDTH)(tokens)
     y = layers.Conv1D(_WIDTH, 3, activation="relu")(y)
-    return _classes(layers.GlobalMaxPooling1D()(y))
+    return _classes(layers, layers.GlobalMaxPooling1D()(y))
 
 
-def transformer(x: Any) -> Any:
+def transformer(layers: Any, x: Any) -> Any:
     """Ids ``[rows, any]``."""
-    from keras import layers
-
     y = layers.Embedding(VOCABULARY, _WIDTH)(x)
     for _ in range(2):
         y = layers.LayerNormalization()(y + layers.MultiHeadAttention(4, _WIDTH // 4)(y, y))
         wide = layers.Dense(2 * _WIDTH, activation="relu")(y)
         y = layers.LayerNormalization()(y + layers.Dense(_WIDTH)(wide))
-    return _classes(layers.GlobalAveragePooling1D()(y))
+    return _classes(layers, layers.GlobalAveragePooling1D()(y))
 
 
-def lstm(x: Any) -> Any:
+def lstm(layers: Any, x: Any) -> Any:
     """Float sequences ``[rows, 32, 16]``."""
-    from keras import layers
-
-    return _classes(layers.LSTM(_WIDTH)(x))
+    return _classes(layers, layers.LSTM(_WIDTH)(x))
 
 
-def tabular(x: Any) -> Any:
+def tabular(layers: Any, x: Any) -> Any:
     """Categories as strings ``[rows, 8]``, looked up and embedded."""
-    from keras import layers
-
     ids = layers.StringLookup(vocabulary=_WORDS)(x)
     y = layers.Flatten()(layers.Embedding(VOCABULARY + 1, 8)(ids))
     for _ in range(2):
         y = layers.ReLU()(layers.BatchNormalization()(layers.Dense(_WIDTH)(y)))
-    return _classes(y)
+    return _classes(layers, y)
 
 
-def unet(x: Any) -> Any:
+def unet(layers: Any, x: Any) -> Any:
     """Float images ``[rows, 64, 64, 1]``; returns a value for each pixel."""
-    from keras import layers
 
     def convolved(y: Any, filters: int) -> Any:
         return layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(y)))
@@ -84,7 +75,5 @@ def unet(x: Any) -> Any:
     return layers.Conv2D(1, 1, activation="sigmoid", name="y")(y)
 
 
-def _classes(y: Any) -> Any:
-    from keras import layers
-
+def _classes(layers: Any, y: Any) -> Any:
     return layers.Dense(_CLASSES, activation="softmax", name="y")(y)

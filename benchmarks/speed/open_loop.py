@@ -9,20 +9,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
 from benchmarks.speed import h2load
+from benchmarks.speed.figures import percentiles
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.running import Bodies, RunningServer, prepare, running
-from benchmarks.speed.workers import Worker
+from benchmarks.speed.workers import ARRIVALS_SECONDS, Worker
 
 RATES = (300.0, 1200.0)
 SECONDS = 4.0
 PEAK_SECONDS = 0.7
 PEAK_CONNECTIONS = 64
-
-_ANSWER_SECONDS = 60.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
@@ -54,13 +51,9 @@ def _measure(worker: Worker, one: RunningServer, rate: float, peak: float, turn:
     if rate > peak:
         return figures | {"above_peak": True}
     question = {"target": one.target, "rows": 1, "rate": rate, "seconds": SECONDS, "seed": turn}
-    answer = worker.ask(question, timeout_seconds=SECONDS + _ANSWER_SECONDS)
-    quantiles = np.percentile(answer["latencies_ms"], (50, 99, 99.9)) if answer["latencies_ms"] else [float("nan")] * 3
-    p50, p99, p999 = (round(float(value), 3) for value in quantiles)
+    answer = worker.ask(question, timeout_seconds=SECONDS + ARRIVALS_SECONDS)
     return figures | {
-        "p50_ms": p50,
-        "p99_ms": p99,
-        "p999_ms": p999,
+        **percentiles(answer["latencies_ms"], p50_ms=50, p99_ms=99, p999_ms=99.9),
         "codes": answer["codes"],
         "generator_late_p99_ms": answer["late_p99_ms"],
     }

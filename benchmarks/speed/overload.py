@@ -14,21 +14,18 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
-
 from benchmarks.speed import h2load
+from benchmarks.speed.figures import percentiles
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.running import Bodies, RunningServer, prepare, running
-from benchmarks.speed.workers import Worker
+from benchmarks.speed.workers import ARRIVALS_SECONDS, Worker
 
 MODEL, ROWS = "deep", 32
 TIMES = 5.0
 PEAK_CONNECTIONS = 32
 SECONDS = 4.0
 PROBES_PER_SECOND = 30.0
-
-_ANSWER_SECONDS = 90.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
@@ -85,22 +82,17 @@ def _measure(one: RunningServer, bodies: Bodies, load: Worker, probe: Worker, tu
     question = {"target": one.target, "rows": ROWS, "seconds": SECONDS, "seed": turn}
     load.tell(question | {"rate": TIMES * peak})
     probe.tell(question | {"rate": PROBES_PER_SECOND, "seed": turn + 1000})
-    flooded = load.answer(timeout_seconds=SECONDS + _ANSWER_SECONDS)
-    probed = probe.answer(timeout_seconds=SECONDS + _ANSWER_SECONDS)
+    flooded = load.answer(timeout_seconds=SECONDS + ARRIVALS_SECONDS)
+    probed = probe.answer(timeout_seconds=SECONDS + ARRIVALS_SECONDS)
     goodput = flooded["answered_per_second"] + probed["answered_per_second"]
     return {
         "server": one.server.name,
         "peak": round(peak, 1),
         "offered": round(TIMES * peak + PROBES_PER_SECOND, 1),
         "goodput": round(goodput, 1),
-        "refusals_p99_ms": _p99(probed["refusals_ms"]),
+        **percentiles(probed["refusals_ms"], refusals_p99_ms=99),
         "refusals_seen": len(probed["refusals_ms"]),
-        "refusals_p99_ms_at_the_load": _p99(flooded["refusals_ms"]),
-        "answers_p99_ms": _p99(probed["latencies_ms"]),
+        **percentiles(flooded["refusals_ms"], refusals_p99_ms_at_the_load=99),
+        **percentiles(probed["latencies_ms"], answers_p99_ms=99),
         "codes": flooded["codes"],
     }
-
-
-def _p99(milliseconds: list[float]) -> float:
-    """Return the 99th percentile; NaN for no values."""
-    return round(float(np.percentile(milliseconds, 99)), 3) if milliseconds else float("nan")

@@ -17,8 +17,6 @@ from typing import Self
 
 import psutil
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
-
 END_SECONDS = 10.0
 """How long a server may take to end before it is killed."""
 
@@ -26,6 +24,10 @@ LIFETIME_SECONDS = 3600
 """The longest life of a server, in case no process is left to end it."""
 
 _MIB = 2**20
+
+
+class BenchmarkError(Exception):
+    """The measurement failed, or its result cannot be trusted. The text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,11 @@ import time
 from typing import Any
 
 from benchmarks.speed import wire
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import dense_of, model_file
-from benchmarks.speed.processes import Launch, free_port
-from benchmarks.speed.running import Bodies, prepare, running_one
-from benchmarks.speed.servers import Site, serve_command
-from benchmarks.speed.staging import NEW_SLOTS, StagedCheckpoints
-from understudy.clients import Client
+from benchmarks.speed.processes import BenchmarkError
+from benchmarks.speed.running import Bodies, prepare
+from benchmarks.speed.staging import NEW_SLOTS, serving_staged
 
 COMMITS = {10: 6, 200: 5, 1024: 2}
 """Number of checkpoints to commit, by MiB of weights, once all slots exist."""
@@ -38,16 +35,7 @@ def run(measuring: Measuring) -> dict[str, Any]:
 
 
 def _measure(measuring: Measuring, bodies: Bodies, commits: int) -> list[float]:
-    folder = measuring.work / f"publishing_{bodies.model.name}"
-    files = [model_file(measuring.work, bodies.model.name, seed) for seed in (0, 1)]
-    staged = StagedCheckpoints(folder, files, count=1 + commits)
-    staged.commit()
-    site = Site(model=bodies.model, model_file=bodies.file, port=free_port(), folder=folder)
-    launch = Launch(command=serve_command(site, "--run-dir", str(staged.run.root)))
-    with (
-        running_one(launch, name="understudy grpcio", port=site.port, log=folder / "log", bodies=bodies) as server,
-        Client(server.target) as client,
-    ):
+    with serving_staged(measuring.work, "publishing", bodies, 1 + commits) as (staged, server, client):
         seconds = []
         for turn in range(commits):
             time.sleep(_PHASE_SECONDS * (turn + 1))

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.closed_loop import Table, cells_of
 from benchmarks.speed.entrants import Served
 from benchmarks.speed.measuring import Measuring
 from benchmarks.speed.models import REAL_MODELS
+from benchmarks.speed.processes import BenchmarkError
 from benchmarks.speed.running import Bodies, prepare, running
 from benchmarks.speed.servers import LONG_QUEUE_ROWS, found_settings, own, tritons, tuning
 
@@ -41,12 +41,7 @@ def run(measuring: Measuring) -> dict[str, Any]:
             time.sleep(FROZEN_SECONDS)
             taking_part = [Served(running=one, bodies=bodies) for one in started]
             table.fill(cells_of(model, model.batches, CONNECTIONS), taking_part)
-    return {
-        "models": {model.name: model.text for model in REAL_MODELS.values()},
-        "cpu_share_at_rest": table.at_rest,
-        "failures": table.failures,
-        "rows": table.rows(),
-    }
+    return table.result(REAL_MODELS.values())
 
 
 def _find_settings(bodies: Bodies, folder: Path) -> Path:

@@ -150,10 +150,6 @@ def _column(name: str) -> Cell:
     return cell
 
 
-def _phase(row: dict[str, Any]) -> str:
-    return "swapping" if row["swaps"] else "at rest"
-
-
 def _codes(row: dict[str, Any]) -> str:
     return ", ".join(f"{count} {code}" for code, count in row["codes"].items())
 
@@ -182,7 +178,7 @@ _TABLES: dict[str, Callable[[Result], str]] = {
     "swapping": _table(
         {
             "server": "server",
-            "phase": _phase,
+            "phase": lambda row: "swapping" if row["swaps"] else "at rest",
             "rate, /s": "rate",
             "p50, ms": "p50_ms",
             "p99, ms": "p99_ms",

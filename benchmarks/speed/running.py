@@ -13,10 +13,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from benchmarks.speed import streams, wire
-from benchmarks.speed.benchmark_errors import BenchmarkError
+from benchmarks.speed import wire
 from benchmarks.speed.models import BenchmarkModel, Floats, model_file
-from benchmarks.speed.processes import Launch, ProcessTree, free_port
+from benchmarks.speed.processes import BenchmarkError, Launch, ProcessTree, free_port
 from benchmarks.speed.servers import Server, Site
 
 START_SECONDS = 120.0
@@ -53,7 +52,7 @@ class Bodies:
         """Return the file with a whole stream of requests of one example, written on first use."""
         path = self.folder / f"{self.model.name}.stream"
         if not path.exists():
-            path.write_bytes(streams.body(self.model))
+            path.write_bytes(wire.stream_body(self.model))
         return path
 
     def expected(self, rows: int) -> Floats:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.models import BATCHES, INPUT, OUTPUT, BenchmarkModel
-from benchmarks.speed.processes import Launch, free_port
+from benchmarks.speed.processes import BenchmarkError, Launch, free_port
 from understudy.evaluator.tuning.tuning_file import TUNING_FILE
 from understudy.service.settings import ServeSettings
 
@@ -133,10 +132,7 @@ def peers() -> list[Server]:
 
 def tritons() -> list[Server]:
     """Return Triton with one and with two instances of the model."""
-    return [
-        Server(name="triton 1 instance", launch=_triton(1)),
-        Server(name="triton 2 instances", launch=_triton(2)),
-    ]
+    return [Server(name="triton 1 instance", launch=_triton(1)), Server(name="triton 2 instances", launch=_triton(2))]
 
 
 def _understudy(name: str, *options: str, found: Path | None = None) -> Callable[[Site], Launch]:
@@ -165,10 +161,6 @@ def _echo_in_envoy(site: Site) -> Launch:
     program = str(Path(sys.executable).with_name("pyvoy"))
     command = (program, application, "--address", "127.0.0.1", "--port", str(site.port))
     return Launch(command=(*command, "--no-lifespan"), environ={"PYTHONPATH": str(ROOT)})
-
-
-def _peer_python(name: str) -> str:
-    return str(_PEERS / name / "bin" / "python")
 
 
 def _triton(instances: int) -> Callable[[Site], Launch]:
@@ -228,13 +220,13 @@ parameters {{ key: "model_file" value: {{ string_value: "{site.model_file}" }} }
 def _pytriton(site: Site) -> Launch:
     program = str(_PROGRAMS / "pytriton_server.py")
     ports = [str(port) for port in (site.port, free_port(), free_port())]
-    command = (_peer_python("triton"), program, site.model.name, str(site.model_file), *ports)
+    command = (str(_PEERS / "triton/bin/python"), program, site.model.name, str(site.model_file), *ports)
     return Launch(command=command, environ={"PYTRITON_HOME": str(site.folder)})
 
 
 def _kserve(site: Site) -> Launch:
-    program = str(_PROGRAMS / "kserve_server.py")
-    return Launch(command=(_peer_python("kserve"), program, site.model.name, str(site.model_file), str(site.port)))
+    program = (str(_PEERS / "kserve/bin/python"), str(_PROGRAMS / "kserve_server.py"))
+    return Launch(command=(*program, site.model.name, str(site.model_file), str(site.port)))
 
 
 def _mlserver(site: Site) -> Launch:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
+from benchmarks.speed.models import model_file
+from benchmarks.speed.processes import BenchmarkError, Launch, free_port
+from benchmarks.speed.running import Bodies, RunningServer, running_one
+from benchmarks.speed.servers import Site, serve_command
 from understudy.checkpoints import CheckpointPublisher, RunDir
 from understudy.checkpoints.atomic import sync
 from understudy.checkpoints.layout import MODEL_FILE
@@ -20,6 +24,23 @@ NEW_SLOTS = 2
 """The first checkpoints after the serving version each load into a new slot: the model is built and traced."""
 
 _POLL_SECONDS = 0.005
+
+
+@contextmanager
+def serving_staged(
+    work: Path, topic: str, bodies: Bodies, count: int, server: str = "understudy grpcio", *options: str
+) -> Iterator[tuple[StagedCheckpoints, RunningServer, Client]]:
+    """Serve the first of this many staged checkpoints, which alternate between the weights of the seeds 0 and 1."""
+    folder = work / f"{topic}_{bodies.model.name}_{server}".replace(" ", "_")
+    staged = StagedCheckpoints(folder, [model_file(work, bodies.model.name, seed) for seed in (0, 1)], count=count)
+    staged.commit()
+    site = Site(model=bodies.model, model_file=bodies.file, port=free_port(), folder=folder)
+    launch = Launch(command=serve_command(site, "--run-dir", str(staged.run.root), *options))
+    with (
+        running_one(launch, name=server, port=site.port, log=folder / "log", bodies=bodies) as running,
+        Client(running.target) as client,
+    ):
+        yield staged, running, client
 
 
 class StagedCheckpoints:

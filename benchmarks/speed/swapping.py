@@ -9,25 +9,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
 from benchmarks.speed import h2load
+from benchmarks.speed.figures import percentiles
 from benchmarks.speed.measuring import Measuring
-from benchmarks.speed.models import dense_of, model_file
-from benchmarks.speed.processes import Launch, free_port
-from benchmarks.speed.running import Bodies, prepare, running_one
-from benchmarks.speed.servers import Server, Site, frontend_options, serve_command
-from benchmarks.speed.staging import NEW_SLOTS, StagedCheckpoints
-from benchmarks.speed.workers import Worker
-from understudy.clients import Client
+from benchmarks.speed.models import dense_of
+from benchmarks.speed.running import Bodies, prepare
+from benchmarks.speed.servers import Server, frontend_options
+from benchmarks.speed.staging import NEW_SLOTS, StagedCheckpoints, serving_staged
+from benchmarks.speed.workers import ARRIVALS_SECONDS, Worker
 
 MEBIBYTES = 200
 SHARE_OF_PEAK = 0.4
 PHASE_SECONDS = 5
 PERIOD_SECONDS = 1.0
 PEAK_CONNECTIONS = 8
-
-_ANSWER_SECONDS = 60.0
 
 
 def run(measuring: Measuring) -> dict[str, Any]:
@@ -43,17 +38,10 @@ def run(measuring: Measuring) -> dict[str, Any]:
 
 
 def _measure(measuring: Measuring, bodies: Bodies, server: Server, worker: Worker) -> list[dict[str, Any]]:
-    folder = measuring.work / f"swapping_{server.name}".replace(" ", "_")
-    files = [model_file(measuring.work, bodies.model.name, seed) for seed in (0, 1)]
-    staged = StagedCheckpoints(folder, files, count=1 + NEW_SLOTS + measuring.rounds * PHASE_SECONDS)
-    staged.commit()
-    site = Site(model=bodies.model, model_file=bodies.file, port=free_port(), folder=folder)
-    launch = Launch(command=serve_command(site, "--run-dir", str(staged.run.root), *frontend_options(server.name)))
     rows = []
-    with (
-        running_one(launch, name=server.name, port=site.port, log=folder / "log", bodies=bodies) as running,
-        Client(running.target) as client,
-    ):
+    count, options = 1 + NEW_SLOTS + measuring.rounds * PHASE_SECONDS, frontend_options(server.name)
+    served = serving_staged(measuring.work, "swapping", bodies, count, server.name, *options)
+    with served as (staged, running, client):
         for _ in range(NEW_SLOTS):
             staged.commit_and_wait(client)
         load = h2load.run(running.port, bodies.path(1), connections=PEAK_CONNECTIONS, seconds=2)
@@ -77,11 +65,9 @@ def _phase(worker: Worker, target: str, rate: float, turn: int, staged: StagedCh
         for number in range(PHASE_SECONDS):
             staged.commit()
             time.sleep(max(0.0, began + (number + 1) * PERIOD_SECONDS - time.monotonic()))
-    answer = worker.answer(timeout_seconds=PHASE_SECONDS + _ANSWER_SECONDS)
-    p50, p99 = np.percentile(answer["latencies_ms"], (50, 99))
+    answer = worker.answer(timeout_seconds=PHASE_SECONDS + ARRIVALS_SECONDS)
     return {
-        "p50_ms": round(float(p50), 3),
-        "p99_ms": round(float(p99), 3),
+        **percentiles(answer["latencies_ms"], p50_ms=50, p99_ms=99),
         "max_ms": max(answer["latencies_ms"]),
         "steps_seen": len(answer["versions"]),
         "codes": answer["codes"],

@@ -1,4 +1,4 @@
-"""Open Inference Protocol messages: the request of each batch size, and the check of its answer."""
+"""Requests in the Open Inference Protocol and of a PredictStream, and the checks of their answers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
-from benchmarks.speed.models import INPUT, BenchmarkModel, Floats
+from benchmarks.speed.models import INPUT, OUTPUT, BenchmarkModel, Floats
+from benchmarks.speed.processes import BenchmarkError
 from understudy.oip import inference_pb2
+from understudy.v1 import prediction_pb2
+from understudy.wire import decode, encode
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_METHOD = "/understudy.v1.PredictionService/PredictStream"
+MESSAGES = 100
+"""Messages per stream: enough that its own beginning and end count for little."""
 FRAME_BYTES = 5
 """gRPC's prefix of each message: a flag and a length."""
 
 MESSAGE_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
+_ANSWER_SECONDS = 30.0
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 """The tolerance for values: the order of sums depends on the batch size."""
 
@@ -78,9 +84,44 @@ def checked_reply(target: str, model: BenchmarkModel, rows: int, expected: Float
         BenchmarkError: The status is not OK, or values differ.
     """
     try:
-        reply = call(target, request(model, rows), timeout_seconds=30)
+        reply = call(target, request(model, rows), timeout_seconds=_ANSWER_SECONDS)
     except grpc.RpcError as error:
         raise BenchmarkError(f"{target} refused a batch of {rows}: {error}") from error
     if not is_close(values(reply), expected):
         raise BenchmarkError(f"{target} answered a batch of {rows} with other values than the process gives")
     return reply
+
+
+def stream_request(model: BenchmarkModel) -> bytes:
+    """Return a serialized PredictStreamRequest with one example."""
+    inputs = {INPUT: encode(model.rows(1))}
+    message = prediction_pb2.PredictStreamRequest(request=prediction_pb2.PredictRequest(inputs=inputs))
+    return message.SerializeToString()
+
+
+def stream_body(model: BenchmarkModel) -> bytes:
+    """Return a whole stream in gRPC's framing."""
+    return framed(stream_request(model)) * MESSAGES
+
+
+def checked_stream_bytes(target: str, model: BenchmarkModel, expected: Floats) -> int:
+    """Return the size of the framed answers to a whole stream, after comparing each with the in-process answer.
+
+    Raises:
+        BenchmarkError: The stream failed, an answer is an error, or a value differs.
+    """
+    with grpc.insecure_channel(target, options=MESSAGE_OPTIONS) as channel:
+        call = channel.stream_stream(STREAM_METHOD, None, None)
+        try:
+            replies: list[bytes] = list(call(iter([stream_request(model)] * MESSAGES), timeout=_ANSWER_SECONDS))
+        except grpc.RpcError as error:
+            raise BenchmarkError(f"{target} refused a stream: {error}") from error
+    right = [is_close(_streamed_values(reply), expected) for reply in replies]
+    if len(right) != MESSAGES or not all(right):
+        raise BenchmarkError(f"{target} answered {sum(right)} of {MESSAGES} messages of a stream as the process does")
+    return sum(FRAME_BYTES + len(reply) for reply in replies)
+
+
+def _streamed_values(reply: bytes) -> Floats:
+    outputs = prediction_pb2.PredictStreamResponse.FromString(reply).response.outputs
+    return decode(outputs[OUTPUT]) if OUTPUT in outputs else np.empty(0, np.float32)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
-from benchmarks.speed.processes import Launch, ProcessTree
+from benchmarks.speed.processes import BenchmarkError, Launch, ProcessTree
 
 START_SECONDS = 120.0
+ARRIVALS_SECONDS = 90.0
+"""How long the requests of the program ``arrivals`` may take after their time."""
 
 
 class Worker(ProcessTree):

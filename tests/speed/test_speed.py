@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import goals, h2load, report
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.closed_loop import length_of, order
 from benchmarks.speed.entrants import FUNCTION, Cell, InProcess, Served
 from benchmarks.speed.figures import Figures, Spread, spread_of_ratios
 from benchmarks.speed.models import BATCHES, MODELS
-from benchmarks.speed.processes import Launch, ProcessTree
+from benchmarks.speed.processes import BenchmarkError, Launch, ProcessTree
 from benchmarks.speed.programs.arrivals import arrivals
 from benchmarks.speed.running import Bodies, prepare, running
 from benchmarks.speed.servers import floor, own

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.benchmark_errors import BenchmarkError
 from benchmarks.speed.h2load import WARM_UP_SECONDS
 from benchmarks.speed.models import INPUT, Floats, model_named
 from benchmarks.speed.peers.forward import Forward
+from benchmarks.speed.processes import BenchmarkError
 from benchmarks.speed.workers import answer_questions
 from understudy.checkpoints.folder_source import FolderSource
-from understudy.evaluator import Evaluator, EvaluatorSettings, Observer, SilentObserver
+from understudy.evaluator import Evaluator, EvaluatorSettings, SilentObserver
 
 READY_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
@@ -39,16 +39,14 @@ def call_function(function: Forward, rows: Floats) -> Future[Any]:
     return done
 
 
-def started_evaluator(
-    model_file: Path, folder: Path, settings: dict[str, Any], stack: ExitStack, observer: Observer | None = None
-) -> Evaluator:
+def started_evaluator(model_file: Path, folder: Path, settings: dict[str, Any], stack: ExitStack) -> Evaluator:
     """Return an evaluator with the serving model."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
     shutil.copyfile(model_file, checkpoints / "model_1.keras")
     source = FolderSource(checkpoints, folder / "staging")
     chosen = EvaluatorSettings(state_dir=folder / "state", **settings)
-    evaluator = stack.enter_context(Evaluator(chosen, source=source, observer=observer or SilentObserver()))
+    evaluator = stack.enter_context(Evaluator(chosen, source=source, observer=SilentObserver()))
     if not evaluator.wait_ready(READY_SECONDS):
         raise BenchmarkError(f"nothing was serving after {READY_SECONDS:.0f} s")
     return evaluator
