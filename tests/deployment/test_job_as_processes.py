@@ -1,4 +1,4 @@
-"""The pods of the JobSet and of a fleet as processes: commands and variables, volumes as folders, host names."""
+"""The pods of a job, an evaluator and fleets as processes: commands and variables, volumes as folders, host names."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from testkit.preloading import preloaded
 from testkit.training_harness import Task, leave_none
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.evaluation_results import EvaluationResults
+from understudy.evaluator.serving.following import DOWNLOADS_DIR
+from understudy.experiments import load_experiment
+from understudy.trainer import TrainSettings, train
 
 STEPS = 40
 SMALLER = """
@@ -45,9 +48,9 @@ def smaller_job(folder: Path) -> list[Pod]:
 
 
 def host_name(pod: Pod, index: int) -> str:
-    """Return the name that the headless service gives a pod of a JobSet; pods of others have any name."""
+    """Return the name that the headless service gives a pod of a JobSet, or the only pod of a Deployment."""
     owner = pod.owner["metadata"]["name"]
-    return f"{owner}-{pod.role}-0-{index}.{owner}" if pod.job else f"{owner}-{index}"
+    return f"{owner}-{pod.role}-0-{index}.{owner}" if pod.job else str(owner)
 
 
 def start(pod: Pod, index: int, host: Host, volumes: Path) -> Task:
@@ -123,3 +126,17 @@ def test_the_job_ends_with_its_last_score_and_a_fleet_serves_what_it_left(tmp_pa
     for name, said in errors.items():
         assert f"this task is {name} of the cluster worker=2, evaluator=1, by the variables of JobSet" in said
     assert json.loads((run_dir.evaluator / "serving.json").read_text())["step"] == STEPS
+
+
+@pytest.mark.timeout(240)
+def test_a_fleet_serves_what_the_evaluator_sends_it_without_the_volume_of_the_run(tmp_path: Path) -> None:
+    train(load_experiment("digits"), TrainSettings(run_dir=tmp_path / "volumes" / "run", steps=20, checkpoint_every=20))
+    with running([*pods(overlay("evaluator")), *pods(overlay("fleet-network"))], tmp_path / "volumes") as tasks:
+        evaluator, server = (tasks[f"understudy-{name} 0"] for name in ("evaluator", "fleet"))
+        server.wait_for("READY")
+        for each in (server, evaluator):
+            each.process.terminate()
+            assert each.end() == 0, each.errors
+    own = tmp_path / "volumes" / "understudy-fleet-0"
+    assert {each.name for each in own.iterdir()} == {"state", "tmp", "shm"}
+    assert RunDir(own / "state" / DOWNLOADS_DIR).committed_steps() == [20]

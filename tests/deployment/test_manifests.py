@@ -65,12 +65,18 @@ EVERYTHING: dict[str, Any] = {
     "networkPolicy": {"enabled": True},
     "run": {"claim": "runs"},
 }
+NETWORK: dict[str, Any] = {
+    "fleet": {"enabled": True, "network": True, "followerSecret": "understudy-follower"},
+    "canary": {"enabled": True, "step": 20000},
+    "tls": {"secret": "understudy-tls"},
+    "callers": {"secret": "understudy-callers"},
+}
 JOB: dict[str, Any] = {
     "evaluator": {"enabled": False},
     "job": {"enabled": True, "name": "flowers", "workers": 4, "env": {"UNDERSTUDY_SEED": 7}},
     "fleet": {"enabled": True},
 }
-CHARTS = {"chart": {}, "chart-everything": EVERYTHING, "chart-job": JOB}
+CHARTS = {"chart": {}, "chart-everything": EVERYTHING, "chart-network": NETWORK, "chart-job": JOB}
 RENDERED = [*OVERLAYS, *CHARTS]
 
 
@@ -240,7 +246,11 @@ def test_every_volume_is_mounted_and_comes_from_somewhere(name: str) -> None:
     documents = documents_of(name)
     claims = {document["metadata"]["name"] for document in by_kind(documents, "PersistentVolumeClaim")} | {"runs"}
     secrets = {document["spec"]["secretName"] for document in by_kind(documents, "Certificate")}
-    secrets |= {"understudy-callers", "understudy-tls"}  # the second is made elsewhere for the chart
+    secrets |= {
+        "understudy-callers",
+        "understudy-follower",
+        "understudy-tls",
+    }  # the second is made elsewhere for the chart
     for pod in pods_of(name):
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
         mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
@@ -294,19 +304,37 @@ def test_the_route_s_weights_are_shares_of_services_that_exist(name: str, weight
     assert selected[0] != selected[1]
 
 
-@pytest.mark.parametrize("name", ["fleet", "production", "fleet-keda", "chart-everything"])
+BY_VOLUME = ["fleet", "production", "fleet-keda", "chart-everything"]
+BY_NETWORK = ["fleet-network", "production-network", "chart-network"]
+
+
+@pytest.mark.parametrize("name", BY_VOLUME + BY_NETWORK)
 def test_the_fleet_follows_the_evaluator_and_the_canary_does_not(name: str) -> None:
+    source = "understudy-evaluator:8500" if name in BY_NETWORK else "/run-folder/evaluator"
     for pod in pods_of(name):
         component = pod.labels["app.kubernetes.io/component"]
         follows = pod.environment(given_labels(pod)).get("UNDERSTUDY_FOLLOW")
         pinned = pod.environment(given_labels(pod)).get("UNDERSTUDY_VERSION_POLICY")
         if component == "fleet":
-            assert (follows, pinned) == ("/run-folder/evaluator", None)
+            assert (follows, pinned) == (source, None)
+            assert ("run" in {volume["name"] for volume in pod.spec["volumes"]}) == (name in BY_VOLUME)
         elif component == "fleet-canary":
             assert (follows, pinned) == (None, "20000")
 
 
-@pytest.mark.parametrize("name", ["fleet", "production", "fleet-keda", "chart-everything"])
+@pytest.mark.parametrize("name", BY_NETWORK)
+def test_a_fleet_that_follows_over_the_network_calls_a_service_and_port_of_the_evaluator(name: str) -> None:
+    documents = documents_of(name if name != "fleet-network" else "evaluator")
+    services = {document["metadata"]["name"]: document["spec"] for document in by_kind(documents, "Service")}
+    assert 8500 in [port["port"] for port in services["understudy-evaluator"]["ports"]]
+    for policy in by_kind(documents, "NetworkPolicy"):
+        if policy["metadata"]["name"] == "understudy-servers":
+            evaluator = {"app.kubernetes.io/name": "understudy", "app.kubernetes.io/component": "evaluator"}
+            peers = [rule["to"] for rule in policy["spec"]["egress"] if {"port": "grpc"} in rule["ports"]]
+            assert peers == [[{"podSelector": {"matchLabels": evaluator}}]]
+
+
+@pytest.mark.parametrize("name", BY_VOLUME + BY_NETWORK)
 def test_the_fleet_is_scaled_by_a_metric_that_the_program_has(name: str) -> None:
     documents = documents_of(name)
     reference = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
@@ -442,16 +470,12 @@ def test_the_chart_without_values_renders_the_evaluator_of_the_overlay() -> None
     assert sorted_by_name(chart({})) == sorted_by_name(overlay("evaluator"))
 
 
-def test_the_chart_with_the_overlays_components_renders_its_fleet() -> None:
+@pytest.mark.parametrize("name", ["production", "production-network"])
+def test_the_chart_with_the_overlays_components_renders_its_fleet(name: str) -> None:
     """The same manifests, changed by two programs."""
-    values = {
-        "fleet": {"enabled": True},
-        "canary": {"enabled": True, "step": 20000},
-        "tls": {"secret": "understudy-tls"},
-        "callers": {"secret": "understudy-callers"},
-    }
+    values = NETWORK if name == "production-network" else {**NETWORK, "fleet": {"enabled": True}}
     charted = {pod.role: pod for pod in pods(chart(values))}
-    for pod in pods_of("production"):
+    for pod in pods_of(name):
         other = charted[pod.role]
         assert pod.labels == other.labels
         assert pod.environment({}) == other.environment({})
@@ -471,6 +495,7 @@ def by_name(items: list[Document]) -> list[Document]:
     ("values", "message"),
     [
         ({"canary": {"enabled": True}}, r"canary\.enabled needs fleet\.enabled"),
+        ({"fleet": {"enabled": True, "followerSecret": "s"}}, r"fleet\.followerSecret needs fleet\.network"),
         ({"job": {"enabled": True}}, r"job\.enabled needs evaluator\.enabled=false"),
         ({"evaluater": {"enabled": False}}, "evaluater"),
         ({"job": {"workers": 0}}, "workers"),

@@ -50,6 +50,28 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Follow the evaluator over the network instead of the run's volume: root, pod. */ -}}
+{{- define "understudy.followNetwork" -}}
+{{- $container := index .pod.containers 0 -}}
+{{- $_ := set $container "args" (without $container.args "--run-dir=/run-folder") -}}
+{{- $mounts := list -}}
+{{- range $container.volumeMounts }}{{ if ne .name "run" }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
+{{- $_ := set $container "volumeMounts" $mounts -}}
+{{- $volumes := list -}}
+{{- range .pod.volumes }}{{ if ne .name "run" }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
+{{- $_ := set .pod "volumes" $volumes -}}
+{{- $env := list (dict "name" "UNDERSTUDY_FOLLOW" "value" "understudy-evaluator:8500") -}}
+{{- range $container.env }}{{ if ne .name "UNDERSTUDY_FOLLOW" }}{{ $env = append $env . }}{{ end }}{{ end -}}
+{{- if .root.Values.tls.secret -}}
+{{- $env = append $env (dict "name" "UNDERSTUDY_FOLLOW_TLS_CA" "value" "/etc/understudy/tls/ca.crt") -}}
+{{- end -}}
+{{- with .root.Values.fleet.followerSecret -}}
+{{- include "understudy.mount" (dict "pod" $.pod "name" "follower" "secret" .) -}}
+{{- $env = append $env (dict "name" "UNDERSTUDY_FOLLOW_TOKEN_FILE" "value" "/etc/understudy/follower/token") -}}
+{{- end -}}
+{{- $_ := set $container "env" $env -}}
+{{- end -}}
+
 {{- /* The fleet's manifest of a name, for its canary where `canary` is set: root, file, canary. */ -}}
 {{- define "understudy.fleet" -}}
 {{- $text := .root.Files.Get (printf "kubernetes/base/fleet/%s.yaml" .file) -}}
