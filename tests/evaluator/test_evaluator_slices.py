@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from testkit import more_sample_models
 from testkit.real_run import FEATURES, GOAL, WAIT_SECONDS, RealRun, step_model, wait_for_records
 from understudy.checkpoints.keras_signature import signature_of
-from understudy.evaluator.datasets.dataset import ArrayDataset
+from understudy.evaluator.datasets.dataset import ArrayDataset, ExperimentDataset
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparison import BootstrapOptions
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
-from understudy.evaluator.types import Batch
+from understudy.evaluator.types import Batch, EvaluationOutcome
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 
@@ -109,3 +113,27 @@ def test_settings_that_cannot_be_used_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint), RealRun(tmp_path).running(datasets=[data()], **settings):
         pass
+
+
+def test_outputs_within_a_list_in_a_dict_have_a_score_but_neither_slices_nor_intervals(tmp_path: Path) -> None:
+    model = more_sample_models.nested()
+    inputs, targets, _ = more_sample_models.nested_data(np.random.default_rng(0), 12)
+    dataset = ExperimentDataset(
+        "test", tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples((inputs, targets)))
+    )
+    run = RealRun(tmp_path)
+    run.publish(3, model=model)
+    refused = r"no slices and intervals, because the model's outputs \['deep/value', 'first', 'second'\] are nested"
+    with run.running(datasets=[dataset], slice=("label",), resamples=20) as evaluator:
+        (record,) = wait_for_records(evaluator, 1)
+        with pytest.raises(InvalidInputError, match=refused):
+            evaluator.open_stream(breakdown=BreakdownOptions(resamples=10)).result(WAIT_SECONDS)
+        with evaluator.open_stream().result(WAIT_SECONDS) as stream:
+            stream.add(next(iter(dataset.batches(signature_of(model), 12)))).result(WAIT_SECONDS)
+            plain = stream.finish()
+    assert record.outcome is EvaluationOutcome.SCORED
+    assert (record.slices, record.intervals, record.resamples) == ((), {}, 0)
+    assert [note for note in record.notes if re.search(refused, note)]
+    assert plain.metrics == pytest.approx(record.metrics, rel=1e-6)
+    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    assert plain.metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)

@@ -47,6 +47,14 @@ class NamedStructure:
         """The names of the leaves, in order."""
         return tuple(spec.name for spec in self.specs)
 
+    @property
+    def nested_names(self) -> tuple[str, ...]:
+        """The names of the leaves below the elements of the structure: within a list or dict in a list or dict."""
+        import keras
+
+        paths = (path for path, _ in keras.tree.flatten_with_path(self.template))
+        return tuple(name for name, path in zip(self.names, paths, strict=True) if len(path) > 1)
+
     def flatten(self, value: Any) -> dict[str, Any]:
         """Return the leaves of a structure like the template by their names.
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.datasets.dataset import ArrayDataset, ExperimentDataset, load_npz
+from understudy.evaluator.datasets.dataset import FINGERPRINT_EXAMPLES, ArrayDataset, ExperimentDataset, load_npz
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
@@ -184,6 +186,34 @@ def test_an_experiments_structure_that_does_not_fit_is_refused() -> None:
 
     with pytest.raises(InvalidInputError, match=r"'test' gives 1 inputs.*\['a', 'b'\]"):
         list(dataset.batches(TWO, 10))
+
+
+def test_ragged_and_sparse_examples_are_refused_by_their_place() -> None:
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    x = tf.zeros([2, 2])
+    refused = "dataset 'test' has y of RaggedTensorSpec.*a dense tensor was expected: pad a ragged one"
+    with pytest.raises(ConfigurationError, match=refused):
+        ExperimentDataset("test", tf.data.Dataset.from_tensor_slices((x, ragged)))
+    with pytest.raises(ConfigurationError, match=r"dataset 'test' has x\['a'\] of SparseTensorSpec"):
+        ExperimentDataset("test", tf.data.Dataset.from_tensor_slices(({"a": tf.sparse.from_dense(x)}, x)))
+
+
+@pytest.mark.parametrize("longer", [1, FINGERPRINT_EXAMPLES + 1])
+def test_examples_of_several_shapes_are_refused_with_both_shapes(longer: int) -> None:
+    def examples() -> Iterator[tuple[Any, Any]]:
+        for index in range(longer + 1):
+            yield np.zeros(2, np.float32), np.zeros(3 if index < longer else 4, np.float32)
+
+    specs = (tf.TensorSpec([2]), tf.TensorSpec([None]))
+    found = tf.data.Dataset.from_generator(examples, output_signature=specs)
+    refused = r"dataset 'test' has examples of shapes \[3\] and \[4\] in one batch; one shape was expected"
+    if longer == 1:
+        with pytest.raises(ConfigurationError, match=refused):
+            ExperimentDataset("test", found)
+    else:
+        dataset = ExperimentDataset("test", found)
+        with pytest.raises(InvalidInputError, match=refused):
+            list(dataset.batches(ONE, longer + 1))
 
 
 def test_an_experiments_elements_are_pairs_or_triples() -> None:

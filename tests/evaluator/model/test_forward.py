@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from testkit import sample_models
 from understudy.checkpoints.signature import TensorSpec
@@ -54,6 +55,34 @@ def test_nested_structures_keep_their_names(make_slot: Callable[..., Slot]) -> N
     assert outputs.keys() == {"odds", "value"}
     for name, array in outputs.items():
         np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-6)
+
+
+@keras.saving.register_keras_serializable("test_forward")
+class Uneven(keras.Model):  # type: ignore[misc]
+    """Gives tensors that are not dense."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._kind = kind
+        self._dense = keras.layers.Dense(4)
+
+    def call(self, x: Any) -> Any:
+        y = self._dense(x)
+        return {"y": tf.RaggedTensor.from_tensor(y) if self._kind == "ragged" else tf.sparse.from_dense(y), "x": x}
+
+    def get_config(self) -> dict[str, Any]:
+        return {"kind": self._kind}
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_model_with_an_output_that_is_not_dense_is_refused(
+    make_slot: Callable[..., Slot], kind: str, replicas: int
+) -> None:
+    model = Uneven(kind)
+    model(np.zeros((2, 3), np.float32))
+    with pytest.raises(LoadError, match=f"output 'y' of the model is {kind}: float32.*a dense tensor was expected"):
+        make_slot(model, replicas=replicas)
 
 
 def test_sequences_of_any_length_run_without_another_trace(make_slot: Callable[..., Slot]) -> None:

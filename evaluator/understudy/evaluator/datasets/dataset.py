@@ -220,6 +220,7 @@ def _common_length(name: str, arrays: Arrays) -> int:
 
 
 FINGERPRINT_EXAMPLES = 256
+_OTHER_SHAPE = re.compile(r"First element had shape (\[.*?\]) and element \d+ had shape (\[.*?\])")
 _PARTS_WITH_WEIGHTS = 3
 
 
@@ -251,7 +252,7 @@ class ExperimentDataset:
 
     def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
         """See `SeekableDataset`."""
-        for x, y, *weights in self._examples.skip(first_example).batch(batch_size).as_numpy_iterator():
+        for x, y, *weights in self._read(batch_size, first_example):
             inputs, features = self._split(x, signature)
             targets = self._named(y, signature.outputs, "targets")
             yield Batch(
@@ -260,6 +261,20 @@ class ExperimentDataset:
                 sample_weights=self._weights(weights[0], signature) if weights else {},
                 features=features,
             )
+
+    def _read(self, batch_size: int, first_example: int = 0) -> Iterator[tuple[Any, ...]]:
+        import tensorflow as tf
+
+        try:
+            yield from self._examples.skip(first_example).batch(batch_size).as_numpy_iterator()
+        except tf.errors.InvalidArgumentError as error:
+            found = _OTHER_SHAPE.search(error.message)
+            if found is None:
+                raise
+            raise InvalidInputError(
+                f"dataset {self.name!r} has examples of shapes {found[1]} and {found[2]} in one batch; one shape was "
+                "expected: pad the examples, and give the padding a sample weight of 0"
+            ) from error
 
     def _split(self, x: Any, signature: Signature) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the inputs and the features that only slices need, by name."""
@@ -272,11 +287,21 @@ class ExperimentDataset:
         return self._named(inputs, signature.inputs, "inputs"), {name: leaves[name] for name in sorted(more)}
 
     def _check_elements(self) -> None:
+        import tensorflow as tf
+
         spec = self._examples.element_spec
         if not isinstance(spec, tuple) or not 1 < len(spec) <= _PARTS_WITH_WEIGHTS:
             raise ConfigurationError(
                 f"dataset {self.name!r} has elements {spec}; expected (x, y) or (x, y, sample_weight), one example each"
             )
+        for what, part in zip(("x", "y", "sample_weight"), spec, strict=False):
+            for path, leaf in _leaves(part):
+                if not isinstance(leaf, tf.TensorSpec):
+                    place = f"{what}[{path!r}]" if path else what
+                    raise ConfigurationError(
+                        f"dataset {self.name!r} has {place} of {leaf}; a dense tensor was expected: pad a ragged one "
+                        "with to_tensor(), and give the padding a sample weight of 0"
+                    )
 
     def _columns(self) -> frozenset[str] | None:
         x = self._examples.element_spec[0]
@@ -286,7 +311,10 @@ class ExperimentDataset:
         return None if any(spec.shape.rank in {0, None} for spec in leaves.values()) else frozenset()
 
     def _fingerprint(self) -> str:
-        head = next(iter(self._examples.batch(FINGERPRINT_EXAMPLES).take(1).as_numpy_iterator()), None)
+        try:
+            head = next(self._read(FINGERPRINT_EXAMPLES), None)
+        except InvalidInputError as error:
+            raise ConfigurationError(str(error)) from error
         if head is None:
             raise ConfigurationError(f"dataset {self.name!r} is empty; give at least one example")
         content = digest_of({path: as_bytes(np.asarray(leaf)) for path, leaf in _leaves(head)})

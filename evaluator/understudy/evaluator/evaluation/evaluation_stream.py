@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.evaluation.slices import Members
-from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, StreamIdleError
+from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
@@ -55,6 +55,10 @@ class EvaluationStream:
         engine: Runs the batches.
         keep_outputs: Whether the futures of batches give the model's outputs, too.
         breakdown: What to compute besides the metrics of all examples; the scorer must compute increments for it.
+
+    Raises:
+        InvalidInputError: There are no slices and intervals for outputs that are nested as the model's are, and the
+            breakdown is not lenient.
     """
 
     def __init__(
@@ -70,6 +74,12 @@ class EvaluationStream:
         self._scorer = scorer
         self._engine = engine
         self._options = breakdown or BreakdownOptions()
+        self._notes: tuple[str, ...] = ()
+        if not self._options.is_empty and handle.slot.nested_outputs:
+            self._notes = (_no_parts(handle.slot.nested_outputs),)
+            if not self._options.lenient:
+                raise InvalidInputError(*self._notes)
+            self._options = BreakdownOptions()
         self._breakdown: Breakdown | None = None
         if not self._options.is_empty:
             tasks = handle.slot.output_tasks
@@ -181,7 +191,7 @@ class EvaluationStream:
             step=self._handle.step,
             waiting_seconds=self._waiting_seconds,
             computing_seconds=self._computing_seconds,
-            notes=(*self._handle.slot.notes, *parts.notes),
+            notes=(*self._handle.slot.notes, *self._notes, *parts.notes),
             intervals=parts.intervals,
             slices=parts.slices,
             resamples=self._options.resamples if parts.intervals else 0,
@@ -255,6 +265,13 @@ class EvaluationStream:
             if batch.future.done() and self._failure is None:
                 self._failure = batch.failure()
         self._under_way = [batch for batch in self._under_way if not batch.future.done()]
+
+
+def _no_parts(nested: Sequence[str]) -> str:
+    return (
+        f"there are no slices and intervals, because the model's outputs {list(nested)} are nested in a list or a dict "
+        "within another; one tensor, or a list or a dict of tensors was expected"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,11 @@ class Slot:
         return output_tasks(self._compile_config.get("loss"), self._interface.outputs.names, widths)
 
     @property
+    def nested_outputs(self) -> tuple[str, ...]:
+        """The names of the outputs that are nested deeper than in a list or a dict."""
+        return self._interface.outputs.nested_names
+
+    @property
     def replicas(self) -> int:
         """The number of replicas a batch is split over."""
         return int(self._strategy.num_replicas_in_sync)

@@ -9,7 +9,7 @@ import hashlib
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.checkpoints.signature import TensorSpec
 from understudy.compat import call_flat, clear_kernels, layers_of, mask_of
+from understudy.evaluator.evaluator_errors import LoadError
 
 Tensors = dict[str, Any]
 _MAX_NODES = 1000
@@ -52,6 +53,7 @@ class ModelCall:
         """Return the outputs, then the masks of those that have one, ``[examples, ...]`` each."""
         leaves = dict(zip(self._interface.inputs.names, inputs, strict=True))
         results = self._interface.outputs.flatten(self._model(self._interface.inputs.unflatten(leaves), training=False))
+        _check_dense(results)
         regularized = sum(variable.regularizer is not None for variable in self._model.trainable_variables)
         self.adds_losses |= len(self._model.losses) > regularized
         masks = {name: mask for name, tensor in results.items() if (mask := mask_of(tensor)) is not None}
@@ -75,6 +77,16 @@ class ModelCall:
         """Return the `tf.TensorSpec`s of outputs and masks, for any number of examples."""
         outputs, masks = self.by_name([tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves])
         return outputs, masks
+
+
+def _check_dense(outputs: Mapping[str, Any]) -> None:
+    for name, tensor in outputs.items():
+        form = {tf.RaggedTensor: "ragged", tf.SparseTensor: "sparse"}.get(type(tensor))
+        if form is not None:
+            raise LoadError(
+                f"output {name!r} of the model is {form}: {tensor.dtype.name}{tensor.shape.as_list()}; a dense tensor "
+                "was expected: end the model with a layer that returns one, such as to_tensor() of a ragged tensor"
+            )
 
 
 def tensor_spec(spec: TensorSpec) -> Any:
