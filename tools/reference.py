@@ -32,8 +32,7 @@ from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.fleet.fleet_metrics import FleetMetrics
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
-from understudy.service.traffic.drift_metrics import DriftMetrics
-from understudy.service.traffic.request_log_metrics import RequestLogMetrics
+from understudy.service.traffic.traffic_metrics import DriftMetrics, RequestLogMetrics
 from understudy.trainer.settings import ClusterSettings, TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics
 

@@ -27,8 +27,7 @@ from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
 from understudy.service.served_model import PredictionSampler, ServedModel
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates
-from understudy.service.traffic.drift_metrics import DriftMetrics
-from understudy.service.traffic.request_log_metrics import RequestLogMetrics
+from understudy.service.traffic.traffic_metrics import DriftMetrics, RequestLogMetrics
 from understudy.service.traffic.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:

@@ -138,14 +138,7 @@ def service(
     admissions: Mapping[str, Admission] = MappingProxyType({}),
     codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
 ) -> Service:
-    """Return a service.
-
-    Args:
-        descriptor: The service.
-        access: The groups of which the callers of each method need one, for all methods or by name.
-        answers: The handler of each method, by name.
-        admissions: The admission checks of some methods, by name.
-        codecs: The codecs of methods whose handlers do not take and return messages, by name.
+    """Return a service of this project, which has a handler for every method; the arguments as in `foreign_service`.
 
     Raises:
         ValueError: A handler is missing or superfluous.

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
-from understudy.service.callers import usage as usage_module
-from understudy.service.callers.usage import AllUsage
+from understudy.service.callers import guard
+from understudy.service.callers.guard import AllUsage
 from understudy.service.calls.caller import Caller, Limits
 from understudy.service.calls.metrics import RpcMethod
 
@@ -141,7 +141,7 @@ def test_changed_limits_apply_to_the_next_call(usage: AllUsage) -> None:
 
 
 def test_the_number_of_callers_is_bounded(usage: AllUsage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_module, "MAX_CALLERS", 3)
+    monkeypatch.setattr(guard, "MAX_CALLERS", 3)
     for number in range(20):
         usage.enter(caller(f"silent-{number}"), UNARY).leave()
     assert len(usage._callers) == 3
