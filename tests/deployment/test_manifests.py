@@ -66,7 +66,7 @@ EVERYTHING: dict[str, Any] = {
     "run": {"claim": "runs"},
 }
 NETWORK: dict[str, Any] = {
-    "fleet": {"enabled": True, "network": True, "followerSecret": "understudy-follower"},
+    "fleet": {"enabled": True, "network": True, "followSecret": "understudy-follow"},
     "canary": {"enabled": True, "step": 20000},
     "tls": {"secret": "understudy-tls"},
     "callers": {"secret": "understudy-callers"},
@@ -248,7 +248,7 @@ def test_every_volume_is_mounted_and_comes_from_somewhere(name: str) -> None:
     secrets = {document["spec"]["secretName"] for document in by_kind(documents, "Certificate")}
     secrets |= {
         "understudy-callers",
-        "understudy-follower",
+        "understudy-follow",
         "understudy-tls",
     }  # the second is made elsewhere for the chart
     for pod in pods_of(name):
@@ -495,7 +495,7 @@ def by_name(items: list[Document]) -> list[Document]:
     ("values", "message"),
     [
         ({"canary": {"enabled": True}}, r"canary\.enabled needs fleet\.enabled"),
-        ({"fleet": {"enabled": True, "followerSecret": "s"}}, r"fleet\.followerSecret needs fleet\.network"),
+        ({"fleet": {"enabled": True, "followSecret": "s"}}, r"fleet\.followSecret needs fleet\.network"),
         ({"job": {"enabled": True}}, r"job\.enabled needs evaluator\.enabled=false"),
         ({"evaluater": {"enabled": False}}, "evaluater"),
         ({"job": {"workers": 0}}, "workers"),

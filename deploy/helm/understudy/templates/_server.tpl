@@ -65,9 +65,9 @@
 {{- if .root.Values.tls.secret -}}
 {{- $env = append $env (dict "name" "UNDERSTUDY_FOLLOW_TLS_CA" "value" "/etc/understudy/tls/ca.crt") -}}
 {{- end -}}
-{{- with .root.Values.fleet.followerSecret -}}
-{{- include "understudy.mount" (dict "pod" $.pod "name" "follower" "secret" .) -}}
-{{- $env = append $env (dict "name" "UNDERSTUDY_FOLLOW_TOKEN_FILE" "value" "/etc/understudy/follower/token") -}}
+{{- with .root.Values.fleet.followSecret -}}
+{{- include "understudy.mount" (dict "pod" $.pod "name" "follow" "secret" .) -}}
+{{- $env = append $env (dict "name" "UNDERSTUDY_FOLLOW_TOKEN_FILE" "value" "/etc/understudy/follow/token") -}}
 {{- end -}}
 {{- $_ := set $container "env" $env -}}
 {{- end -}}
