@@ -118,7 +118,7 @@ def test_a_full_disk_under_the_ledger_puts_the_evaluation_off_and_loses_nothing(
         assert predicted_step(evaluator) == 2
         assert len(evaluator.ledger.page(limit=1_000_000)) == entries
         evaluator.ledger._connection.execute("PRAGMA max_page_count = 1000000")
-        assert evaluator.ledger.wait_beyond(entries, WAIT_SECONDS)
+        until(lambda: evaluator.last_sequence > entries)
         (record,) = evaluator.ledger.page(after_sequence=entries)
 
         assert outcomes([record]) == [(2, "test", SCORED)]

@@ -12,9 +12,9 @@ import tensorflow as tf
 from testkit.training_harness import Noisy, Slow, run
 from understudy.trainer import JsonLinesReporter
 from understudy.trainer.data import DataPlan
-from understudy.trainer.input_watch import InputWatch
 from understudy.trainer.job import ProgressEvent
 from understudy.trainer.loop import timed_next
+from understudy.trainer.progress_meter import InputWatch
 
 
 def watch(*, cache: bool, first_step: int = 0) -> InputWatch:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from understudy.checkpoints.checkpoint_errors import LockHeldError
@@ -68,12 +67,7 @@ class DirectoryLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from understudy.checkpoints.checkpoint_errors import LockHeldError
@@ -124,9 +123,7 @@ class EvaluatorLifecycle:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _disown(self) -> None:

@@ -296,27 +296,6 @@ def test_entries_survive_closing(path: Path, ledger: Ledger) -> None:
     reopened.close()
 
 
-def test_whoever_waits_is_woken_by_an_entry(ledger: Ledger) -> None:
-    woken: list[bool] = []
-    token = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
-    token.start()
-    append(ledger, 1)
-    token.join(30)
-
-    assert woken == [True]
-    assert not ledger.wait_beyond(1, timeout_seconds=0)
-
-
-def test_whoever_waits_is_woken_by_closing(ledger: Ledger) -> None:
-    woken: list[bool] = []
-    token = threading.Thread(target=lambda: woken.append(ledger.wait_beyond(0, timeout_seconds=30)))
-    token.start()
-    ledger.close()
-    token.join(30)
-
-    assert woken == [False]
-
-
 def test_a_ledger_of_another_version_is_refused_by_name(path: Path) -> None:
     Ledger(path).close()
     with sqlite3.connect(path) as connection:

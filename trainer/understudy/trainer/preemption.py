@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from understudy.trainer.trainer_errors import PreemptedError
@@ -57,12 +57,7 @@ class PreemptionWatch:
             signal.pthread_sigmask(signal.SIG_BLOCK if self._joins_cluster else signal.SIG_UNBLOCK, _SIGNALS)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the previous handler. A signal that is still pending has had its effect."""
         self.save_from_now_on()
         if self._installed:

@@ -18,7 +18,6 @@ from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
 from understudy.trainer.devices import describe
 from understudy.trainer.early_stop import EarlyStop
-from understudy.trainer.input_watch import InputWatch
 from understudy.trainer.job import Job, TrainingJob
 from understudy.trainer.leave_barrier import wait_to_leave
 from understudy.trainer.model import build_model
@@ -26,7 +25,7 @@ from understudy.trainer.parameter_server.parameter_server_job import ParameterSe
 from understudy.trainer.parameter_server.servers import serve_until_done
 from understudy.trainer.preemption import PreemptionWatch
 from understudy.trainer.progress import ProgressReporter, SilentReporter, TrainingPlan
-from understudy.trainer.progress_meter import ProgressMeter
+from understudy.trainer.progress_meter import InputWatch, ProgressMeter
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import read_snapshot
 from understudy.trainer.strategies import build_strategy, training_task

@@ -22,6 +22,7 @@ from understudy.evaluator.assembly.component_options import ScoringPlan, device_
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
 from understudy.evaluator.assembly.recording import Records, open_records
 from understudy.evaluator.assembly.serving_parts import (
+    Known,
     Promotions,
     Serving,
     build_controller,
@@ -41,6 +42,7 @@ from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, VersionStateMonitor
+from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import DeviceListener
 
 
@@ -94,36 +96,13 @@ def start_components(
     records = open_records(inputs, plan, wake, stack)
     known = known_checkpoints(inputs, records)
     serving = build_serving(inputs, known, strategy, on_promoted=promotions, on_device_state=on_device_state)
-    scorer = DatasetScorer(
-        engine=serving.engine,
-        recorder=records.recorder,
-        observer=inputs.observer,
-        batch_size=settings.evaluation_batch_size,
-        with_tables=settings.tables,
-        breakdown=plan.breakdown,
-    )
-    on_demand = OnDemandEvaluations(
-        store=known.store,
-        manager=serving.manager,
-        engine=serving.engine,
-        scorer=scorer,
-        recorder=records.recorder,
-        streams=serving.streams,
-    )
+    scorer = _scorer(inputs, plan, records, serving)
+    on_demand = _on_demand(scorer, records, known, serving)
     _close_serving(stack, serving, on_demand, remaining_seconds)
     controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
     promotions.tell(known, records.events, controller, serving, on_promoted)
     backlog = Backlog(settings.evaluation_policy)
-    worker = EvaluationWorker(
-        backlog=backlog,
-        manager=serving.manager,
-        recorder=records.recorder,
-        scoring=scorer,
-        quarantine=known.quarantine,
-        failures=new_quarantine(settings),
-        on_progress=wake,
-        on_scored=known.version_monitor.scored,
-    )
+    worker = _worker(settings, scorer, records, known, manager=serving.manager, backlog=backlog, on_progress=wake)
     wake.watcher = watcher = build_watcher(
         settings, plan, records, known, manager=serving.manager, controller=controller, backlog=backlog
     )
@@ -156,6 +135,50 @@ def start_components(
             datasets={dataset.name: dataset for dataset in datasets},
             batch_size=settings.evaluation_batch_size,
         ),
+    )
+
+
+def _scorer(inputs: EvaluatorInputs, plan: ScoringPlan, records: Records, serving: Serving) -> DatasetScorer:
+    return DatasetScorer(
+        engine=serving.engine,
+        recorder=records.recorder,
+        observer=inputs.observer,
+        batch_size=inputs.settings.evaluation_batch_size,
+        with_tables=inputs.settings.tables,
+        breakdown=plan.breakdown,
+    )
+
+
+def _on_demand(scorer: DatasetScorer, records: Records, known: Known, serving: Serving) -> OnDemandEvaluations:
+    return OnDemandEvaluations(
+        store=known.store,
+        manager=serving.manager,
+        engine=serving.engine,
+        scorer=scorer,
+        recorder=records.recorder,
+        streams=serving.streams,
+    )
+
+
+def _worker(
+    settings: EvaluatorSettings,
+    scorer: DatasetScorer,
+    records: Records,
+    known: Known,
+    *,
+    manager: ServableManager,
+    backlog: Backlog,
+    on_progress: Callable[[], None],
+) -> EvaluationWorker:
+    return EvaluationWorker(
+        backlog=backlog,
+        manager=manager,
+        recorder=records.recorder,
+        scoring=scorer,
+        quarantine=known.quarantine,
+        failures=new_quarantine(settings),
+        on_progress=on_progress,
+        on_scored=known.version_monitor.scored,
     )
 
 

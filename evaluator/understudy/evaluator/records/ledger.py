@@ -7,7 +7,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +86,7 @@ class Ledger:
         self._path = path
         self._outbox = outbox
         self._clock = clock
-        self._changed = threading.Condition()
-        self._closed = False
+        self._lock = threading.Lock()
         self._connection = open_ledger_file(path, file_system_of(path.parent))
         with reporting(self._path):
             self._last_sequence = int(self._value("SELECT COALESCE(MAX(sequence), 0) FROM evaluations"))
@@ -95,7 +94,7 @@ class Ledger:
     @property
     def last_sequence(self) -> int:
         """The sequence number of the newest entry, 0 if there is none."""
-        with self._changed:
+        with self._lock:
             return self._last_sequence
 
     def append(
@@ -121,7 +120,7 @@ class Ledger:
         conditions: Sequence[GateCondition] = (),
         resampled: Arrays | None = None,
     ) -> EvaluationRecord:
-        """Write one entry durably and wake the waiting threads; return it, or the existing entry if it is the same.
+        """Write one entry durably; return it, or the existing entry if it is the same.
 
         ``scoring_digest`` identifies the way of scoring: metrics, slices and resampling. ``resampled`` are the values
         for `resampled`. For the other arguments, see `EvaluationRecord`.
@@ -154,7 +153,11 @@ class Ledger:
             encode_details(new),
         )
         values = encode_resampled(resampled) if resampled else None
-        with self._changed, reporting(self._path):
+        return self._write(identity, content, values)
+
+    def _write(self, identity: Sequence[Any], content: Sequence[Any], values: bytes | None) -> EvaluationRecord:
+        """Insert an entry and its resampled values, and add its event to the outbox, unless it is already there."""
+        with self._using():
             with self._connection:
                 cursor = self._connection.execute(
                     "INSERT INTO evaluations (checkpoint_digest, step, dataset, dataset_digest, outcome, "
@@ -175,7 +178,6 @@ class Ledger:
                     self._outbox.put(self._connection, event)
             if is_new:
                 self._last_sequence = record.sequence
-                self._changed.notify_all()
             if event is not None and self._outbox is not None:
                 self._outbox.wake()
             return record
@@ -190,7 +192,7 @@ class Ledger:
         """
         if self._outbox is None:
             return
-        with self._changed, reporting(self._path):
+        with self._using():
             with self._connection:
                 for event, once in announcements:
                     cursor = self._connection.execute(
@@ -215,7 +217,7 @@ class Ledger:
         """
         if self._outbox is None:
             return
-        with self._changed, reporting(self._path):
+        with self._using():
             row = self._connection.execute("SELECT step, checkpoint_digest, created_at FROM last_served").fetchone()
             last = None if row is None else LastServed(*row)
             if last is not None and last[:2] == served[:2]:
@@ -236,7 +238,7 @@ class Ledger:
         scoring_digest: str | None = None,
     ) -> EvaluationRecord | None:
         """Return the newest entry of this checkpoint, dataset and content (and outcome, and scoring), or None."""
-        with self._changed, reporting(self._path):
+        with self._using():
             records = self._select(
                 "checkpoint_digest = ? AND step = ? AND dataset = ? AND dataset_digest = ? AND outcome = "
                 "COALESCE(?, outcome) AND scoring_digest = COALESCE(?, scoring_digest) ORDER BY sequence DESC LIMIT 1",
@@ -271,17 +273,17 @@ class Ledger:
         ]
         conditions += [(text, value) for text, value in filters if value is not None]
         where = " AND ".join(text for text, _ in conditions)
-        with self._changed, reporting(self._path):
+        with self._using():
             return self._select(f"{where} ORDER BY sequence LIMIT ?", (*(value for _, value in conditions), limit))
 
     def of_step(self, step: int) -> list[EvaluationRecord]:
         """Return every entry of one step, by ascending sequence number."""
-        with self._changed, reporting(self._path):
+        with self._using():
             return self._select("step = ? ORDER BY sequence", (step,))
 
     def scored(self, dataset: str) -> list[EvaluationRecord]:
         """Return every score on one dataset, by ascending sequence number."""
-        with self._changed, reporting(self._path):
+        with self._using():
             return self._select(
                 "dataset = ? AND outcome = ? ORDER BY sequence", (dataset, EvaluationOutcome.SCORED.value)
             )
@@ -293,13 +295,13 @@ class Ledger:
         the place of an example in its dataset, so the values of two entries on the same content of a dataset, with the
         same number of resamples, are pairs.
         """
-        with self._changed, reporting(self._path):
+        with self._using():
             row = self._connection.execute("SELECT content FROM resampled WHERE sequence = ?", (sequence,)).fetchone()
         return {} if row is None else decode_resampled(row[0])
 
     def identities(self) -> set[tuple[int, str, str, str]]:
         """Return the step, checkpoint digest, dataset and dataset digest of all entries."""
-        with self._changed, reporting(self._path):
+        with self._using():
             rows = self._connection.execute(
                 "SELECT DISTINCT step, checkpoint_digest, dataset, dataset_digest FROM evaluations"
             )
@@ -307,7 +309,7 @@ class Ledger:
 
     def contents(self) -> dict[str, tuple[str, int]]:
         """Return the content of each dataset that was scored last, and the sequence number of that score."""
-        with self._changed, reporting(self._path):
+        with self._using():
             rows = self._connection.execute(
                 "SELECT dataset, dataset_digest, MAX(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
                 (EvaluationOutcome.SCORED.value,),
@@ -316,7 +318,7 @@ class Ledger:
 
     def first_contents(self) -> dict[str, str]:
         """Return the content of each dataset that was scored first."""
-        with self._changed, reporting(self._path):
+        with self._using():
             rows = self._connection.execute(
                 "SELECT dataset, dataset_digest, MIN(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
                 (EvaluationOutcome.SCORED.value,),
@@ -325,13 +327,13 @@ class Ledger:
 
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""
-        with self._changed, reporting(self._path):
+        with self._using():
             rows = self._connection.execute("SELECT DISTINCT step FROM evaluations ORDER BY step").fetchall()
         return [int(step) for (step,) in rows]
 
     def newest_steps(self, *, before: int | None = None, limit: int) -> list[int]:
         """Return up to ``limit`` steps that have an entry, descending, all below ``before`` if it is given."""
-        with self._changed, reporting(self._path):
+        with self._using():
             rows = self._connection.execute(
                 "SELECT DISTINCT step FROM evaluations WHERE step < ? ORDER BY step DESC LIMIT ?",
                 (_AFTER_ALL_STEPS if before is None else before, limit),
@@ -360,40 +362,23 @@ class Ledger:
                 "SELECT sequence FROM evaluations ORDER BY sequence DESC LIMIT 1 OFFSET ?", (keep,)
             ).fetchone()
             last = 0 if row is None else int(row[0])
-            while after < last:
-                piece = connection.execute(
-                    "SELECT sequence, step FROM evaluations WHERE sequence > ? AND sequence <= ? ORDER BY sequence "
-                    "LIMIT ?",
-                    (after, last, _PIECE),
-                ).fetchall()
-                if not piece:
-                    break
+            while piece := connection.execute(
+                "SELECT sequence, step FROM evaluations WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
+                (after, last, _PIECE),
+            ).fetchall():
                 after = int(piece[-1][0])
-                old = [(sequence,) for sequence, step in piece if step not in protected]
-                with connection:
-                    connection.executemany("DELETE FROM evaluations WHERE sequence = ?", old)
-                    connection.executemany("DELETE FROM resampled WHERE sequence = ?", old)
-                    connection.executemany(
-                        "DELETE FROM announced WHERE step = ?1 AND NOT EXISTS "
-                        "(SELECT 1 FROM evaluations WHERE step = ?1)",
-                        [(step,) for step in {step for _, step in piece} - set(protected)],
-                    )
-                removed += len(old)
+                removed += _remove(connection, piece, protected)
         return removed
 
-    def wait_beyond(self, sequence: int, timeout_seconds: float) -> bool:
-        """Wait for an entry after a sequence number; return whether there is one. Returns early when closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._last_sequence > sequence, timeout_seconds)
-            return self._last_sequence > sequence
-
     def close(self) -> None:
-        """Close the file and wake the waiting threads. Idempotent."""
-        with self._changed:
-            if not self._closed:
-                self._closed = True
-                self._connection.close()
-                self._changed.notify_all()
+        """Close the file. Idempotent."""
+        with self._lock:
+            self._connection.close()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._lock, reporting(self._path):
+            yield
 
     def _select(self, where: str, values: Sequence[Any]) -> list[EvaluationRecord]:
         rows = self._connection.execute(f"SELECT {COLUMNS} FROM evaluations WHERE {where}", values)  # noqa: S608 - constant texts
@@ -401,3 +386,16 @@ class Ledger:
 
     def _value(self, query: str) -> Any:
         return self._connection.execute(query).fetchone()[0]
+
+
+def _remove(connection: sqlite3.Connection, entries: Sequence[tuple[int, int]], protected: Collection[int]) -> int:
+    """Remove entries, by sequence number and step, but not those of protected steps; return how many."""
+    old = [(sequence,) for sequence, step in entries if step not in protected]
+    with connection:
+        connection.executemany("DELETE FROM evaluations WHERE sequence = ?", old)
+        connection.executemany("DELETE FROM resampled WHERE sequence = ?", old)
+        connection.executemany(
+            "DELETE FROM announced WHERE step = ?1 AND NOT EXISTS (SELECT 1 FROM evaluations WHERE step = ?1)",
+            [(step,) for step in {step for _, step in entries} - set(protected)],
+        )
+    return len(old)

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from understudy.evaluator.evaluator_errors import CancelledError
@@ -78,9 +77,7 @@ class ShardCoordinator:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def results(self) -> Iterator[tuple[Shard, ShardResult]]:

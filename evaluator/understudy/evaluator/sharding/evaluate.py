@@ -10,8 +10,8 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 from understudy.evaluator.evaluation.slices import columns_of
-from understudy.evaluator.model.received_outputs import as_inputs
 from understudy.evaluator.model.scorer import Scorer
+from understudy.evaluator.model.scorers import as_inputs
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
