@@ -58,12 +58,16 @@ class RecorderHarness:
     def result(self, step: int) -> Any:
         return json.loads(self.results.path(step).read_text())
 
+    def close(self) -> None:
+        self.recorder.close()
+        self.ledger.close()
+
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[RecorderHarness]:
     harness = RecorderHarness(tmp_path)
     yield harness
-    harness.recorder.close()
+    harness.close()
 
 
 def test_what_remains_shrinks_with_each_score(harness: RecorderHarness) -> None:
@@ -131,8 +135,7 @@ def test_many_missing_result_files_are_written_while_others_are_recorded_and_no_
 ) -> None:
     for step in range(MISSING):
         harness.ledger.append(step=step, checkpoint_digest="d", dataset="", outcome=EvaluationOutcome.SKIPPED)
-    harness.recorder.close()
-    harness.ledger.close()
+    harness.close()
 
     stopping = StoppingFiles(tmp_path / "results")
     interrupted = RecorderHarness(tmp_path, stopping)
@@ -155,7 +158,7 @@ def test_many_missing_result_files_are_written_while_others_are_recorded_and_no_
     again = RecorderHarness(tmp_path)
     again.recorder.start_recovering()
     until(lambda: len(again.results.steps()) == MISSING + 1)
-    again.recorder.close()
+    again.close()
     assert again.result(MISSING - 1)["records"][0]["outcome"] == "skipped"
 
 
@@ -180,8 +183,7 @@ def test_summaries_that_a_crash_left_out_are_written_on_recovery_and_none_twice(
     for _ in range(2):
         restarted = RecorderHarness(tmp_path)
         restarted.recorder.recover()
-        restarted.recorder.close()
-        restarted.ledger.close()
+        restarted.close()
 
     assert sorted(losses_in_tensorboard(harness, "validation")) == [(10, 1.25), (20, 2.5), (30, 3.75)]
 
@@ -227,12 +229,11 @@ def test_a_changed_dataset_is_noted_once_and_has_a_curve_of_its_own(
     assert second.notes == ()
     assert losses_in_tensorboard(harness, "validation") == [(1, 0.5)]
     assert losses_in_tensorboard(harness, f"validation-{changed.digest[:8]}") == [(1, 0.75), (2, 0.75)]
-    harness.recorder.close()
-    harness.ledger.close()
+    harness.close()
 
     again = RecorderHarness(tmp_path)  # with the old content
     again.recorder.recover()
     assert "the content of dataset 'validation' has changed: entries up to 3" in caplog.text
     again.score(3, DATASETS[0], loss=0.25)
     assert losses_in_tensorboard(again, "validation") == [(1, 0.5), (3, 0.25)]
-    again.recorder.close()
+    again.close()
