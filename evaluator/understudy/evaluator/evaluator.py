@@ -130,7 +130,7 @@ class Evaluator(EvaluatorState):
             DeadlineExceededError: The deadline has passed.
             DrainingError: The evaluator is being closed.
         """
-        components = self._started_components()
+        components = self._open or self._started_components()
         step = None if version == "serving" else self._resolve(version)
         servable = components.manager.servable(step)
         self._check_inputs(servable.slot, inputs)
@@ -150,7 +150,7 @@ class Evaluator(EvaluatorState):
 
         An admission check before the request is parsed.
         """
-        self._started_components().engine.check_admission(deadline)
+        (self._open or self._started_components()).engine.check_admission(deadline)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
         """Raise as `predict_for` does for the names, dtypes and shapes of the inputs, the version, and overload.
@@ -171,7 +171,7 @@ class Evaluator(EvaluatorState):
 
     def dispatch(self) -> None:
         """Run the queued requests if the devices are idle."""
-        self._components.engine.dispatch()
+        (self._open or self._components).engine.dispatch()
 
     def try_devices(self) -> Future[None]:
         """Queue a run of the serving version on generated data; the listener is called if the device state changes.

@@ -37,6 +37,7 @@ class EvaluatorLifecycle:
         self._lock = DirectoryLock(inputs.settings.state_dir, alternative=_OWN_STATE_FOLDER)
         self._owns = False
         self._running: Components | None = None
+        self._open: Components | None = None  # until `close`, so that a Predict needs no call to look
         self._closing = False
         self._close_by = float("inf")
 
@@ -81,6 +82,7 @@ class EvaluatorLifecycle:
                 stack=undo,
             )
             self._stack = undo.pop_all()
+        self._open = None if self._closing else self._running
         _log.info(
             "evaluator started",
             extra={"replicas": self._components.replicas, "devices": list(self._components.devices)},
@@ -94,7 +96,7 @@ class EvaluatorLifecycle:
         Raises:
             TimeoutError: A thread did not end, or a handle was not released, in time. Everything else was closed.
         """
-        self._closing = True
+        self._closing, self._open = True, None
         self._close_by = time.monotonic() + timeout_seconds
         try:
             self._stack.close()
