@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,12 @@ def test_flips_are_the_examples_that_two_versions_decide_differently(client: Cli
     assert wrong.flips is not None
     assert (wrong.flips.newly_wrong, wrong.flips.newly_right) == (wrong.total, right.total)
     assert wrong.flips.both_right == (before & after).sum()
+    first, second = (predictions(step, x).argmax(axis=1) for step in STEPS)
+    for found in (wrong, right):
+        assert [each["outputs"]["y"] for each in found.described] == [
+            {"actual": [actual[index]], "predicted": [second[index]], "baseline": [first[index]]}
+            for index in found.indices
+        ]
 
 
 async def test_the_asyncio_client_answers_the_same(client: Client, service: RunningService) -> None:
@@ -129,6 +136,15 @@ def test_a_report_is_a_page_of_one_version_or_of_two(service: RunningService, tm
         assert page.references == []
         assert set(page.tables) == {1}
         assert any(heading.startswith("Changed examples") for heading in page.headings)
+    assert "What was predicted for examples that are newly wrong" in page.text
+
+
+def test_the_page_says_what_was_predicted_for_changed_examples(service: RunningService, client: Client) -> None:
+    (first, *_) = client.examples("newly_wrong", version=20, baseline=10).indices
+    with urllib.request.urlopen(f"http://{service.http}/compare?first=10&second=20", timeout=20) as response:
+        text = response.read().decode()
+    assert "What was predicted for the first changed examples" in text
+    assert f'<tr><th scope="row">{first}</th>' in text
 
 
 def test_a_report_is_data_too(service: RunningService, client: Client, tmp_path: Path) -> None:
@@ -137,7 +153,9 @@ def test_a_report_is_data_too(service: RunningService, client: Client, tmp_path:
     report = json.loads((tmp_path / "report.json").read_text())
     assert [one["evaluation"]["step"] for one in report["versions"]] == list(STEPS)
     assert report["versions"][0]["tables"] == client.evaluation_tables(version=10).content
-    assert report["changes"]["newly_wrong"] == list(client.examples("newly_wrong", version=20, baseline=10).indices)
+    wrong = client.examples("newly_wrong", version=20, baseline=10)
+    assert report["changes"]["newly_wrong"] == list(wrong.indices)
+    assert report["changes"]["described"]["newly_wrong"][0] == {"index": wrong.indices[0], **wrong.described[0]}
 
 
 def test_examples_are_listed_and_exported(service: RunningService, data: tuple[Any, Any], tmp_path: Path) -> None:
@@ -145,13 +163,15 @@ def test_examples_are_listed_and_exported(service: RunningService, data: tuple[A
     listed = understudy(service, *arguments)
     assert listed.exit_code == 0, listed.output
     assert "McNemar" in listed.output
+    assert "y.baseline" in listed.output
     for suffix in ("json", "csv", "npz"):
         assert understudy(service, *arguments, "--output", tmp_path / f"worse.{suffix}").exit_code == 0
     examples = json.loads((tmp_path / "worse.json").read_text())["examples"]
     indices = [one["index"] for one in examples]
     assert examples[0]["inputs"]["x"] == pytest.approx(data[0][indices[0]].tolist())
     lines = (tmp_path / "worse.csv").read_text().splitlines()
-    assert lines[0] == "example,inputs.x,targets.targets"
+    assert lines[0] == "example,y.actual,y.predicted,y.baseline,inputs.x,targets.targets"
+    assert examples[0]["outputs"]["y"].keys() == {"actual", "predicted", "baseline"}
     assert len(lines) == 1 + len(examples)
     dataset = load_npz("worse", tmp_path / "worse.npz")
     with np.load(tmp_path / "worse.npz") as written:

@@ -111,7 +111,10 @@ def _show_notes(found: ExampleList) -> None:
 
 def _listed(found: ExampleList) -> tuple[list[str], list[list[Any]]]:
     """Return what is known about each example as a table, without inputs."""
-    outputs = list(found.described[0].get("outputs", {})) if found.described else []
+    outputs = found.described[0].get("outputs", {}) if found.described else {}
+    said = [
+        (name, what) for name, kinds in outputs.items() for what in ("actual", "predicted", "baseline") if what in kinds
+    ]
     losses = ["loss"] if found.described and "loss" in found.described[0] else []
     keys = ["key"] if any("key" in described for described in found.described) else []
     features = list(dict.fromkeys(name for described in found.described for name in described.get("features", {})))
@@ -119,7 +122,7 @@ def _listed(found: ExampleList) -> tuple[list[str], list[list[Any]]]:
         "example",
         *keys,
         *losses,
-        *(f"{name}.{what}" for name in outputs for what in ("actual", "predicted")),
+        *(f"{name}.{what}" for name, what in said),
         *features,
     ]
     rows = [
@@ -127,7 +130,7 @@ def _listed(found: ExampleList) -> tuple[list[str], list[list[Any]]]:
             index,
             *(described.get(name, "") for name in keys),
             *(described[name] for name in losses),
-            *(described["outputs"][name][what] for name in outputs for what in ("actual", "predicted")),
+            *(described["outputs"][name][what] for name, what in said),
             *(described.get("features", {}).get(name, "") for name in features),
         ]
         for index, described in zip(found.indices, found.described, strict=True)

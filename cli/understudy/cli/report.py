@@ -17,7 +17,7 @@ from understudy.cli.report_drift import read_drift
 
 if TYPE_CHECKING:
     from understudy.cli.report_page import Changes, Report
-    from understudy.clients import Client, Version
+    from understudy.clients import Client, ExampleList, Version
 
 _SUFFIXES = (".html", ".json")
 
@@ -111,6 +111,16 @@ def _rendered(report: Report, suffix: str) -> str:
     return json.dumps(plain(_as_json(report)), allow_nan=False) + "\n"
 
 
+def _places(found: ExampleList | None) -> list[int]:
+    return [] if found is None else list(found.indices)
+
+
+def _described(found: ExampleList | None) -> list[dict[str, Any]]:
+    """Return what is known about examples: their keys and features, and what was predicted."""
+    pairs = [] if found is None else zip(found.indices, found.described, strict=True)
+    return [{"index": index, **described} for index, described in pairs]
+
+
 def _as_json(report: Report) -> dict[str, Any]:
     changed = report.changes
     flips = None if changed.newly_wrong is None else changed.newly_wrong.flips
@@ -128,8 +138,12 @@ def _as_json(report: Report) -> dict[str, Any]:
         ],
         "changes": {
             "flips": None if flips is None else dataclasses.asdict(flips),
-            "newly_wrong": [] if changed.newly_wrong is None else list(changed.newly_wrong.indices),
-            "newly_right": [] if changed.newly_right is None else list(changed.newly_right.indices),
+            "newly_wrong": _places(changed.newly_wrong),
+            "newly_right": _places(changed.newly_right),
+            "described": {
+                "newly_wrong": _described(changed.newly_wrong),
+                "newly_right": _described(changed.newly_right),
+            },
             "reason": changed.reason,
         },
         **({} if report.drift is None else {"drift": report.drift}),

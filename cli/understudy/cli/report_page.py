@@ -219,6 +219,21 @@ def _changes(changes: Changes) -> Iterator[str]:
         rest = found.total - len(found.indices)
         places = ", ".join(map(str, found.indices)) or "none"
         yield f"<h3>Examples that are {name}</h3><p>{places}{f' and {rest} more' if rest else ''}</p>"
+        yield _predictions(found, f"What was predicted for examples that are {name}", baseline)
+
+
+def _predictions(found: ExampleList, caption: str, baseline: str) -> str:
+    """Return a table of what both versions predicted for the first examples; empty if that is not known."""
+    outputs = list(found.described[0].get("outputs", {})) if found.described else []
+    if not outputs:
+        return ""
+    kinds = {"actual": "actual", "baseline": baseline, "predicted": f"step {found.evaluation.step}"}
+    headings = ["example", *(f"{name}: {title}" for name in outputs for title in kinds.values())]
+    rows = [
+        (index, *(listed(described["outputs"][name][kind]) for name in outputs for kind in kinds))
+        for index, described in list(zip(found.indices, found.described, strict=True))[:_LISTED]
+    ]
+    return table(headings, rows, caption=caption)
 
 
 def summary_of(flips: Flips) -> str:

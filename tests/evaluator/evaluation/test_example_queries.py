@@ -11,9 +11,11 @@ import pytest
 
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets.dataset import ArrayDataset
-from understudy.evaluator.evaluation import example_queries
+from understudy.evaluator.evaluation import example_queries, predicted_classes
+from understudy.evaluator.evaluation.class_decisions import Decisions
 from understudy.evaluator.evaluation.example_outcomes import Outcomes
 from understudy.evaluator.evaluation.example_queries import ExampleList, ExampleQueries
+from understudy.evaluator.evaluation.predicted_classes import PredictedClasses, PredictionReader
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     InvalidInputError,
@@ -38,7 +40,7 @@ SIGNATURE = Signature(
 )
 
 
-def content(right: Any = None, hardest: tuple[int, ...] = (), *notes: str) -> dict[str, Any]:
+def content(right: Any = None, hardest: tuple[int, ...] = (), *notes: str, predicted: Any = None) -> dict[str, Any]:
     outcomes = Outcomes()
     if right is not None:
         outcomes.add(np.asarray(right))
@@ -49,6 +51,7 @@ def content(right: Any = None, hardest: tuple[int, ...] = (), *notes: str) -> di
         "hardest": [{"index": index, "loss": 1.0, "outputs": {}} for index in hardest],
         "outcomes": outcomes.document(),
         "notes": list(notes),
+        **({} if predicted is None else {"predicted": {"y": predicted}}),
     }
 
 
@@ -112,6 +115,73 @@ def test_flips_are_compared_without_scoring_again(harness: Harness) -> None:
     assert list(wrong.indices) == [0, 5]
     assert (list(right.indices), right.total) == ([11], 8)
     assert (wrong.record.step, wrong.baseline.step, wrong.flips.both_right) == (2, 1, 8)
+
+
+def predicted(classes: Any) -> dict[str, Any] | None:
+    found = PredictedClasses()
+    for part in np.array_split(np.asarray(classes), 3):
+        decided = Decisions(
+            right=np.ones(len(part), bool),
+            examples=np.arange(len(part)),
+            predicted=part,
+            actual=part,
+            probabilities=None,
+            weights=np.ones(len(part)),
+            left_out=0,
+        )
+        found.add(decided, len(part))
+    return found.document()
+
+
+def test_flips_say_what_both_versions_predicted(harness: Harness) -> None:
+    actual = np.arange(EXAMPLES) % 4
+    before = np.where(np.arange(EXAMPLES) < 18, actual, 300)
+    after = np.where(np.arange(EXAMPLES) == 7, 2, actual)
+    for step, classes in ((1, before), (2, after)):
+        harness.record(step, content(classes == actual, predicted=predicted(classes)))
+    wrong = harness.examples("newly_wrong", 2, baseline_step=1)
+    right = harness.examples("newly_right", 2, baseline_step=1)
+    assert list(wrong.described) == [{"outputs": {"y": {"actual": [3], "predicted": [2], "baseline": [3]}}}]
+    assert [one["outputs"]["y"] for one in right.described] == [
+        {"actual": [place], "predicted": [place], "baseline": [300]} for place in (2, 3)
+    ]
+    (first, *rest) = harness.queries.flips(2, "test", baseline_step=1).described
+    assert first == {"index": 7, **wrong.described[0]}
+    assert [one["index"] for one in rest] == [18, 19]
+    assert "predicted" not in harness.queries.tables(2, "test").content
+
+    harness.record(3, content(classes == actual))
+    assert list(harness.examples("newly_wrong", 3, baseline_step=1).described) == [{}], "recorded by an older version"
+    assert not harness.queries.flips(3, "test", baseline_step=1).described
+
+
+def test_what_was_predicted_for_too_many_examples_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted_classes, "MAX_NUMBERS", 10)
+    assert predicted(np.arange(6)) is None
+    assert predicted(np.arange(5)) is not None
+    for damaged in ({}, {**predicted(np.arange(5)), "counts": "AAAA"}, {**predicted(np.arange(5)), "dtype": "uint64"}):  # type: ignore[dict-item]
+        with pytest.raises(LedgerError, match="damaged"):
+            PredictionReader(damaged)
+
+
+def test_labels_that_hold_at_once_and_the_first_items_of_a_sequence_are_read_as_they_were_predicted() -> None:
+    random = np.random.default_rng(0)
+    labels = random.random((7, 11)) < 0.3
+    reader = PredictionReader(predicted(labels) or {})
+    assert [reader.of(index) for index in range(7)] == [[np.flatnonzero(one)[:8].tolist()] for one in labels]
+
+    examples, classes = np.repeat([0, 2, 3], [2, 11, 1]), np.arange(14)
+    found = PredictedClasses()
+    ones = np.ones(14)
+    found.add(
+        Decisions(
+            right=ones[:4], examples=examples, predicted=classes, actual=classes, probabilities=None, weights=ones,
+            left_out=0,
+        ),
+        4,
+    )  # fmt: skip
+    reader = PredictionReader(found.document() or {})
+    assert [reader.of(index) for index in range(4)] == [[0, 1], [], list(range(2, 10)), [13]]
 
 
 def test_evaluations_without_tables_are_told_from_absent_ones(harness: Harness) -> None:

@@ -15,6 +15,7 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer
+from understudy.evaluator.evaluation.predicted_classes import PredictionReader
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.observer import SilentObserver
@@ -87,6 +88,12 @@ def test_two_outputs_have_the_tables_of_their_losses(engine: Engine, logical: tu
     right = expected["kind"].argmax(axis=1) == arrays["y"]
     assert (tables["outputs"]["kind"]["task"], tables["outputs"]["size"]["task"]) == ("sparse", "regression")
     assert tables["outputs"]["kind"]["right"] == tables["outcomes"]["right"] == right.sum()
+    predicted = PredictionReader(tables["predicted"]["kind"])
+    assert [predicted.of(index) for index in range(EXAMPLES + 1)] == [
+        *([one] for one in expected["kind"].argmax(1)),
+        [],
+    ]
+    assert tables["predicted"].keys() == {"kind"}
     errors = expected["size"] - sizes
     assert tables["outputs"]["size"]["mean_absolute"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
     losses = -np.log(expected["kind"][np.arange(EXAMPLES), arrays["y"]]) + np.square(errors).mean(axis=1)
@@ -107,6 +114,7 @@ def test_tables_do_not_depend_on_replicas_and_batches(engine: Engine, logical: t
     assert first["confusion"] == second["confusion"]
     assert [label["auc"] for label in first["labels"]] == [label["auc"] for label in second["labels"]]
     assert found[0]["outcomes"] == found[1]["outcomes"]
+    assert found[0]["predicted"] == found[1]["predicted"]
     of_slices = [[(one["name"], one["examples"]) for one in tables["slices"]] for tables in found]
     assert of_slices[0] == of_slices[1]
     totals = np.bincount(data()["y"], minlength=CLASSES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,8 @@ class Flips:
         both_wrong: How many examples neither decided rightly.
         p_value: The probability of so uneven a number of changes if both versions were equally good: McNemar's test,
             exact and two-sided.
+        described: What both versions predicted for the first examples of either kind, as JSON values with the
+            ``index``; empty if that is not known.
     """
 
     newly_wrong: Array
@@ -113,6 +115,7 @@ class Flips:
     both_right: int
     both_wrong: int
     p_value: float
+    described: Sequence[Mapping[str, Any]] = ()
 
 
 def flips(right: Array, baseline: Array) -> Flips:

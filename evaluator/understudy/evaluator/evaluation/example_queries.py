@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluation.example_outcomes import Flips, flips, outcomes_of
+from understudy.evaluator.evaluation.predicted_classes import PredictionReader
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     InvalidInputError,
@@ -32,6 +33,9 @@ MAX_CONTENT_BYTES = 2 * 2**20
 """The most bytes of inputs and targets that one answer holds."""
 
 _SHOWN_STEPS = 20
+_DESCRIBED_FLIPS = 20
+_OF_EXAMPLES = frozenset({"outcomes", "predicted"})
+"""What tables hold about every example, which is large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,8 @@ class ExampleList:
         baseline: The evaluation that it is compared with; None for the hardest examples.
         total: How many there are; there may be fewer in the list.
         indices: Their places in the dataset.
-        described: What is kept about each, as JSON values; empty for flips.
+        described: What is known about each, as JSON values: of the hardest the loss; of each output with classes what
+            is ``actual`` and ``predicted``, and of flips what the ``baseline`` predicted.
         batch: Their inputs, targets and sample weights; those of the first examples only if they take much memory, and
             None if the dataset has changed since.
         flips: How the evaluations differ; None for the hardest examples.
@@ -100,7 +105,7 @@ class ExampleQueries:
         """
         record, content = self._found(step, dataset)
         return EvaluationTables(
-            record=record, content={name: value for name, value in content.items() if name != "outcomes"}
+            record=record, content={name: value for name, value in content.items() if name not in _OF_EXAMPLES}
         )
 
     def has_tables(self, record: EvaluationRecord) -> bool:
@@ -142,10 +147,12 @@ class ExampleQueries:
         if kind == "hardest":
             chosen, baseline, changed = _hardest(record, content), None, None
         else:
-            baseline, changed = self._flips(record, content, baseline_step)
+            baseline, changed, predictions = self._flips(record, content, baseline_step)
             indices = changed.newly_wrong if kind == "newly_wrong" else changed.newly_right
             chosen = [{"index": int(index)} for index in indices]
         listed = chosen[:limit]
+        if kind != "hardest":
+            listed = [predictions.describe(one["index"], is_right=kind == "newly_right") for one in listed]
         batch, notes = self._read(record, [one["index"] for one in listed], signature, is_wanted)
         known = [] if batch is None else [_known(batch, place) for place in range(batch.examples)]
         known += [{} for _ in listed[len(known) :]]
@@ -172,7 +179,13 @@ class ExampleQueries:
             LedgerError: The ledger or the tables cannot be read.
         """
         record, content = self._found(step, dataset)
-        return self._flips(record, content, baseline_step)[1]
+        _, changed, predictions = self._flips(record, content, baseline_step)
+        described = [
+            predictions.describe(int(index), is_right=is_right)
+            for indices, is_right in ((changed.newly_wrong, False), (changed.newly_right, True))
+            for index in indices[:_DESCRIBED_FLIPS]
+        ]
+        return replace(changed, described=[one for one in described if len(one) > 1])
 
     def _found(self, step: int, dataset: str) -> tuple[EvaluationRecord, Mapping[str, Any]]:
         scored = [one for one in self._ledger.of_step(step) if one.outcome is EvaluationOutcome.SCORED]
@@ -198,7 +211,7 @@ class ExampleQueries:
 
     def _flips(
         self, record: EvaluationRecord, content: Mapping[str, Any], baseline_step: int | None
-    ) -> tuple[EvaluationRecord, Flips]:
+    ) -> tuple[EvaluationRecord, Flips, _Predictions]:
         if baseline_step is None:
             raise InvalidInputError("there is no version to compare with; name a baseline")
         if baseline_step == record.step:
@@ -209,7 +222,7 @@ class ExampleQueries:
                 f"the content of {record.dataset!r} changed between the evaluations of step {baseline.step} and step "
                 f"{record.step}, so their examples cannot be compared"
             )
-        return baseline, flips(_right(record, content), _right(baseline, other))
+        return baseline, flips(_right(record, content), _right(baseline, other)), _Predictions(content, other)
 
     def _read(
         self, record: EvaluationRecord, indices: Sequence[int], signature: Signature, is_wanted: Callable[[], bool]
@@ -235,6 +248,35 @@ class ExampleQueries:
             return None, (f"a single example takes more than {MAX_CONTENT_BYTES} bytes, so none has its content here",)
         bound = f"all {len(indices)} take more than {MAX_CONTENT_BYTES} bytes"
         return _joined(fitting), (f"the content of the first {len(fitting)} examples is here; {bound}",)
+
+
+class _Predictions:
+    """What a version and its baseline predicted.
+
+    Args:
+        content: The tables of the version; older ones do not say what was predicted.
+        baseline: Those of the baseline.
+    """
+
+    def __init__(self, content: Mapping[str, Any], baseline: Mapping[str, Any]) -> None:
+        self._readers = [
+            {name: PredictionReader(found) for name, found in one.get("predicted", {}).items() if found is not None}
+            for one in (content, baseline)
+        ]
+
+    def describe(self, index: int, *, is_right: bool) -> dict[str, Any]:
+        """Return the index of an example that only one of the two decided rightly, and what both predicted.
+
+        Args:
+            index: Its place in the dataset.
+            is_right: Whether the version was right.
+        """
+        own, base = self._readers
+        outputs = {}
+        for name in own.keys() & base.keys():
+            predicted, held = own[name].of(index), base[name].of(index)
+            outputs[name] = {"actual": predicted if is_right else held, "predicted": predicted, "baseline": held}
+        return {"index": index, **({"outputs": dict(sorted(outputs.items()))} if outputs else {})}
 
 
 def _hardest(record: EvaluationRecord, content: Mapping[str, Any]) -> list[Any]:

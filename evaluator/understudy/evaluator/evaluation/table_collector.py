@@ -12,6 +12,7 @@ from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluation.class_decisions import Decisions
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.example_outcomes import HardestExamples, Outcomes
+from understudy.evaluator.evaluation.predicted_classes import PredictedClasses
 from understudy.evaluator.evaluation.tables import OutputScoring
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS
 from understudy.evaluator.model.output_tasks import OutputTask
@@ -33,9 +34,9 @@ _NO_OUTCOMES = "no output has classes, so no example is right or wrong"
 class TableCollector:
     """Collects confusions, curves, residuals, the hardest examples and the outcomes of examples. For one thread.
 
-    Its memory depends on the outputs and the slices, and grows by one byte for each example. Counts do not depend on
-    the sizes of the batches. Items count by their sample weights, and not at all if the output's mask hides them; which
-    examples are right, and the hardest, do not depend on weights.
+    Its memory depends on the outputs and the slices, and grows by a few bytes for each example, up to a limit. Counts
+    do not depend on the sizes of the batches. Items count by their sample weights, and not at all if the output's mask
+    hides them; which examples are right, and the hardest, do not depend on weights.
 
     Args:
         tasks: The task of each output, by name.
@@ -47,6 +48,7 @@ class TableCollector:
         self._scorings = {name: OutputScoring(task) for name, task in tasks.items()}
         self._hardest = HardestExamples()
         self._outcomes = Outcomes()
+        self._predicted: dict[str, PredictedClasses] = {}
         self._examples = 0
         self._slices: dict[str, int] = {}
         self._notes: dict[str, None] = {}
@@ -78,6 +80,9 @@ class TableCollector:
                     weights=batch.sample_weights.get(name, batch.sample_weights.get(ALL_WEIGHTS)),
                     mask=scores.masks.get(name),
                 )
+        for name, decided in decisions.items():
+            if decided is not None:
+                self._predicted.setdefault(name, PredictedClasses()).add(decided, batch.examples)
         rights = [decided.right for decided in decisions.values() if decided is not None]
         if rights:
             self._outcomes.add(np.logical_and.reduce(rights))
@@ -110,6 +115,7 @@ class TableCollector:
             "slices": slices,
             "hardest": self._hardest.document(),
             "outcomes": outcomes,
+            "predicted": {name: found.document() for name, found in self._predicted.items()},
             "notes": list(self._notes),
         }
 
