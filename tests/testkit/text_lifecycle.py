@@ -54,6 +54,7 @@ class TextSlot:
 
     signature = SIGNATURE
     metric_digest = ""
+    nested_outputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def load(self, model_file: Path) -> bool:

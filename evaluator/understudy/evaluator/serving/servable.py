@@ -78,6 +78,10 @@ class ModelSlot(Protocol):
     def output_tasks(self) -> Mapping[str, Any]:
         """What each output is for, by its name."""
 
+    @property
+    def nested_outputs(self) -> tuple[str, ...]:
+        """The names of the outputs that are nested deeper than in a list or a dict."""
+
     def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False, increments: bool = False) -> Any:
         """Return a scorer for these metrics, or for the compiled ones if empty.
 
