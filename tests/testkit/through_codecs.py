@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import CallContext, Codec
@@ -13,6 +15,8 @@ from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.services import Codecs, plain_codecs
 from understudy.service.templates.codecs import template_codecs
 from understudy.v1 import prediction_pb2
+
+_Message = TypeVar("_Message", bound=Message)
 
 CODECS = {"plain codecs": plain_codecs, "template codecs": template_codecs}
 """All sets of codecs; each must answer the same."""
@@ -28,6 +32,29 @@ def decoded(codec: Codec[Any, Any], message: Any) -> Any:
     return requests[-1]
 
 
+async def _answer(
+    codec: Codec[Any, Any],
+    handle: Callable[[Any, CallContext], Awaitable[Any]],
+    message: Any,
+    call: CallContext,
+    response: type[_Message],
+) -> _Message:
+    return response.FromString(codec.encode(await handle(decoded(codec, message), call)))
+
+
+async def _answers(
+    codec: Codec[Any, Any],
+    handle: Callable[[AsyncIterator[Any], CallContext], AsyncGenerator[Any, None]],
+    messages: AsyncIterator[Any],
+    call: CallContext,
+    response: type[_Message],
+) -> AsyncGenerator[_Message, None]:
+    requests = (decoded(codec, message) async for message in messages)
+    async with aclosing(handle(requests, call)) as answers:
+        async for answer in answers:
+            yield response.FromString(codec.encode(answer))
+
+
 class MessagesToPredict:
     """`PredictionHandler` on messages."""
 
@@ -36,18 +63,13 @@ class MessagesToPredict:
         self._codecs = codecs
 
     async def predict(self, message: Any, call: CallContext) -> prediction_pb2.PredictResponse:
-        codec = self._codecs.predict
-        response = await self._handler.predict(decoded(codec, message), call)
-        return prediction_pb2.PredictResponse.FromString(codec.encode(response))
+        return await _answer(self._codecs.predict, self._handler.predict, message, call, prediction_pb2.PredictResponse)
 
-    async def predict_stream(
+    def predict_stream(
         self, messages: AsyncIterator[Any], call: CallContext
     ) -> AsyncGenerator[prediction_pb2.PredictStreamResponse, None]:
-        codec = self._codecs.predict_stream
-        requests = (decoded(codec, message) async for message in messages)
-        async with aclosing(self._handler.predict_stream(requests, call)) as responses:
-            async for response in responses:
-                yield prediction_pb2.PredictStreamResponse.FromString(codec.encode(response))
+        response = prediction_pb2.PredictStreamResponse
+        return _answers(self._codecs.predict_stream, self._handler.predict_stream, messages, call, response)
 
 
 class MessagesToInfer:
@@ -58,15 +80,12 @@ class MessagesToInfer:
         self._codecs = codecs
 
     async def model_infer(self, message: Any, call: CallContext) -> inference_pb2.ModelInferResponse:
-        codec = self._codecs.infer
-        response = await self._handler.model_infer(decoded(codec, message), call)
-        return inference_pb2.ModelInferResponse.FromString(codec.encode(response))
+        return await _answer(
+            self._codecs.infer, self._handler.model_infer, message, call, inference_pb2.ModelInferResponse
+        )
 
-    async def model_stream_infer(
+    def model_stream_infer(
         self, messages: AsyncIterator[Any], call: CallContext
     ) -> AsyncGenerator[inference_pb2.ModelStreamInferResponse, None]:
-        codec = self._codecs.infer_stream
-        requests = (decoded(codec, message) async for message in messages)
-        async with aclosing(self._handler.model_stream_infer(requests, call)) as responses:
-            async for response in responses:
-                yield inference_pb2.ModelStreamInferResponse.FromString(codec.encode(response))
+        response = inference_pb2.ModelStreamInferResponse
+        return _answers(self._codecs.infer_stream, self._handler.model_stream_infer, messages, call, response)

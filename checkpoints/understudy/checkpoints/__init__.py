@@ -19,9 +19,10 @@ from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import FileEntry, Manifest, read_manifest
 from understudy.checkpoints.publish import CheckpointPublisher
+from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.checkpoints.signing import AcceptedKeys, Signer, SigningKey
-from understudy.checkpoints.source import Checkpoint, CheckpointSource, RunSource
+from understudy.checkpoints.source import Checkpoint, CheckpointSource
 from understudy.checkpoints.training import TrainingJournal, TrainingStatus, read_training_status
 
 __all__ = [

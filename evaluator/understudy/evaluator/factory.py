@@ -12,8 +12,9 @@ from pathlib import Path
 from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.remote import RemoteFolderSource
+from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signing import AcceptedKeys, accepted_keys
-from understudy.checkpoints.source import CheckpointSource, RunSource
+from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.assembly.component_options import breakdown_options, device_settings
 from understudy.evaluator.datasets.dataset import EvaluationDataset, datasets_of
 from understudy.evaluator.datasets.dataset_files import open_dataset

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.real_run import dataset
-from understudy.evaluator.evaluation.input_wait import InputWait
+from understudy.evaluator.evaluation.dataset_scorer import InputWait
 from understudy.evaluator.types import Batch
 
 BATCH = Batch(inputs={"x": np.zeros((1, 1), np.float32)}, targets={}, sample_weights={})

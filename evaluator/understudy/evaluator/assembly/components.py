@@ -32,7 +32,8 @@ from understudy.evaluator.assembly.serving_parts import (
     new_quarantine,
 )
 from understudy.evaluator.batching.engine import Engine
-from understudy.evaluator.evaluation.evaluation_worker import DatasetScorer, EvaluationWorker
+from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
+from understudy.evaluator.evaluation.evaluation_worker import EvaluationWorker
 from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
 from understudy.evaluator.model.devices import build_strategy, user_name

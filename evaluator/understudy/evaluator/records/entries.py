@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from understudy.evaluator.records.ledger_file import SUPERSEDED
-from understudy.evaluator.types import (
-    Arrays,
-    EvaluationOutcome,
-    EvaluationRecord,
-    GateCondition,
-    Interval,
-    SliceScore,
-)
+from understudy.evaluator.types import Arrays, EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 
 COLUMNS = (
     "sequence, step, checkpoint_digest, dataset, dataset_digest, outcome, reason, metrics, examples, duration_seconds, "

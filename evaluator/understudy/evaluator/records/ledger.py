@@ -23,14 +23,7 @@ from understudy.evaluator.records.events import Event, event_of
 from understudy.evaluator.records.file_system import mounted_type
 from understudy.evaluator.records.ledger_file import open_ledger_file, reporting
 from understudy.evaluator.records.outbox import Outbox
-from understudy.evaluator.types import (
-    Arrays,
-    EvaluationOutcome,
-    EvaluationRecord,
-    GateCondition,
-    Interval,
-    SliceScore,
-)
+from understudy.evaluator.types import Arrays, EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 
 _PIECE = 500
 """Entries that are removed in one transaction."""

@@ -19,8 +19,9 @@ from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint, read_private_manifest
 from understudy.checkpoints.manifest import SIGNATURE_FILE, FileEntry, Manifest, verify_files
+from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint, RunSource
+from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError, OutOfResourcesError
 from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport, decode_decision
 

@@ -23,13 +23,7 @@ from typing import IO, Any, cast
 
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import NotFrozenError, TrialError
-from understudy.evaluator.tuning.choice import (
-    LONGEST_CALL_SECONDS,
-    SIZES,
-    CallCost,
-    Measurement,
-    Threads,
-)
+from understudy.evaluator.tuning.choice import LONGEST_CALL_SECONDS, SIZES, CallCost, Measurement, Threads
 
 TRIAL_SECONDS = 120.0
 """How long a trial may take."""
