@@ -69,7 +69,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "exporters": frozenset({"events"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
     "figures": frozenset(),
-    "page": frozenset({"calls", "live_numbers", "figures", "readiness", "rest", "served_model"}),
+    "page": frozenset({"calls", "live_numbers", "figures", "fleet", "readiness", "rest", "served_model"}),
     "grpcio": FRONT_END,
     "envoy": FRONT_END | {"logging", "readiness"},
 }

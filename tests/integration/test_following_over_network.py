@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -21,6 +22,7 @@ from integration.test_callers import entry
 from testkit.certificates import Credentials
 from testkit.checkpoints import Chief, ones, step_model
 from testkit.front_ends import FRONT_ENDS, GRPCIO
+from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
 from testkit.peer_server import Peer
 from understudy.checkpoints import RunDir, Signer, SigningKey
@@ -229,6 +231,9 @@ def test_only_signed_checkpoints_are_taken_from_an_evaluator(evaluate: Start, fo
     assert follow("one", evaluator.grpc, **required).wait_ready() == 10
     other = follow("two", evaluator.grpc, **{**required, "require_signature": (public_file(tmp_path / "other.key"),)})
     until(told(evaluator.client(), "two", "is signed with the key"))
+    page = " ".join(Page(httpx.get(f"http://{evaluator.http}/").text).text.split())
+    assert "1 of 2 connected servers serve step 10" in page
+    assert re.search(r"two\S*127\.0\.0\.1:\d+ ?behind ?nothing.*is signed with the key", page)
     assert other.answers("/readyz") == 503
 
 

@@ -17,12 +17,13 @@ from integration.test_page import basic, callers, token_of
 from testkit.checkpoints import Chief, write_dataset
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
+from testkit.webhook_receiver import SECRET, Receiver, receiving, status
 
 STEPS = (10, 20, 30)
 DATASET = "test"
 SECONDS = 30.0
 SEE_OTHER = 303
-ACTS = ("pin", "unpin", "roll-back", "evaluate", "compare")
+ACTS = ("pin", "unpin", "roll-back", "evaluate", "compare", "resend-events", "drop-events")
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,20 @@ def served(folder: Path, replicas: tuple[str, ...], state: str, **settings: Any)
 
 
 @pytest.fixture(scope="module")
-def service(replicas: tuple[str, ...], folder: Path) -> Iterator[RunningService]:
-    with served(folder, replicas, "state", callers=folder / "callers.toml") as running:
+def receiver() -> Iterator[Receiver]:
+    """Receives the events of the service, and accepts none; then they are tried again soon."""
+    with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("understudy.service.events.deliveries._LONGEST_PAUSE_SECONDS", 0.05)
+        receiver.always = status(500)
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def service(replicas: tuple[str, ...], folder: Path, receiver: Receiver) -> Iterator[RunningService]:
+    secrets = folder / "secrets"
+    secrets.write_text(SECRET)
+    events = {"webhook": (f"{receiver.url}?key=s3cr3t",), "webhook_secret_file": secrets, "event_retry_hours": 0.0}
+    with served(folder, replicas, "state", callers=folder / "callers.toml", **events) as running:
         client = running.client(token=token_of("client"))
         until(lambda: len(list(client.list_evaluations())) >= len(STEPS) and client.status().serving_step == STEPS[-1])
         yield running
@@ -102,19 +115,19 @@ def test_what_was_done_is_shown_at_once(operator: Browser) -> None:
 def test_a_step_is_pinned_rolled_back_and_unpinned_after_a_confirmation_with_the_numbers(
     service: RunningService, operator: Browser
 ) -> None:
-    status = service.client(token=token_of("client")).status
+    now = service.client(token=token_of("client")).status
     question = Page(operator.get("/acts/pin?step=10").text).text
 
     assert "Step 10 will be served instead of step 30." in question
     assert "until it is unpinned" in question
     assert "the version policy (latest) and the gate do not apply" in question
     assert len(re.findall(r"test: mae\s[\d.]+, loss\s\d", question)) == 2
-    assert status().serving_step == 30
+    assert now().serving_step == 30
 
     with structlog.testing.capture_logs() as lines:
         done = operator.send("pin", operator.fields("/acts/pin?step=10"))
     assert (done.status_code, done.headers["location"]) == (SEE_OTHER, "/")
-    assert (status().serving_step, status().pinned_step) == (10, 10)
+    assert (now().serving_step, now().pinned_step) == (10, 10)
     assert "An operator pinned it" in Page(operator.get("/").text).text
     (line,) = [line for line in lines if line["event"] == "serving version requested"]
     assert (line["caller"], line["action"], line["method"]) == (
@@ -126,11 +139,11 @@ def test_a_step_is_pinned_rolled_back_and_unpinned_after_a_confirmation_with_the
 
     assert "Step 30 will be served instead of step 10." in Page(operator.get("/acts/roll-back").text).text
     assert operator.send("roll-back", operator.fields("/acts/roll-back")).status_code == SEE_OTHER
-    assert (status().serving_step, status().pinned_step) == (30, 30)
+    assert (now().serving_step, now().pinned_step) == (30, 30)
 
     assert "Step 30 is served already, and stays." in Page(operator.get("/acts/unpin").text).text
     assert operator.send("unpin", operator.fields("/acts/unpin")).status_code == SEE_OTHER
-    assert status().pinned_step is None
+    assert now().pinned_step is None
     assert operator.get("/acts/unpin").status_code == 404
 
 
@@ -158,6 +171,59 @@ def test_a_dataset_is_evaluated_and_two_versions_compared_on_request(operator: B
         assert "with intervals of 95 % from" in page.text
         assert re.search(r"loss[\d.e-]+ .*\[[\d.e-]+, [\d.e-]+\]", page.text)
     assert "Which examples changed is not known: step 10 was scored on 'test' without tables" in recorded.text
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
+    service: RunningService, operator: Browser, receiver: Receiver
+) -> None:
+    client = service.client(token=token_of("client"))
+    viewer = Browser(service, "viewer")
+
+    def dead(least: int = 1) -> bool:
+        found = re.search(r"(\d+) events? could not be delivered", operator.get("/").text)
+        return int(found[1]) >= least if found else least == 0
+
+    def link(act: str) -> str:
+        return unescape(re.findall(rf'href="(/acts/{act}\?[^"]*)"', operator.get("/").text)[0])
+
+    with viewer.client:
+        until(lambda: dead(2 * len(STEPS)))
+        page = viewer.get("/").text
+    assert "status 500" in page
+    assert "/acts/" not in page
+    assert "s3cr3t" not in page
+    assert SECRET[6:] not in page
+
+    receiver.always = status(204)
+    attempted = len(receiver.received)
+    question = Page(operator.get(link("resend-events")).text).text
+    assert re.search(r"Send \d+ dead letters again", question)
+    assert "about steps 10 to 30. They keep their ids" in question
+    with structlog.testing.capture_logs() as lines:
+        done = operator.send("resend-events", operator.fields(link("resend-events")))
+    assert (done.status_code, done.headers["location"]) == (SEE_OTHER, "/")
+    until(lambda: dead(0))
+    receiver.wait_for(attempted + 2 * len(STEPS))
+    (line,) = [line for line in lines if line["event"] == "dead letters"]
+    assert (line["caller"], line["action"], line["method"]) == (
+        "operator",
+        "resend-events",
+        "/understudy.Page/ResendEvents",
+    )
+    assert line["events"] >= 2 * len(STEPS)
+
+    receiver.always = status(500)
+    client.promote(10)
+    until(dead)
+    fields = operator.fields(link("drop-events"))
+    client.promote(20)
+    until(lambda: dead(2))
+    assert operator.send("drop-events", fields).status_code == SEE_OTHER
+    assert "1 event could not" in operator.get("/").text, "the one that came after the question is still there"
+    again = operator.send("drop-events", fields)
+    assert again.status_code == 404
+    assert "there are no dead letters to" in Page(again.text).text
 
 
 @pytest.mark.parametrize(
@@ -234,6 +300,7 @@ def test_callers_see_and_do_only_what_their_groups_allow(service: RunningService
         ("/acts/pin", 400, "the parameter step is missing"),
         ("/acts/compare?first=10&second=10", 400, "compared with itself"),
         ("/acts/delete", 404, "the page has no act"),
+        ("/acts/drop-events?destination=<b>", 404, "there are no dead letters to '<b>'"),
         ("/compare?first=10", 400, "two different steps"),
         ("/compare?first=10&second=77", 404, "step 77 has no score"),
     ],

@@ -247,6 +247,7 @@ class Evaluator(EvaluatorState):
         metrics: Sequence[MetricSpec] = (),
         bootstrap: BootstrapOptions | None = None,
         deadline: float | None = None,
+        progress: Progress | None = None,
     ) -> Future[Comparison]:
         """Score versions on the same batches and compare them with the first.
 
@@ -260,6 +261,8 @@ class Evaluator(EvaluatorState):
             metrics: The metrics to compute; by default the compiled ones.
             bootstrap: Options of the confidence intervals.
             deadline: When the result is no longer wanted.
+            progress: Called after each batch, with the examples that all versions together have scored, and of how
+                many if that is known.
 
         Raises:
             InvalidInputError: There are too few or too many versions.
@@ -274,6 +277,7 @@ class Evaluator(EvaluatorState):
             metrics=metrics,
             bootstrap=bootstrap,
             deadline=deadline,
+            progress=progress,
         )
 
     def pin(self, version: Version, *, deadline: float | None = None) -> Future[ServingChange]:

@@ -186,7 +186,10 @@ class Service:
             self._fleet = handlers.fleet
             services = all_services(handlers, self._readiness, template_codecs())
             methods = served_methods(services, self._registry, guard, None if tracing is None else tracing.calls)
-            routes = [*self._rest(handlers, methods).routes(), *self._page(model, history, guard, methods).routes()]
+            routes = [
+                *self._rest(handlers, methods).routes(),
+                *self._page(model, history, handlers.fleet, guard, methods).routes(),
+            ]
             await ports.serve(stack, methods, routes)
             opened.evaluator.on_ready(functools.partial(self._announce_ready, ports.addresses))
             devices = self._watch_devices(stack, opened.evaluator)
@@ -296,11 +299,14 @@ class Service:
             executor=self._builder,
         )
 
-    def _page(self, model: ServedModel, history: History, guard: Guard | None, methods: ServedMethods) -> PageApp:
+    def _page(
+        self, model: ServedModel, history: History, fleet: FleetHandler, guard: Guard | None, methods: ServedMethods
+    ) -> PageApp:
         return PageApp(
             model,
             settings=self._evaluator_settings,
             history=history,
+            fleet=fleet.fleet,
             guard=guard,
             methods=methods,
             read_only=self._settings.read_only,

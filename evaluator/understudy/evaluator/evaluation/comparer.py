@@ -37,7 +37,7 @@ from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.promotion import LOSS
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec
+from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress
 
 Read = Callable[[Signature], Iterator[Batch]]
 
@@ -113,6 +113,7 @@ class ComparisonRun:
         bootstrap: Options of the confidence intervals.
         deadline: When the result is no longer wanted, on the `time.monotonic` clock.
         cancellation: Whether the result is still wanted.
+        progress: Called after each batch with how many examples of the versions together are scored, of how many.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class ComparisonRun:
         bootstrap: BootstrapOptions,
         deadline: float | None,
         cancellation: CancellationToken,
+        progress: Progress | None,
     ) -> None:
         self._manager = manager
         self._engine = engine
@@ -134,6 +136,9 @@ class ComparisonRun:
         self._breakdown = bootstrap.breakdown
         self._deadline = deadline
         self._cancellation = cancellation
+        self._progress = progress
+        self._examples = 0
+        self._total: int | None = None
 
     def run(self, steps: Sequence[int], batches: ReplayableBatches) -> Comparison:
         """Score every version and compare. Blocks.
@@ -141,6 +146,7 @@ class ComparisonRun:
         Raises:
             EvaluatorError: A version cannot be loaded or scored, or the comparison was cancelled.
         """
+        self._total = None if batches.examples is None else len(steps) * batches.examples
         with closing(batches):
             return self._run(steps, batches)
 
@@ -182,11 +188,12 @@ class ComparisonRun:
                 stack.callback(handle.release)
             streams = [stack.enter_context(self._open(handle)) for handle in handles.values()]
             under_way: list[Future[ExampleScores]] = []
+            examples = 0
             for batch in read(next(iter(handles.values())).slot.signature):
                 self._cancellation.check()
-                _settle(under_way, resampling)
-                under_way = [self._add(stream, batch) for stream in streams]
-            _settle(under_way, resampling)
+                self._settle(under_way, examples, resampling)
+                under_way, examples = [self._add(stream, batch) for stream in streams], batch.examples
+            self._settle(under_way, examples, resampling)
             results = [stream.finish() for stream in streams]
         losses = resampling.results()
         return {
@@ -214,6 +221,16 @@ class ComparisonRun:
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     raise DeadlineExceededError("the deadline passed while the queue was full") from error
                 time.sleep(error.retry_after_seconds)
+
+    def _settle(self, under_way: Sequence[Future[ExampleScores]], examples: int, resampling: LossResampling) -> None:
+        """Wait for a batch of so many examples on every version, add its losses, and report the progress."""
+        losses = [future.result(_BATCH_TIMEOUT_SECONDS).losses for future in under_way]
+        present = [loss for loss in losses if loss is not None]
+        if present and len(present) == len(losses):
+            resampling.add(present)
+        self._examples += len(under_way) * examples
+        if self._progress is not None and under_way:
+            self._progress(self._examples, self._total)
 
     def _compare(self, scored: Sequence[_Scored], *, in_turns: Sequence[int]) -> Comparison:
         first = scored[0]
@@ -264,14 +281,6 @@ class ComparisonRun:
         )
 
 
-def _settle(under_way: Sequence[Future[ExampleScores]], resampling: LossResampling) -> None:
-    """Wait for a batch on every version, and add its losses."""
-    losses = [future.result(_BATCH_TIMEOUT_SECONDS).losses for future in under_way]
-    present = [loss for loss in losses if loss is not None]
-    if present and len(present) == len(losses):
-        resampling.add(present)
-
-
 class Comparer:
     """Compares versions. Thread-safe.
 
@@ -305,6 +314,7 @@ class Comparer:
         metrics: Sequence[MetricSpec],
         bootstrap: BootstrapOptions,
         deadline: float | None,
+        progress: Progress | None = None,
     ) -> Future[Comparison]:
         """Compare versions with the first one. Cancelling the future aborts the comparison.
 
@@ -329,6 +339,7 @@ class Comparer:
             bootstrap=bootstrap,
             deadline=deadline,
             cancellation=cancellation,
+            progress=progress,
         )
         self._executor.submit(_set_outcome, outcome, lambda: comparison_run.run(steps, batches))
         return outcome

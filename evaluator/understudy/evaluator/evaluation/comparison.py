@@ -27,6 +27,10 @@ _CHUNK_ELEMENTS = 1_000_000
 class ReplayableBatches(Protocol):
     """Batches that can be read more than once, if that is known before the first read. Read on one thread."""
 
+    @property
+    def examples(self) -> int | None:
+        """How many examples there are; None if that is not known before."""
+
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """Yield the batches; keep them for `again` if ``keep`` is true."""
 
@@ -48,6 +52,11 @@ class DatasetBatches:
     def __init__(self, dataset: EvaluationDataset, *, batch_size: int) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
+
+    @property
+    def examples(self) -> int | None:
+        """See `ReplayableBatches`."""
+        return self._dataset.examples
 
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """See `ReplayableBatches`."""

@@ -188,10 +188,16 @@ class OnDemandEvaluations:
         metrics: Sequence[MetricSpec],
         bootstrap: BootstrapOptions | None,
         deadline: float | None,
+        progress: Progress | None,
     ) -> Future[Comparison]:
         """See `understudy.evaluator.evaluator.Evaluator.compare`."""
         return self._comparer.submit(
-            steps, batches, metrics=metrics, bootstrap=bootstrap or BootstrapOptions(), deadline=deadline
+            steps,
+            batches,
+            metrics=metrics,
+            bootstrap=bootstrap or BootstrapOptions(),
+            deadline=deadline,
+            progress=progress,
         )
 
     def stop(self) -> None:

@@ -39,13 +39,15 @@ def audit_call(call: Call, method: str, failure: Failure | None) -> None:
     refused = failure is not None and failure.code in _REFUSED
     if call.audited is None and not refused:
         return
+    fields = dict(call.audited or {})
+    event = fields.pop("event", "serving version requested")
     _audit_log.info(
-        REFUSAL if refused else "serving version requested",
+        REFUSAL if refused else event,
         caller="" if call.caller is None else call.caller.name,
         certificate=", ".join(call.certificate_names()),
         peer=call.peer,
         method=method,
-        **(call.audited or {}),
+        **fields,
         outcome=Code.OK.name if failure is None else failure.code.name,
         message="" if failure is None else failure.message,
         request_id=call.request_id,

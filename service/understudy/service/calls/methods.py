@@ -25,10 +25,12 @@ class CallContext:
     """The context of one call, for its handler. A disconnect of the caller cancels the handler's asyncio task.
 
     Attributes:
-        audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing.
+        audited: What the call decides, as fields of the audit log, which its handler sets; None if nothing. The field
+            ``event`` is the name of the line, by default that the serving version was requested.
         caller: Who calls; None if the service has no file of callers, or the method is open to all.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
         method: The path of the method, such as ``/package.Service/Method``; empty outside of a server.
+        progress: What hears how many examples are scored, and of how many, on any thread; None if nothing does.
         trace: Records the call; None if it is not traced.
     """
 
@@ -36,6 +38,7 @@ class CallContext:
 
     audited: Mapping[str, Any] | None
     caller: Caller | None
+    progress: Callable[[int, int | None], None] | None = None
     trace: CallTrace | None
 
     def __init__(self, *, deadline: float | None) -> None:

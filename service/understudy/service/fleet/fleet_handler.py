@@ -38,6 +38,9 @@ class FleetHandler:
         readiness: The state of the service.
         software_version: The version of this program.
         executor: Runs blocking calls.
+
+    Attributes:
+        fleet: Keeps the reports.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class FleetHandler:
     ) -> None:
         self._model = model
         self._evaluator = model.evaluator
-        self._fleet = fleet
+        self.fleet = fleet
         self._readiness = readiness
         self._software_version = software_version
         self._executor = executor
@@ -70,7 +73,7 @@ class FleetHandler:
         name = first.name or call.peer
         if len(name) > _LONGEST_NAME:
             raise InvalidInputError(f"name has {len(name)} characters; give {_LONGEST_NAME} at most")
-        with self._fleet.joined(name, call.peer, first.software_version[:_LONGEST_NAME]) as member:
+        with self.fleet.joined(name, call.peer, first.software_version[:_LONGEST_NAME]) as member:
             self._report(member, first)
             reading = asyncio.create_task(self._read_reports(requests, member))
             try:
@@ -108,7 +111,7 @@ class FleetHandler:
 
     def _report(self, member: Member, request: fleet_pb2.FollowRequest) -> None:
         step = request.serving_step if request.HasField("serving_step") else None
-        self._fleet.report(member, step, request.serving_digest[:_LONGEST_NAME], request.reason[:_LONGEST_REASON])
+        self.fleet.report(member, step, request.serving_digest[:_LONGEST_NAME], request.reason[:_LONGEST_REASON])
 
     async def read_checkpoint(
         self, request: fleet_pb2.ReadCheckpointRequest, call: CallContext
@@ -135,7 +138,7 @@ class FleetHandler:
         """Return every server that follows."""
         del call
         self._model.check_optional_name(request.model_name)
-        status = self._fleet.status()
+        status = self.fleet.status()
         return fleet_pb2.GetFleetResponse(
             decision=None if status.decision is None else _message(status.decision),
             servers=[
@@ -167,7 +170,7 @@ class FleetHandler:
         if self._decisions and decision.sequence <= self._decisions[-1].sequence:
             return
         self._decisions.append(decision)
-        self._fleet.decided(decision)
+        self.fleet.decided(decision)
         self._changed.notify()
 
 

@@ -181,6 +181,7 @@ async def compare_stream(
         metrics=messages.metric_specs(options.metrics),
         bootstrap=messages.bootstrap_options(options),
         deadline=call.deadline,
+        progress=call.progress,
     )
     comparing = await begun(executor, compare)
     try:
@@ -214,6 +215,11 @@ class StreamedBatches:
         self._asking: Future[evaluation_pb2.EvaluateBatch | None] | None = None
         self._closed = False
         self._spool: Spool | None = None
+
+    @property
+    def examples(self) -> int | None:
+        """See `ReplayableBatches`."""
+        return None
 
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """See `ReplayableBatches`."""

@@ -10,6 +10,7 @@ from typing import Final
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, VersionNotFoundError
 from understudy.evaluator.types import EvaluationOutcome, VersionState
+from understudy.service.page.operations import Operations
 from understudy.service.page.views import CheckpointRow, Views
 
 _MODEL: Final = "/understudy.v1.ModelService"
@@ -24,6 +25,8 @@ class Act(enum.StrEnum):
     ROLL_BACK = "roll-back"
     EVALUATE = "evaluate"
     COMPARE = "compare"
+    RESEND = "resend-events"
+    DROP = "drop-events"
 
 
 METHOD_OF: Final[Mapping[Act, str]] = {
@@ -33,11 +36,16 @@ METHOD_OF: Final[Mapping[Act, str]] = {
     Act.EVALUATE: f"{_EVALUATION}/EvaluateDataset",
     Act.COMPARE: f"{_EVALUATION}/Compare",
 }
-"""The method that does each act, for its callers and with its line in the audit log."""
+"""The method that does an act, for its callers and with its line in the audit log."""
+
+OWN_METHODS: Final[Mapping[Act, str]] = {Act.RESEND: "ResendEvents", Act.DROP: "DropEvents"}
+"""The names of acts that no gRPC method does; their callers need the group ``promote``."""
 
 SERVING, PINNED, STEP, FIRST, SECOND = "serving", "pinned", "step", "first", "second"
 """The names of the hidden fields of forms."""
 DATASET: Final = "dataset"
+DESTINATION, UP_TO = "destination", "up_to"
+"""The hidden fields of forms about dead letters: who was to receive them, and the last of those that were shown."""
 
 _NONE: Final = "none"
 
@@ -71,12 +79,14 @@ class Confirmations:
     Args:
         evaluator: The evaluator.
         views: Reads the checkpoints.
+        operations: Reads the dead letters.
         policy: The version policy.
     """
 
-    def __init__(self, evaluator: Evaluator, views: Views, policy: str) -> None:
+    def __init__(self, evaluator: Evaluator, views: Views, operations: Operations, policy: str) -> None:
         self._evaluator = evaluator
         self._views = views
+        self._operations = operations
         self._policy = policy
 
     def state(self) -> dict[str, str]:
@@ -87,7 +97,9 @@ class Confirmations:
             PINNED: _NONE if pinned is None else str(pinned),
         }
 
-    def of(self, act: Act, *, step: int | None, first: int | None, second: int | None) -> Confirmation:
+    def of(
+        self, act: Act, *, step: int | None, first: int | None, second: int | None, destination: str
+    ) -> Confirmation:
         """Return what an act will do.
 
         Args:
@@ -95,11 +107,13 @@ class Confirmations:
             step: The step to pin or to evaluate.
             first: The step to compare with.
             second: The step that is compared.
+            destination: Whose dead letters are sent again or dropped.
 
         Raises:
             InvalidInputError: A step is missing.
-            VersionNotFoundError: There is no such checkpoint, or nothing to return to.
+            VersionNotFoundError: There is no such checkpoint, nothing to return to, or no dead letter.
             NotReadyError: Nothing is serving yet.
+            LedgerError: The ledger cannot be read.
         """
         if act is Act.PIN:
             return self._pin(_required(step, STEP))
@@ -109,6 +123,8 @@ class Confirmations:
             return self._roll_back()
         if act is Act.EVALUATE:
             return self._evaluate(_required(step, STEP))
+        if act in OWN_METHODS:
+            return self._letters(act, destination)
         return self._compare(_required(first, FIRST), _required(second, SECOND))
 
     def _pin(self, step: int) -> Confirmation:
@@ -190,6 +206,26 @@ class Confirmations:
             rows=rows,
             datasets=self._datasets(),
             fields={FIRST: str(first), SECOND: str(second)},
+        )
+
+    def _letters(self, act: Act, destination: str) -> Confirmation:
+        letters = self._operations.letters_to(destination)
+        count = "1 dead letter" if len(letters) == 1 else f"{len(letters)} dead letters"
+        steps = sorted({letter.event.step for letter in letters})
+        about = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+        if act is Act.RESEND:
+            title, button = f"Send {count} again", "Send again"
+            sentence = "They keep their ids, so that the receiver can tell those that it has seen."
+        else:
+            title, button = f"Drop {count}", "Drop"
+            sentence = "They are removed for good; the receiver never gets them."
+        return Confirmation(
+            act=act,
+            title=title,
+            sentences=[f"The events to {destination} about {about}. {sentence}", f"Last error: {letters[-1].error}"],
+            button=button,
+            rows=(),
+            fields={DESTINATION: destination, UP_TO: str(letters[-1].sequence)},
         )
 
     def _promotion(

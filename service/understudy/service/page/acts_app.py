@@ -14,17 +14,21 @@ from starlette.routing import Route
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, VersionNotFoundError
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
+from understudy.service.calls.caller import Group
 from understudy.service.calls.methods import Method
-from understudy.service.calls.served_call import ServedMethod, ServedMethods
+from understudy.service.calls.served_call import Guard, ServedMethod, ServedMethods
 from understudy.service.calls.status import PermissionDeniedError
 from understudy.service.page.acts import (
     DATASET,
+    DESTINATION,
     FIRST,
     METHOD_OF,
+    OWN_METHODS,
     PINNED,
     SECOND,
     SERVING,
     STEP,
+    UP_TO,
     Act,
     Confirmations,
 )
@@ -37,7 +41,8 @@ from understudy.service.page.forms import (
     fields_of,
     is_direct,
 )
-from understudy.service.page.page_call import PageCall
+from understudy.service.page.operations import Operations
+from understudy.service.page.page_call import PageCall, page_method
 from understudy.service.page.rendering import Renderer, root_of, with_headers
 from understudy.service.page.requests import asked, number
 from understudy.v1 import evaluation_pb2, model_pb2, tensor_pb2
@@ -61,9 +66,10 @@ class ActsApp:
     Args:
         methods: The methods that do the acts.
         confirmations: Says what each act will do.
+        operations: Does what concerns dead letters.
         renderer: Renders the pages.
         note_change: Called after each change.
-        has_callers: Whether callers are known.
+        guard: Checks who calls; None if callers are not known.
         read_only: Whether nothing may be changed.
         executor: Runs blocking calls.
     """
@@ -72,18 +78,23 @@ class ActsApp:
         self,
         methods: ServedMethods,
         confirmations: Confirmations,
+        operations: Operations,
         renderer: Renderer,
         *,
         note_change: Callable[[], None],
-        has_callers: bool,
+        guard: Guard | None,
         read_only: bool,
         executor: Executor,
     ) -> None:
-        self._served: Mapping[Act, ServedMethod] = {act: methods[path] for act, path in METHOD_OF.items()}
+        self._served: Mapping[Act, ServedMethod] = {
+            **{act: methods[path] for act, path in METHOD_OF.items()},
+            **{act: page_method(name, "unary", Group.PROMOTE, guard) for act, name in OWN_METHODS.items()},
+        }
         self._confirmations = confirmations
+        self._operations = operations
         self._renderer = renderer
         self._note_change = note_change
-        self._has_callers = has_callers
+        self._has_callers = guard is not None
         self._read_only = read_only
         self._executor = executor
         self._tokens = FormTokens()
@@ -115,6 +126,7 @@ class ActsApp:
             step=asked(call, STEP),
             first=asked(call, FIRST),
             second=asked(call, SECOND),
+            destination=call.request.query_params.get(DESTINATION, ""),
         )
         confirmation = await self._run(describe)
         token = self._tokens.issue(_name(call), act, confirmation.fields)
@@ -186,10 +198,20 @@ class ActsApp:
             return await self._evaluate(method, call, fields)
         if act is Act.COMPARE:
             return await self._compare(method, call, fields)
+        if act in OWN_METHODS:
+            return await self._letters(act, call, fields)
         request = model_pb2.PromoteRequest(action=_ACTIONS[act])
         if act is Act.PIN:
             request.version.step = number(STEP, fields[STEP])
         await method.answer(request, call)  # type: ignore[misc]  # an `Answer`
+        self._note_change()
+        return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
+
+    async def _letters(self, act: Act, call: PageCall, fields: Mapping[str, str]) -> Response:
+        destination, up_to = fields[DESTINATION], number(UP_TO, fields[UP_TO])
+        work = self._operations.resend if act is Act.RESEND else self._operations.drop
+        call.audited = {"event": "dead letters", "action": act.value, "destination": destination}
+        call.audited = {**call.audited, "events": await self._run(partial(work, destination, up_to))}
         self._note_change()
         return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
 

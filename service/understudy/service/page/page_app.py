@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from google.protobuf.empty_pb2 import Empty
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from understudy.evaluator.evaluation.training_end import read_training
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
-from understudy.service.calls.caller import Group, only
-from understudy.service.calls.methods import CallContext, MessageCodec, Method
-from understudy.service.calls.metrics import MethodMetrics, RpcMethod, samples_of
-from understudy.service.calls.served_call import Guard, ServedMethod, ServedMethods
-from understudy.service.calls.status import UnsupportedError
+from understudy.service.calls.caller import Group
+from understudy.service.calls.metrics import samples_of
+from understudy.service.calls.served_call import Guard, ServedMethods
+from understudy.service.fleet.fleet_state import Fleet
 from understudy.service.live_numbers import LiveReader
-from understudy.service.page.acts import FIRST, SECOND, Act, Confirmations
+from understudy.service.page.acts import FIRST, SECOND, Confirmations
 from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
 from understudy.service.page.comparing import recorded, recorded_tables
+from understudy.service.page.contents import Contents
 from understudy.service.page.history import History
-from understudy.service.page.page_call import PageCall
+from understudy.service.page.operations import Operations
+from understudy.service.page.page_call import PageCall, page_method
 from understudy.service.page.parts import Part, RenderedPart, SharedParts, state_of
 from understudy.service.page.rendering import Renderer, root_of, with_headers
 from understudy.service.page.requests import asked, number
@@ -43,8 +41,6 @@ from understudy.service.served_model import ServedModel
 
 FRESH_SECONDS: Final = 0.5
 """How long what was rendered for one browser is in the pages that others load, unless something changes."""
-TRAFFIC_SECONDS: Final = 10.0
-"""How often the traffic is updated."""
 MAX_STREAMS: Final = 256
 """The most pages that are updated live, and no more than half of the connections to the HTTP port."""
 
@@ -64,6 +60,7 @@ class PageApp:
         model: The served model.
         settings: The operator's settings of the evaluator.
         history: The scores of the evaluator's ledger.
+        fleet: The servers that follow.
         guard: Checks who calls; None to admit every caller.
         methods: The gRPC methods, of which some do what callers do on the page.
         read_only: Whether nothing may be changed.
@@ -81,6 +78,7 @@ class PageApp:
         *,
         settings: EvaluatorSettings,
         history: History,
+        fleet: Fleet,
         guard: Guard | None,
         methods: ServedMethods,
         read_only: bool,
@@ -92,33 +90,40 @@ class PageApp:
         max_connections: int,
     ) -> None:
         self._model = model
-        self._readiness = readiness
         self._executor = executor
-        self._views = Views(model.evaluator, settings, history)
-        self._live = LiveReader(lambda: samples_of(registry))
-        self._training_run = run
+        self._renderer = Renderer(model.name, readiness)
+        views = Views(model.evaluator, settings, history)
+        operations = Operations(model.evaluator.outbox, fleet)
+        self._contents = Contents(
+            model.evaluator,
+            views=views,
+            operations=operations,
+            live=LiveReader(lambda: samples_of(registry)),
+            run=run,
+            renderer=self._renderer,
+        )
         self._feed = ChangeFeed(
-            self._fingerprints,
+            self._contents.fingerprints,
             recorded=recorded,
             readiness=readiness,
             executor=executor,
             max_streams=min(MAX_STREAMS, max_connections // 2),
         )
-        self._view = _served("View", "unary", guard)
-        self._watch = _served("Watch", "server_stream", guard)
+        self._parts = SharedParts(self._feed, executor)
+        self._view = page_method("View", "unary", Group.OBSERVE, guard)
+        self._watch = page_method("Watch", "server_stream", Group.OBSERVE, guard)
         monitor = DisconnectMonitor()
         self._new_call = partial(PageCall, monitor=monitor, max_body_bytes=0, bodies=BodyBudget(0), executor=executor)
-        self._renderer = Renderer(model.name, readiness)
         self._acts = ActsApp(
             methods,
-            Confirmations(model.evaluator, self._views, str(settings.version_policy)),
+            Confirmations(model.evaluator, views, operations, str(settings.version_policy)),
+            operations,
             self._renderer,
             note_change=self._feed.note_change,
-            has_callers=guard is not None,
+            guard=guard,
             read_only=read_only,
             executor=executor,
         )
-        self._parts = SharedParts(self._feed, executor)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -143,23 +148,8 @@ class PageApp:
         return HTMLResponse(self._renderer.page("overview.html", call, parts=contents, stream=stream))
 
     def _overview(self, call: PageCall) -> Sequence[Part]:
-        root, acts = root_of(call), self._acts.allowed(call)
         before, first = asked(call, "before"), asked(call, "charts") or 0
-        render = partial(self._render, root)
-        return [
-            Part(name="state", key=("state", root, acts), render=partial(render, "state", partial(self._state, acts))),
-            Part(name="traffic", key=("traffic",), render=partial(render, "traffic", self._traffic)),
-            Part(
-                name="curves",
-                key=("curves", root, first),
-                render=partial(render, "curves", partial(self._curves, first)),
-            ),
-            Part(
-                name="checkpoints",
-                key=("checkpoints", root, before),
-                render=partial(render, "checkpoints", partial(self._checkpoints, before)),
-            ),
-        ]
+        return self._contents.overview(root_of(call), self._acts.allowed(call), before=before, first=first)
 
     async def checkpoint(self, call: PageCall) -> Response:
         """Return the page of one checkpoint."""
@@ -171,12 +161,7 @@ class PageApp:
         )
 
     def _life(self, call: PageCall) -> Sequence[Part]:
-        step, root, acts = _step(call), root_of(call), self._acts.allowed(call)
-
-        def read() -> dict[str, Any]:
-            return {"view": self._views.checkpoint(step), "acts": acts, "serving": self._model.evaluator.serving_step}
-
-        return [Part(name="life", key=("life", root, step, acts), render=partial(self._render, root, "life", read))]
+        return self._contents.life(root_of(call), self._acts.allowed(call), _step(call))
 
     async def _fresh(self, parts: Sequence[Part]) -> list[RenderedPart]:
         return [await self._parts.get(part, fresh_seconds=FRESH_SECONDS) for part in parts]
@@ -204,28 +189,6 @@ class PageApp:
     async def static(self, call: PageCall) -> Response:
         """Return a file of the package."""
         return self._renderer.static(call.request.path_params["name"])
-
-    def _fingerprints(self) -> Mapping[str, object]:
-        return {**self._views.fingerprints(), "traffic": int(monotonic() / TRAFFIC_SECONDS)}
-
-    def _render(self, root: str, part: str, read: Callable[[], Mapping[str, Any]]) -> str:
-        """Read and render a part. Blocks."""
-        return self._renderer.part(f"{part}.html", {"root": root, **read()})
-
-    def _state(self, acts: frozenset[Act]) -> Mapping[str, Any]:
-        self._views.catch_up()
-        return {"served": self._views.served(), "next": self._views.next(), "acts": acts}
-
-    def _traffic(self) -> Mapping[str, Any]:
-        training = None if self._training_run is None else read_training(self._training_run)
-        return {"live": self._live.read(), "training": training}
-
-    def _curves(self, first: int) -> Mapping[str, Any]:
-        self._views.catch_up()
-        return {"curves": self._views.curves(first)}
-
-    def _checkpoints(self, before: int | None) -> Mapping[str, Any]:
-        return {"checkpoints": self._views.checkpoints(before)}
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -282,17 +245,6 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-
-def _served(name: str, rpc_type: Any, guard: Guard | None) -> ServedMethod:
-    """Return what is around the requests of one kind: admission, limits of the caller, and the logs."""
-    rpc = RpcMethod(service="understudy.Page", name=name, rpc_type=rpc_type)
-
-    async def answer(_request: Any, _call: CallContext) -> Any:
-        raise UnsupportedError("the page is not served over gRPC")
-
-    method = Method(rpc=rpc, access=only(Group.OBSERVE), codec=MessageCodec(Empty), answer=answer)
-    return ServedMethod(method, MethodMetrics(rpc), guard)
 
 
 def _step(call: PageCall) -> int:

@@ -1,12 +1,18 @@
-"""A request for the page, whose token may come from a browser's dialog."""
+"""A request for the page, whose token may come from a browser's dialog, and what is around those of each kind."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from typing import Final
+from typing import Any, Final
 
-from understudy.service.calls.status import Failure
+from google.protobuf.empty_pb2 import Empty
+
+from understudy.service.calls.caller import Group, only
+from understudy.service.calls.methods import CallContext, MessageCodec, Method
+from understudy.service.calls.metrics import MethodMetrics, RpcMethod
+from understudy.service.calls.served_call import Guard, ServedMethod
+from understudy.service.calls.status import Failure, UnsupportedError
 from understudy.service.rest.rest_call import RestCall
 
 _AUTHORIZATION: Final = "authorization"
@@ -43,3 +49,21 @@ def _as_bearer(value: str) -> str:
     except (binascii.Error, UnicodeDecodeError):
         return value
     return f"Bearer {token}" if colon else value
+
+
+def page_method(name: str, rpc_type: Any, group: Group, guard: Guard | None) -> ServedMethod:
+    """Return what is around the requests of one kind: admission, limits of the caller, and the logs.
+
+    Args:
+        name: Its name in the logs.
+        rpc_type: Its kind of call, which says which limits count.
+        group: The group that its callers need.
+        guard: Checks who calls; None to admit every caller.
+    """
+    rpc = RpcMethod(service="understudy.Page", name=name, rpc_type=rpc_type)
+
+    async def answer(_request: Any, _call: CallContext) -> Any:
+        raise UnsupportedError("the page is not served over gRPC")
+
+    method = Method(rpc=rpc, access=only(group), codec=MessageCodec(Empty), answer=answer)
+    return ServedMethod(method, MethodMetrics(rpc), guard)

@@ -121,7 +121,7 @@ def state_of(parts: Sequence[RenderedPart]) -> str:
 
 def _rendered(part: Part) -> RenderedPart:
     html = part.render()
-    lines = html.encode().splitlines()
+    lines = html.encode().splitlines() or [b""]
     data = b"".join(b"data: " + line + b"\n" for line in lines)
     digest = blake2b(html.encode(), digest_size=_DIGEST_BYTES).hexdigest()
     return RenderedPart(html=html, digest=digest, event=b"event: " + part.name.encode() + b"\n" + data + b"\n")
