@@ -275,7 +275,8 @@ def test_an_open_page_gets_what_has_changed_and_only_that_when_it_comes_back(
             assert response.headers["cache-control"] == "no-store"
             client.promote(STEPS[0])
             events = news(response)
-            parts, seen = {}, ""
+            parts: dict[str, str] = {}
+            seen = ""
             while words not in parts.get(part, ""):
                 name, content = next(events)
                 parts[name] = content

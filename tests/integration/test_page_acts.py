@@ -17,7 +17,9 @@ from integration.test_page import basic, callers, token_of
 from testkit.checkpoints import Chief, write_dataset
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
+from testkit.slow_batches import SlowBatches
 from testkit.webhook_receiver import SECRET, Receiver, receiving, status
+from understudy.service.page import working
 
 STEPS = (10, 20, 30)
 DATASET = "test"
@@ -92,6 +94,12 @@ def operator(service: RunningService) -> Iterator[Browser]:
     browser = Browser(service, "operator")
     with browser.client:
         yield browser
+
+
+@pytest.fixture(autouse=True)
+def everything_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a slow machine answer at once, too."""
+    monkeypatch.setattr(working, "QUICK_SECONDS", SECONDS)
 
 
 @pytest.fixture
@@ -173,6 +181,73 @@ def test_a_dataset_is_evaluated_and_two_versions_compared_on_request(operator: B
     assert "Which examples changed is not known: step 10 was scored on 'test' without tables" in recorded.text
 
 
+def send_slowly(operator: Browser, act: str, fields: dict[str, str]) -> Any:
+    return operator.client.stream("POST", f"/acts/{act}", data=fields, headers={"origin": operator.origin})
+
+
+def test_what_takes_a_while_tells_how_far_it_is_and_ends_with_the_result(
+    operator: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(working, "TELL_SECONDS", 0.05)
+    slow = SlowBatches(monkeypatch)
+    question = operator.get("/acts/compare?first=30&second=10").text
+    assert "The next page tells how far it is; leaving that page cancels it." in Page(question).text
+    fields = {**operator.fields("/acts/compare?first=30&second=10"), "dataset": DATASET}
+    with send_slowly(operator, "compare", fields) as response:
+        assert (response.status_code, response.headers["x-accel-buffering"]) == (200, "no")
+        chunks = response.iter_text()
+        content = ""
+        while not re.search(r"\d of \d+ examples", content):
+            content += next(chunks)
+        slow.release()
+        content += "".join(chunks)
+    page = Page(content)
+
+    done, of = map(int, re.findall(r"(\d+) of (\d+) examples", content)[0])
+    assert 0 < done < of
+    assert page.headings[:2] == ["model: step 10 beside step 30", DATASET]
+    assert "with intervals of 95 % from" in page.text
+    evaluated = operator.send("evaluate", {**operator.fields("/acts/evaluate?step=10"), "dataset": DATASET})
+    assert evaluated.status_code == 200
+    assert 'content="0; url=/checkpoints/10"' in evaluated.text
+    assert Page(evaluated.text).headings[0] == "model: step 10 is evaluated"
+
+
+def test_who_leaves_cancels_what_is_computed(
+    service: RunningService, operator: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    slow = SlowBatches(monkeypatch)
+    fields = {**operator.fields("/acts/compare?first=30&second=10"), "dataset": DATASET}
+    client = service.client(token=token_of("viewer"))
+
+    def ended() -> list[str]:
+        return re.findall(r'grpc_server_handled_total\{(?=.*"Compare").*\} [1-9].*', client.metrics())
+
+    before = ended()
+    with send_slowly(operator, "compare", fields) as response:
+        next(response.iter_text())
+    until(lambda: ended() != before)
+    assert "cancel" in "".join({*ended()} - {*before}).lower()
+    read = slow.read
+    slow.release()
+    assert operator.get("/").status_code == 200
+    assert slow.read <= read + 1
+
+
+def test_a_failure_while_it_is_told_how_far_something_is_ends_the_page_with_a_sentence(
+    operator: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    fields = operator.fields("/acts/evaluate?step=10")
+    failed = operator.send("evaluate", {**fields, "dataset": "<b>other</b>"})
+
+    assert failed.status_code == 200
+    assert "there is no dataset '<b>other</b>'" in Page(failed.text).text
+    assert "<b>" not in failed.text
+
+
 @pytest.mark.usefixtures("at_rest")
 def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
     service: RunningService, operator: Browser, receiver: Receiver
@@ -204,7 +279,8 @@ def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
         done = operator.send("resend-events", operator.fields(link("resend-events")))
     assert (done.status_code, done.headers["location"]) == (SEE_OTHER, "/")
     until(lambda: dead(0))
-    receiver.wait_for(attempted + 2 * len(STEPS))
+    until(lambda: re.search(r"understudy_events_waiting\{.*\} 0", client.metrics()) is not None)
+    assert len(receiver.received) - attempted >= 2 * len(STEPS)
     (line,) = [line for line in lines if line["event"] == "dead letters"]
     assert (line["caller"], line["action"], line["method"]) == (
         "operator",

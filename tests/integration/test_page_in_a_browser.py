@@ -14,10 +14,12 @@ from playwright.sync_api import Browser, expect
 from testkit.browser import Tabs, overflow, running_browser, violations
 from testkit.checkpoints import Chief, ones, write_dataset
 from testkit.in_process import RunningService, running_service, until
+from testkit.slow_batches import SlowBatches
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.checkpoints.training import TrainingProgress
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome
+from understudy.service.page import working
 
 STEPS = (10, 20, 30)
 REFUSED_STEP = 40
@@ -205,6 +207,33 @@ def test_a_comparison_and_a_life_are_shown(service: RunningService, tabs: Tabs) 
     events = page.get_by_role("region", name="Life of the checkpoint").locator("tbody th").all_inner_texts()
     assert events[:5] == ["committed", "seen", "verified", "loaded", "warmed up"]
     assert "accepted on test" in events
+
+
+@pytest.mark.parametrize("options", [LIGHT, {**DARK_AND_NARROW, "java_script_enabled": False}])
+def test_a_page_tells_how_far_a_comparison_is_until_it_is_cancelled(
+    service: RunningService, tabs: Tabs, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    monkeypatch.setattr(working, "TELL_SECONDS", 0.05)
+    slow = SlowBatches(monkeypatch)
+    page = tabs.open(url(service, "/acts/compare?first=10&second=20"), **options)
+    page.get_by_role("button", name="Compare").click(no_wait_after=True)
+    expect(page.locator(".told:visible")).to_contain_text(re.compile(r"\d+ of \d+ examples"))
+    assert page.locator(".told:visible").count() == 1
+    if options is LIGHT:
+        assert violations(page) == []
+    page.get_by_role("link", name="Cancel").click()
+    expect(page.locator("h1")).to_contain_text("step 20")
+    slow.release()
+
+
+def test_an_evaluation_that_took_a_while_ends_at_the_page_of_the_checkpoint(
+    service: RunningService, tabs: Tabs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    page = tabs.open(url(service, "/acts/evaluate?step=10"), **LIGHT)
+    page.get_by_role("button", name="Evaluate").click()
+    page.wait_for_url(url(service, "/checkpoints/10"))
+    expect(page.locator("#life")).to_contain_text("Entries of the ledger")
 
 
 def test_everything_can_be_reached_with_the_keyboard(service: RunningService, tabs: Tabs) -> None:

@@ -48,6 +48,7 @@ DESTINATION, UP_TO = "destination", "up_to"
 """The hidden fields of forms about dead letters: who was to receive them, and the last of those that were shown."""
 
 _NONE: Final = "none"
+_LONG: Final = "That may take a while. The next page tells how far it is; leaving that page cancels it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +182,7 @@ class Confirmations:
             for name in self._evaluator.dataset_names
             if name in known
         ]
+        sentences.append(_LONG)
         return Confirmation(
             act=Act.EVALUATE,
             title=f"Evaluate step {step}",
@@ -201,6 +203,7 @@ class Confirmations:
             sentences=[
                 "Both are scored now, on the same batches of the dataset that you choose.",
                 "What is not loaded is loaded for it. The ledger records nothing.",
+                _LONG,
             ],
             button="Compare",
             rows=rows,

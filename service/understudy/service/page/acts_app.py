@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, VersionNotFoundError
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
@@ -42,9 +44,11 @@ from understudy.service.page.forms import (
     is_direct,
 )
 from understudy.service.page.operations import Operations
-from understudy.service.page.page_call import PageCall, page_method
-from understudy.service.page.rendering import Renderer, root_of, with_headers
+from understudy.service.page.page_call import ActCall, Endpoint, PageCall, page_method
+from understudy.service.page.rendering import Renderer, root_of, streamed, with_headers
 from understudy.service.page.requests import asked, number
+from understudy.service.page.working import Outcome, Progress, Work, Working
+from understudy.service.rest.rest_call import HTTP_OK
 from understudy.v1 import evaluation_pb2, model_pb2, tensor_pb2
 
 MAX_FORMS_BYTES: Final = 16 * MAX_FORM_BYTES
@@ -99,7 +103,7 @@ class ActsApp:
         self._executor = executor
         self._tokens = FormTokens()
         self._new_call = partial(
-            PageCall,
+            ActCall,
             monitor=DisconnectMonitor(),
             max_body_bytes=MAX_FORM_BYTES,
             bodies=BodyBudget(MAX_FORMS_BYTES),
@@ -160,20 +164,26 @@ class ActsApp:
     def _route(self, act: Act) -> Route:
         served = self._served[act]
 
-        async def answer(call: PageCall) -> Response:
-            self._check_server(call, served.method)
-            check_same_origin(call)
-            return await self._do(act, served.method, call, await self._form(act, call))
+        async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+            call = self._new_call(Request(scope, receive), served)
+            page = _StreamedPage(send)
 
-        async def respond(request: Request) -> Response:
-            call = self._new_call(request, served)
+            async def answer(call: ActCall) -> Response:
+                self._check_server(call, served.method)
+                check_same_origin(call)
+                return await self._do(act, served.method, call, await self._form(act, call), page)
+
             response = await served.serve(call, answer)
-            if response is None:
-                return self._renderer.failed(call)
-            served.sent(call)
-            return with_headers(response, call)
+            if response is not None:
+                served.sent(call)
+            if page.has_begun:
+                if response is None:
+                    await page.end(self._renderer.failed_part(call))
+                return
+            whole = self._renderer.failed(call) if response is None else with_headers(response, call)
+            await whole(scope, receive, send)
 
-        return Route(f"/acts/{act}", respond, methods=["POST"])
+        return Route(f"/acts/{act}", Endpoint(endpoint), methods=["POST"])
 
     async def _form(self, act: Act, call: PageCall) -> dict[str, str]:
         """Return the checked fields of a form.
@@ -193,11 +203,18 @@ class ActsApp:
             )
         return fields
 
-    async def _do(self, act: Act, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:
+    async def _do(
+        self, act: Act, method: Method, call: ActCall, fields: Mapping[str, str], page: _StreamedPage
+    ) -> Response:
         if act is Act.EVALUATE:
-            return await self._evaluate(method, call, fields)
+            step = number(STEP, fields[STEP])
+            work = partial(self._evaluate, method, call, fields.get(DATASET, ""), step)
+            return await self._work(work, call, page, title=f"step {step} is evaluated", back=f"/checkpoints/{step}")
         if act is Act.COMPARE:
-            return await self._compare(method, call, fields)
+            first, second = number(FIRST, fields[FIRST]), number(SECOND, fields[SECOND])
+            work = partial(self._compare, method, call, fields.get(DATASET, ""), (first, second))
+            title = f"step {second} beside step {first}"
+            return await self._work(work, call, page, title=title, back=f"/checkpoints/{second}")
         if act in OWN_METHODS:
             return await self._letters(act, call, fields)
         request = model_pb2.PromoteRequest(action=_ACTIONS[act])
@@ -215,38 +232,87 @@ class ActsApp:
         self._note_change()
         return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
 
-    async def _evaluate(self, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:
-        step = number(STEP, fields[STEP])
-        request = evaluation_pb2.EvaluateDatasetRequest(
-            dataset=fields.get(DATASET, ""), version=tensor_pb2.VersionSelector(step=step)
-        )
-        async for _progress_or_record in method.answer(request, call):  # type: ignore[union-attr]  # a `Stream`
-            pass
-        return RedirectResponse(f"{root_of(call)}/checkpoints/{step}", _SEE_OTHER)
+    async def _work(self, work: Work, call: ActCall, page: _StreamedPage, *, title: str, back: str) -> Response:
+        """Return the answer, or if it takes a while send a page that tells how far it is and ends with the answer."""
+        working = Working(work)
+        async with working as task:
+            if not task.done():
+                halves = self._renderer.halves("working.html", call, title=title, back=back)
+                await page.begin(streamed("text/html", call), halves)
+                async with aclosing(working.lines(task, self._told)) as lines:
+                    async for each in lines:
+                        await page.send(each)
+            outcome = task.result()
+            if page.has_begun:
+                await page.end(outcome.html)
+            return outcome.response
 
-    async def _compare(self, method: Method, call: PageCall, fields: Mapping[str, str]) -> Response:
-        dataset = fields.get(DATASET, "")
+    def _told(self, progress: Progress) -> str:
+        return self._renderer.part("told.html", {"progress": progress})
+
+    async def _evaluate(self, method: Method, call: ActCall, dataset: str, step: int, progress: Progress) -> Outcome:
+        request = evaluation_pb2.EvaluateDatasetRequest(dataset=dataset, version=tensor_pb2.VersionSelector(step=step))
+        async for response in method.answer(request, call):  # type: ignore[union-attr]  # a `Stream`
+            if response.HasField("progress"):
+                total = response.progress.total_examples if response.progress.HasField("total_examples") else None
+                progress.report(response.progress.examples, total)
+        root = root_of(call)
+        return Outcome(
+            response=RedirectResponse(f"{root}/checkpoints/{step}", _SEE_OTHER),
+            html=self._renderer.part("evaluated.html", {"root": root, "step": step}),
+        )
+
+    async def _compare(
+        self, method: Method, call: ActCall, dataset: str, steps: tuple[int, int], progress: Progress
+    ) -> Outcome:
         if not dataset:
             raise InvalidInputError("the form names no dataset; choose one")
-        steps = [number(name, fields[name]) for name in (FIRST, SECOND)]
         options = evaluation_pb2.CompareOptions(
             dataset=dataset, versions=[tensor_pb2.VersionSelector(step=step) for step in steps]
         )
+        call.progress = progress.report
         response = await method.answer(_one(evaluation_pb2.CompareRequest(options=options)), call)  # type: ignore[misc]
-        compared = of_response(dataset, response)
-        return HTMLResponse(
-            self._renderer.page(
-                "comparison.html",
-                call,
-                first=steps[0],
-                second=steps[1],
-                compared=[compared],
-                acts=self.allowed(call),
-            )
+        compared = [of_response(dataset, response)]
+        values = {"first": steps[0], "second": steps[1], "compared": compared, "acts": self.allowed(call)}
+        return Outcome(
+            response=HTMLResponse(self._renderer.page("comparison.html", call, **values)),
+            html=self._renderer.part("compared.html", {"root": root_of(call), **values}),
         )
 
     async def _run(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+class _StreamedPage:
+    """A page that is sent in pieces.
+
+    Args:
+        send: Sends the messages of ASGI.
+
+    Attributes:
+        has_begun: Whether its beginning was sent.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._rest = ""
+        self.has_begun = False
+
+    async def begin(self, response: Response, halves: tuple[str, str]) -> None:
+        """Send the headers and what comes before the lines; keep what comes after them."""
+        self.has_begun = True
+        first, self._rest = halves
+        await self._send({"type": "http.response.start", "status": HTTP_OK, "headers": response.raw_headers})
+        await self.send(first)
+
+    async def send(self, html: str) -> None:
+        """Send a line."""
+        await self._send({"type": "http.response.body", "body": html.encode(), "more_body": True})
+
+    async def end(self, html: str) -> None:
+        """Send what takes the place of the lines, and the end."""
+        whole = f'</div>\n<div class="result">\n{html}</div>\n{self._rest}'
+        await self._send({"type": "http.response.body", "body": whole.encode(), "more_body": False})
 
 
 _ACTIONS: Final = {

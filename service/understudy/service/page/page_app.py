@@ -31,9 +31,9 @@ from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.contents import Contents
 from understudy.service.page.history import History
 from understudy.service.page.operations import Operations
-from understudy.service.page.page_call import PageCall, page_method
+from understudy.service.page.page_call import Endpoint, PageCall, page_method
 from understudy.service.page.parts import Part, RenderedPart, SharedParts, state_of
-from understudy.service.page.rendering import Renderer, root_of, with_headers
+from understudy.service.page.rendering import UNBUFFERED, Renderer, root_of, with_headers
 from understudy.service.page.requests import asked, number
 from understudy.service.page.views import Views
 from understudy.service.readiness import Notifier, Readiness
@@ -227,24 +227,16 @@ class PageApp:
                     for part in parts:  # a failure is an answer of its own
                         await self._parts.get(part)
                     seen = call.header("last-event-id") or call.request.query_params.get(SEEN, "")
-                    response = StreamingResponse(self._parts.events(parts, seen), media_type="text/event-stream")
+                    response = StreamingResponse(
+                        self._parts.events(parts, seen), media_type="text/event-stream", headers=UNBUFFERED
+                    )
                     await with_headers(response, call)(scope, receive, send_on)
                 return response
 
             if await self._watch.serve(call, answer) is None and not has_begun:
                 await self._renderer.failed(call)(scope, receive, send)
 
-        return Route(path, _Endpoint(endpoint), methods=["GET"])
-
-
-class _Endpoint:
-    """An ASGI application as the endpoint of a route; Starlette calls functions with a request."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        return Route(path, Endpoint(endpoint), methods=["GET"])
 
 
 def _step(call: PageCall) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from google.protobuf.empty_pb2 import Empty
+from starlette.types import Receive, Scope, Send
 
 from understudy.service.calls.caller import Group, only
 from understudy.service.calls.methods import CallContext, MessageCodec, Method
 from understudy.service.calls.metrics import MethodMetrics, RpcMethod
 from understudy.service.calls.served_call import Guard, ServedMethod
 from understudy.service.calls.status import Failure, UnsupportedError
+from understudy.service.page.working import LONGEST_SECONDS
 from understudy.service.rest.rest_call import RestCall
 
 _AUTHORIZATION: Final = "authorization"
@@ -37,6 +40,23 @@ class PageCall(RestCall):
     def failure(self) -> Failure:
         """Why the call failed."""
         return self._failure
+
+
+class ActCall(PageCall):
+    """A form that acts.
+
+    Attributes:
+        progress: See `CallContext`.
+    """
+
+    __slots__ = ("progress",)
+
+    default_timeout_seconds = LONGEST_SECONDS
+    progress: Callable[[int, int | None], None] | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.progress = None
 
 
 def _as_bearer(value: str) -> str:
@@ -67,3 +87,14 @@ def page_method(name: str, rpc_type: Any, group: Group, guard: Guard | None) -> 
 
     method = Method(rpc=rpc, access=only(group), codec=MessageCodec(Empty), answer=answer)
     return ServedMethod(method, MethodMetrics(rpc), guard)
+
+
+class Endpoint:
+    """An ASGI application as the endpoint of a route; Starlette calls functions with a request."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._app(scope, receive, send)

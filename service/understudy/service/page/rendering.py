@@ -9,7 +9,8 @@ from importlib import resources
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.responses import HTMLResponse, Response
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from understudy.evaluator.evaluator_errors import VersionNotFoundError
 from understudy.service.calls.served_call import REQUEST_ID_HEADER
@@ -29,6 +30,8 @@ _HEADERS: Final[Mapping[str, str]] = {
     "referrer-policy": "same-origin",  # with no-referrer, browsers send forms without their origin
     "cache-control": "no-store",
 }
+UNBUFFERED: Final[Mapping[str, str]] = {"x-accel-buffering": "no"}
+"""Tells nginx to pass on a response as it is made."""
 _STATIC_CACHE: Final = "private, max-age=86400"
 """The links to these files change with their contents."""
 _STATIC: Final[Mapping[str, tuple[str, str]]] = {
@@ -37,6 +40,7 @@ _STATIC: Final[Mapping[str, tuple[str, str]]] = {
     "htmx.js": ("vendor/htmx.min.js", "text/javascript"),
     "sse.js": ("vendor/sse.min.js", "text/javascript"),
 }
+_MARKER: Final = Markup("<!-- here -->")
 _PACKAGE: Final = "understudy.service.page"
 
 
@@ -63,6 +67,11 @@ class Renderer:
         frame = {"root": root_of(call), "model": self._model_name, "readiness": self._readiness.reason}
         return self._templates.get_template(name).render(frame | values)
 
+    def halves(self, name: str, call: PageCall, **values: Any) -> tuple[str, str]:
+        """Return a rendered page before and after its ``marker``."""
+        before, _, after = self.page(name, call, marker=_MARKER, **values).partition(_MARKER)
+        return before, after
+
     def static(self, name: str) -> Response:
         """Return a file of the package.
 
@@ -72,6 +81,10 @@ class Renderer:
         if name not in _STATIC:
             raise VersionNotFoundError(f"the page has no file {name!r}")
         return Response(self._static[name], media_type=_STATIC[name][1], headers={"cache-control": _STATIC_CACHE})
+
+    def failed_part(self, call: PageCall) -> str:
+        """Return what the page of a failure says."""
+        return self.part("failed.html", {"root": root_of(call), "message": call.failure.message})
 
     def failed(self, call: PageCall) -> Response:
         """Return the page of a failure."""
@@ -84,6 +97,12 @@ class Renderer:
         if failure.code is Code.UNAUTHENTICATED:
             response.headers["www-authenticate"] = 'Basic realm="understudy", charset="UTF-8"'
         return with_headers(response, call)
+
+
+def streamed(media_type: str, call: PageCall) -> Response:
+    """Return a response, without its body, that a proxy passes on as it is made."""
+    response = StreamingResponse(iter(()), media_type=media_type, headers=UNBUFFERED)
+    return with_headers(response, call)
 
 
 def with_headers(response: Response, call: PageCall) -> Response:

@@ -1,14 +1,18 @@
-"""A page that tells how far something is while it is computed, also without JavaScript: the browser shows it as it comes.
+"""Something that is computed while a page tells how far it is.
 
-Each line takes the place of the one before by the style sheet. Who leaves the page cancels what it is about.
+The page is sent in pieces, which a browser shows as they come, so it needs no script: by the style sheet each line
+hides the one before. To leave the page is to cancel the computation.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
+
+from starlette.responses import Response
 
 QUICK_SECONDS = 0.5
 """What takes no longer than this is answered at once, without such a page."""
@@ -59,51 +63,59 @@ class Progress:
         return max(0.0, (total - examples) / rate)
 
 
-async def told(
-    working: asyncio.Future[str], progress: Progress, *, page: tuple[str, str], line: Callable[[Progress], str]
-) -> AsyncIterator[str]:
-    """Yield the parts of a page: its beginning, a line whenever something is done, at last the result and its end.
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was computed: as an answer of its own, and as the end of a page that told how far it was."""
+
+    response: Response
+    html: str
+
+
+Work = Callable[[Progress], Awaitable[Outcome]]
+"""Computes something, and reports how far it is."""
+
+
+class Working:
+    """Something that is computed on a task of its own, and is cancelled at the end of a ``with`` block.
 
     Args:
-        working: Gives the HTML of the result. It is cancelled if nothing reads on.
-        progress: How far it is.
-        page: The HTML before and after.
-        line: Returns the HTML of a line.
-
-    Raises:
-        Exception: What ``working`` raises.
+        work: Computes it.
     """
-    try:
-        yield page[0]
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.progress = Progress()
+        self._task: asyncio.Task[Outcome] | None = None
+
+    async def __aenter__(self) -> asyncio.Task[Outcome]:
+        """Begin, and wait for a moment, which may be long enough."""
+        self._task = asyncio.ensure_future(self._begun())
+        try:
+            await asyncio.wait([self._task], timeout=QUICK_SECONDS)
+        except asyncio.CancelledError:
+            await self._end(self._task)
+            raise
+        return self._task
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            await self._end(self._task)
+
+    async def lines(self, task: asyncio.Task[Outcome], line: Callable[[Progress], str]) -> AsyncGenerator[str, None]:
+        """Yield a line at the start and whenever something is done, until it has ended."""
         said = ""
-        while not working.done():
-            text = line(progress)
+        while not task.done():
+            text = line(self.progress)
             if text != said:
                 said = text
                 yield text
-            await asyncio.wait([working], timeout=TELL_SECONDS)
-        yield working.result()
-        yield page[1]
-    finally:
-        await cancelled(working)
+            await asyncio.wait([task], timeout=TELL_SECONDS)
 
+    async def _begun(self) -> Outcome:
+        return await self._work(self.progress)
 
-async def is_quick(working: asyncio.Future[str]) -> bool:
-    """Wait for something for a moment; return whether it is done. It is cancelled with this."""
-    try:
-        await asyncio.wait([working], timeout=QUICK_SECONDS)
-    except asyncio.CancelledError:
-        await cancelled(working)
-        raise
-    return working.done()
-
-
-async def cancelled(working: asyncio.Future[str]) -> None:
-    """Cancel something, and wait until it has ended."""
-    if not working.done():
-        working.cancel()
-        await asyncio.wait([working])
-
-
-Work = Callable[[], Awaitable[str]]
-"""Computes something, and returns the HTML of the result."""
+    @staticmethod
+    async def _end(task: asyncio.Task[Outcome]) -> None:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])

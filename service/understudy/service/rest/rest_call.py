@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -96,9 +96,12 @@ class RestCall(WatchedCall):
         route: The path of the method, with the names of its variables, for its trace.
 
     Attributes:
+        default_timeout_seconds: The bound of a call without a header.
         request: The request.
         status: The HTTP status of a call that succeeded.
     """
+
+    default_timeout_seconds: ClassVar[float] = DEFAULT_TIMEOUT_SECONDS
 
     __slots__ = (
         "_bodies",
@@ -153,7 +156,8 @@ class RestCall(WatchedCall):
 
     def open(self) -> None:
         """See `Call`."""
-        self.deadline = self.started + _timeout_seconds(self.header(TIMEOUT_HEADER), self.header(ENVOY_TIMEOUT_HEADER))
+        given = _timeout_seconds(self.header(TIMEOUT_HEADER), self.header(ENVOY_TIMEOUT_HEADER))
+        self.deadline = self.started + (self.default_timeout_seconds if given is None else given)
         self.monitor.enter(self)
         self.allow_cancelling()
 
@@ -271,8 +275,8 @@ def http_status(failure: Failure) -> int:
     return failure.status if isinstance(failure, HttpFailure) else HTTP_STATUS[failure.code]
 
 
-def _timeout_seconds(own: str | None, envoys: str | None) -> float:
-    """Return the shorter timeout of the caller's header and of Envoy's; the default if there is neither."""
+def _timeout_seconds(own: str | None, envoys: str | None) -> float | None:
+    """Return the shorter timeout of the caller's header and of Envoy's; None if there is neither."""
     timeouts = []
     if own is not None:
         if not _SECONDS.fullmatch(own):
@@ -280,7 +284,7 @@ def _timeout_seconds(own: str | None, envoys: str | None) -> float:
         timeouts.append(float(own))
     if envoys is not None and _MILLISECONDS.fullmatch(envoys):
         timeouts.append(int(envoys) / 1000)
-    return min(timeouts, default=DEFAULT_TIMEOUT_SECONDS)
+    return min(timeouts, default=None)
 
 
 def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
