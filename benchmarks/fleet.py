@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import psutil
 
 from benchmarks.speed.processes import Launch, ProcessTree, free_port
 from understudy.clients import AsyncClient
@@ -79,22 +80,23 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-async def measure(target: str, process: ProcessTree, servers: int, decisions: int) -> dict[str, float]:
+async def measure(target: str, tree: ProcessTree, servers: int, decisions: int) -> dict[str, float]:
     """Return the figures of this many servers."""
     async with AsyncClient(target, timeout_seconds=120.0) as client:
         while (await client.status(wait_for_ready=True)).serving_step is None:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(POLL_SECONDS)
+        (process,) = psutil.Process(tree.popen.pid).children()  # not its own children
         steps = [checkpoint.step for checkpoint in await client.checkpoints()][-2:]
         await client.promote(steps[0])
         idle_before = await _busy_share(process)
-        memory_before = process.usage().rss_mib
+        memory_before = process.memory_info().rss / 2**20
         channels = [grpc.aio.insecure_channel(target) for _ in range(-(-servers // STREAMS_OF_A_CHANNEL))]
         each = [_Server(channels[number // STREAMS_OF_A_CHANNEL], number) for number in range(servers)]
         began = time.monotonic()
         tasks = [asyncio.create_task(server.follow()) for server in each]
         await asyncio.gather(*(server.heard(steps[0]) for server in each))
         connected = time.monotonic() - began
-        idle_after, memory = await _busy_share(process), process.usage().rss_mib
+        idle_after, memory = await _busy_share(process), process.memory_info().rss / 2**20
         seconds = []
         for number in range(decisions):
             step = steps[(number + 1) % 2]
@@ -120,12 +122,12 @@ async def measure(target: str, process: ProcessTree, servers: int, decisions: in
     }
 
 
-async def _busy_share(process: ProcessTree) -> float:
+async def _busy_share(process: psutil.Process) -> float:
     """Return the share of one processor that a process takes while nothing happens."""
     await asyncio.sleep(1.0)
-    before = process.usage()
+    before = sum(process.cpu_times()[:2])
     await asyncio.sleep(IDLE_SECONDS)
-    return process.usage().since(before).cpu_seconds / IDLE_SECONDS
+    return (sum(process.cpu_times()[:2]) - before) / IDLE_SECONDS
 
 
 if __name__ == "__main__":
