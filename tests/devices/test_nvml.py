@@ -75,7 +75,7 @@ class IdleEvaluator:
     """What the collector asks, of an evaluator with these GPUs and nothing to serve."""
 
     replicas = 1
-    serving_step = latest_step = best_step = None
+    serving_step = latest_step = best_step = rollout = None
 
     def __init__(self, readings: dict[str, GpuReading]) -> None:
         self.gpu_readings = lambda: readings

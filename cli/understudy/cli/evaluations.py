@@ -24,7 +24,10 @@ Format = Literal["table", "csv", "json"]
 _IN_COLUMNS = frozenset({"metrics", "intervals", "slices", "conditions", "metric_digests"})
 """The fields that CSV has in columns or rows of their own, or lacks."""
 
-_OUTCOMES = ("scored", "skipped", "failed", "accepted", "refused", "undecided")
+_OUTCOMES = (
+    *("scored", "skipped", "failed", "accepted", "refused", "undecided"),
+    *("rollout_started", "rollout_promoted", "rollout_rolled_back", "rollout_stopped"),
+)
 
 
 @click.command("evaluations")

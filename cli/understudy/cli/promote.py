@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 @click.command("promote")
 @click.option("--pin", type=VersionType(), help="Serve this version, loaded on demand, until --unpin.")
 @click.option("--unpin", is_flag=True, help="Follow the server's own policy again.")
-@click.option("--roll-back", is_flag=True, help="Serve and pin the version that was serving before the present one.")
+@click.option(
+    "--roll-back",
+    is_flag=True,
+    help="Serve and pin the version that was serving before the present one; during a rollout, the one that the others "
+    "serve.",
+)
 @json_option("Print one JSON object: serving_step, previous_step, pinned_step.")
 @settings_options(settings=ConnectionSettings)
 def command(

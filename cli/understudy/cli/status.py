@@ -63,6 +63,9 @@ def _show_fleet(settings: ConnectionSettings, *, as_json: bool) -> None:
         click.echo("no server follows this evaluator")
     else:
         decided = "nothing yet" if found.decision is None else f"step {found.decision.step}"
+        if (rollout := found.rollout) is not None:
+            spent = f"{rollout.elapsed_seconds:.0f} s of {rollout.after_seconds:.0f} s"
+            decided += f"; rolling out step {rollout.step} on {', '.join(rollout.servers)} ({spent})"
         rows = [_fleet_row(server) for server in found.servers]
         print_table(
             ("server", "version", "state", "for", "lag", "software", "reason"), rows, title=f"decided: {decided}"

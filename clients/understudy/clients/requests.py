@@ -32,6 +32,10 @@ _OUTCOMES: Final = {
     "accepted": evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
     "refused": evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
     "undecided": evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED,
+    "rollout_started": evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_STARTED,
+    "rollout_promoted": evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_PROMOTED,
+    "rollout_rolled_back": evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_ROLLED_BACK,
+    "rollout_stopped": evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_STOPPED,
 }
 
 

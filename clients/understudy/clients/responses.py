@@ -32,6 +32,7 @@ from understudy.clients.types import (
     PredictResult,
     Progress,
     Promotion,
+    Rollout,
     ServingDecision,
     SliceDifference,
     SliceScore,
@@ -278,6 +279,17 @@ def fleet(response: fleet_pb2.GetFleetResponse) -> FleetStatus:
         if response.HasField("decision")
         else None,
         servers=tuple(_fleet_server(each) for each in response.servers),
+        rollout=_rollout(response.rollout) if response.HasField("rollout") else None,
+    )
+
+
+def _rollout(rollout: fleet_pb2.Rollout) -> Rollout:
+    return Rollout(
+        step=rollout.step,
+        digest=rollout.digest,
+        servers=tuple(rollout.servers),
+        elapsed_seconds=rollout.elapsed_seconds,
+        after_seconds=rollout.after_seconds,
     )
 
 
@@ -293,6 +305,7 @@ def _fleet_server(server: fleet_pb2.FleetServer) -> FleetServer:
         serving_seconds=server.serving_seconds if server.HasField("serving_seconds") else None,
         lag_seconds=server.lag_seconds if server.HasField("lag_seconds") else None,
         reason=server.reason,
+        canary=server.canary,
     )
 
 

@@ -24,8 +24,19 @@ VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 ExampleKind = Literal["hardest", "newly_wrong", "newly_right"]
 """Which examples: those with the greatest losses, or those that only one of two versions decided rightly."""
 
-EvaluationOutcome = Literal["scored", "skipped", "failed", "accepted", "refused", "undecided"]
-"""The outcome of a checkpoint on a dataset; the last three are decisions of the server's gate."""
+EvaluationOutcome = Literal[
+    "scored",
+    "skipped",
+    "failed",
+    "accepted",
+    "refused",
+    "undecided",
+    "rollout_started",
+    "rollout_promoted",
+    "rollout_rolled_back",
+    "rollout_stopped",
+]
+"""The outcome of a checkpoint on a dataset, a decision of the server's gate, or a step of a rollout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,6 +422,7 @@ class FleetServer:
         lag_seconds: How long after a decision it served it, or, if it is behind, how long ago that was decided; None if
             it served it when it connected.
         reason: Why it does not serve what was decided last; empty if it does, or is about to.
+        canary: Whether it is of the part that serves the version of a rollout.
     """
 
     name: str
@@ -423,6 +435,26 @@ class FleetServer:
     serving_seconds: float | None
     lag_seconds: float | None
     reason: str
+    canary: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """A rollout that is under way.
+
+    Attributes:
+        step: The step that is rolled out.
+        digest: The digest of its checkpoint.
+        servers: The names of the servers that serve it.
+        elapsed_seconds: For how long one of them has served it.
+        after_seconds: After how long all serve it.
+    """
+
+    step: int
+    digest: str
+    servers: tuple[str, ...]
+    elapsed_seconds: float
+    after_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,10 +464,12 @@ class FleetStatus:
     Attributes:
         decision: The present decision; None if nothing has been served yet.
         servers: The servers that follow, by name; those that left are listed for an hour.
+        rollout: The rollout that is under way; None if there is none.
     """
 
     decision: ServingDecision | None
     servers: tuple[FleetServer, ...]
+    rollout: Rollout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

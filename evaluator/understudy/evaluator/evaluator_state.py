@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
@@ -15,6 +15,8 @@ from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.serving.checkpoint_store import open_leased
 from understudy.evaluator.serving.decision_file import OnDecision, ServingDecision
 from understudy.evaluator.serving.promotion import Monitor
+from understudy.evaluator.serving.rollout import RunningRollout
+from understudy.evaluator.serving.rollout_health import ServerReport
 from understudy.evaluator.serving.servable import ModelSlot, Servable
 from understudy.evaluator.types import CheckpointInfo, EvaluationRecord, GpuReading, LifeRecord, Version, VersionStatus
 
@@ -100,6 +102,17 @@ class EvaluatorState(EvaluatorLifecycle):
     def on_decision(self, listener: OnDecision) -> None:
         """Call back with each later decision, on a thread of the evaluator; it must be quick and must not raise."""
         self._components.decisions.listen(listener)
+
+    def use_fleet(self, reports: Callable[[], Sequence[ServerReport]]) -> None:
+        """Set what returns the connected servers that follow this evaluator, for rollouts. It must be quick."""
+        if (rollout := self._components.controller.rollout) is not None:
+            rollout.use_fleet(reports)
+
+    @property
+    def rollout(self) -> RunningRollout | None:
+        """The rollout that is under way; None if there is none."""
+        rollout = self._components.controller.rollout
+        return None if rollout is None else rollout.running
 
     @property
     def dataset_names(self) -> tuple[str, ...]:

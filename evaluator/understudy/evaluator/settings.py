@@ -12,6 +12,7 @@ from typing import Literal
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.signing import REQUIRE_SIGNATURE, RUN_NAME
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.rollout_plan import parse_rollout
 from understudy.experiments import check_spec
 
 VersionPolicy = Literal["latest", "best"]
@@ -147,6 +148,14 @@ class EvaluatorSettings:
             "help": "If the examples are too few to decide a gate at its confidence: keep the present version, serve "
             "the new one, or decide on this dataset, which no other checkpoint is scored on.",
             "metavar": "keep|serve|DATASET",
+        },
+    )
+    rollout: str | None = field(
+        default=None,
+        metadata={
+            "help": "Serve a new version on this share of the servers that follow over the network first, and after "
+            "this time on all; take it back if they do clearly worse than the others. By default all serve it at once.",
+            "metavar": "canary=SHARE%,after=TIME",
         },
     )
     evaluation_policy: EvaluationPolicy | int = field(
@@ -305,6 +314,7 @@ class EvaluatorSettings:
                 )
         self._check_gate()
         self._check_follow()
+        self._check_rollout()
         if isinstance(self.version_policy, str) and self.version_policy not in ("latest", "best"):
             raise ConfigurationError(f"version_policy is {self.version_policy!r}; give latest, best or a step")
 
@@ -335,9 +345,17 @@ class EvaluatorSettings:
         if self.follow is None:
             return
         decided_elsewhere = {"version_policy": "latest", "monitor": None, "min_value": None, "min_improvement": None}
-        for name, default in {**decided_elsewhere, "gate": ()}.items():
+        for name, default in {**decided_elsewhere, "gate": (), "rollout": None}.items():
             if getattr(self, name) != default:
                 raise ConfigurationError(f"{name} goes without follow, with which another evaluator decides")
+
+    def _check_rollout(self) -> None:
+        if self.rollout is not None:
+            parse_rollout(self.rollout)
+            if isinstance(self.version_policy, int):
+                raise ConfigurationError(
+                    f"rollout goes with version_policy latest or best; step {self.version_policy} is served anyhow"
+                )
 
     @property
     def follow_folder(self) -> Path | None:

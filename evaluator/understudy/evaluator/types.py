@@ -170,7 +170,7 @@ class EvaluationResult:
 class EvaluationOutcome(enum.Enum):
     """The outcome of a checkpoint on a dataset: a score, a reason for having none, or the gate's decision.
 
-    A gate is undecided if the examples are too few to tell.
+    A gate is undecided if the examples are too few to tell. The others are the steps of a rollout.
     """
 
     SCORED = "scored"
@@ -179,6 +179,10 @@ class EvaluationOutcome(enum.Enum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
     UNDECIDED = "undecided"
+    ROLLOUT_STARTED = "rollout_started"
+    ROLLOUT_PROMOTED = "rollout_promoted"
+    ROLLOUT_ROLLED_BACK = "rollout_rolled_back"
+    ROLLOUT_STOPPED = "rollout_stopped"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,17 @@ class EvaluatorCollector(Collector):
             "Checkpoints that wait to be scored, with the one being scored.",
             evaluator.checkpoints_waiting(),
         )
+        rollout = evaluator.rollout
+        yield _gauge(
+            "understudy_rollout_step",
+            "The step of a rollout, which a part of the servers that follow serves.",
+            None if rollout is None else rollout.step,
+        )
+        yield _gauge(
+            "understudy_rollout_seconds",
+            "Seconds in which they have served the step of a rollout.",
+            None if rollout is None else rollout.elapsed_seconds,
+        )
         memory = GaugeMetricFamily(
             "understudy_device_memory_bytes", "Memory in use on each device.", labels=["device", "kind"]
         )

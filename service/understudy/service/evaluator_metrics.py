@@ -134,6 +134,19 @@ class CheckpointTracer(Protocol):
         """An entry was committed to the ledger."""
 
 
+class ServedTraffic(Protocol):
+    """Counts what this server answers, for the evaluator that it follows. Thread-safe; quick."""
+
+    def batch_computed(self, step: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
+        """A batch of requests was computed at a step."""
+
+    def request_failed(self, step: int) -> None:
+        """The computation of a request failed."""
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused or dropped."""
+
+
 class ServiceObserver:
     """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
 
@@ -144,6 +157,7 @@ class ServiceObserver:
         statistics: Keeps the statistics of every version.
         on_record: Called on one of the evaluator's threads after each entry.
         tracer: Traces the checkpoints; None if nothing is traced, and there are no `TracedFuture`s.
+        traffic: Counts for the evaluator that is followed over the network; None if there is none.
     """
 
     def __init__(
@@ -153,8 +167,10 @@ class ServiceObserver:
         statistics: InferenceStatistics,
         on_record: Callable[[], None],
         tracer: CheckpointTracer | None = None,
+        traffic: ServedTraffic | None = None,
     ) -> None:
         self._tracer = tracer
+        self._traffic = traffic
         self._statistics = statistics
         self._on_record = on_record
 
@@ -276,6 +292,8 @@ class ServiceObserver:
             self._statistics.batch_computed(
                 step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
             )
+            if self._traffic is not None:
+                self._traffic.batch_computed(step, queue_seconds, compute_seconds)
             if self._tracer is not None and any(isinstance(token, TracedFuture) for token in tokens):
                 ended = time.monotonic()
                 batch = TracedBatch(
@@ -298,6 +316,8 @@ class ServiceObserver:
     def request_failed(self, *, step: int, seconds: float) -> None:
         """The computation of a Predict request failed; ``grpc_server_handled_total`` counts it."""
         self._statistics.request_failed(step, seconds=seconds)
+        if self._traffic is not None:
+            self._traffic.request_failed(step)
 
     def queue_changed(self, examples: int) -> None:
         """The queue now holds this many examples."""
@@ -306,6 +326,8 @@ class ServiceObserver:
     def rejected(self, reason: str) -> None:
         """A request was refused or dropped."""
         self._rejected.labels(reason).inc()
+        if self._traffic is not None:
+            self._traffic.rejected(reason)
 
     def function_traced(self) -> None:
         """A function was traced."""

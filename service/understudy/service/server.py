@@ -262,6 +262,7 @@ class Service:
             statistics=self._statistics,
             on_record=self._recorded.notify_threadsafe,
             tracer=tracer,
+            traffic=None if link is None else link.traffic,
         )
         state_dir = self._settings.evaluator_state_dir
         evaluator_settings = dataclasses.replace(self._evaluator_settings, state_dir=state_dir)

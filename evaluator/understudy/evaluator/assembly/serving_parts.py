@@ -26,6 +26,7 @@ from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate
 from understudy.evaluator.serving.promotion import BestFile
+from understudy.evaluator.serving.rollout import Rollout, open_rollout
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import PinFile, ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
@@ -44,6 +45,7 @@ class Known:
     quarantine: Quarantine
     version_monitor: VersionStateMonitor
     decisions: DecisionFile
+    rollout: Rollout | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> Known:
     """Build the store of checkpoints, and what notes how each of them fares."""
     state_dir = inputs.settings.state_dir
     quarantine = new_quarantine(inputs.settings)
+    decisions = DecisionFile(state_dir)
     return Known(
         store=CheckpointStore(inputs.source, state_dir / LEASES_DIR, accepted=inputs.accepted),
         quarantine=quarantine,
@@ -70,7 +73,14 @@ def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> Known:
             life=records.life,
             on_quarantined=records.events.quarantined,
         ),
-        decisions=DecisionFile(state_dir),
+        decisions=decisions,
+        rollout=open_rollout(
+            inputs.settings.rollout,
+            directory=state_dir,
+            decisions=decisions,
+            recorder=records.recorder,
+            ledger=records.ledger,
+        ),
     )
 
 
@@ -195,6 +205,7 @@ def build_controller(
         gatekeeper=None if plan.gate is None else _gatekeeper(plan.gate, inputs, records),
         manager=manager,
         pin_file=PinFile(settings.state_dir),
+        rollout=known.rollout,
         followed=inputs.following or (None if folder is None else FollowedDecision(folder)),
         latest_step=lambda: known.version_monitor.latest_step,
         on_settled=wake,

@@ -25,6 +25,10 @@ class EventType(enum.Enum):
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
     QUARANTINED = "quarantined"
+    ROLLOUT_STARTED = "rollout_started"
+    ROLLOUT_PROMOTED = "rollout_promoted"
+    ROLLOUT_ROLLED_BACK = "rollout_rolled_back"
+    ROLLOUT_STOPPED = "rollout_stopped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,10 @@ _TYPES = {
     EvaluationOutcome.ACCEPTED: EventType.ACCEPTED,
     EvaluationOutcome.REFUSED: EventType.REFUSED,
     EvaluationOutcome.UNDECIDED: EventType.UNDECIDED,
+    EvaluationOutcome.ROLLOUT_STARTED: EventType.ROLLOUT_STARTED,
+    EvaluationOutcome.ROLLOUT_PROMOTED: EventType.ROLLOUT_PROMOTED,
+    EvaluationOutcome.ROLLOUT_ROLLED_BACK: EventType.ROLLOUT_ROLLED_BACK,
+    EvaluationOutcome.ROLLOUT_STOPPED: EventType.ROLLOUT_STOPPED,
 }
 _DETAILS = ("intervals", "confidence", "conditions")
 

@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 _PAGE = 1000
 
+ROLLOUT_CONTENT = "rollout"
+"""Tells the entries of rollouts from those that settle a checkpoint as a whole, which have no dataset either."""
+
 _REMOVALS = 20
 """Old entries are removed when the ledger has grown by this fraction of the number to keep."""
 
@@ -202,6 +205,43 @@ class Recorder:
             metrics=metrics,
             conditions=conditions,
             scoring_digest=decided_on,
+        )
+
+    def record_rollout(
+        self,
+        step: int,
+        digest: str,
+        outcome: EvaluationOutcome,
+        reason: str,
+        *,
+        rollout: str,
+        metrics: Mapping[str, float],
+        notes: Sequence[str],
+    ) -> EvaluationRecord:
+        """Record a step of a rollout, which is the same entry if it was recorded before.
+
+        Args:
+            step: The step of the checkpoint.
+            digest: Its digest.
+            outcome: What happened.
+            reason: Why.
+            rollout: Identifies the rollout.
+            metrics: The numbers that it was decided on.
+            notes: The servers that it is about.
+
+        Raises:
+            LedgerError: The ledger cannot be written.
+        """
+        return self._record(
+            step=step,
+            checkpoint_digest=digest,
+            dataset=WHOLE_CHECKPOINT,
+            dataset_digest=ROLLOUT_CONTENT,
+            outcome=outcome,
+            reason=reason,
+            metrics=metrics,
+            notes=notes,
+            scoring_digest=rollout,
         )
 
     def _change_of(self, dataset: EvaluationDataset) -> tuple[str, ...]:

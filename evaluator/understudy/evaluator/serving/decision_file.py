@@ -7,7 +7,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,26 @@ OnDecision = Callable[["ServingDecision"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Canary:
+    """Another checkpoint, which a part of the servers that follow serves.
+
+    Attributes:
+        step: Its step.
+        digest: The SHA-256 that identifies its content.
+        servers: The names of those servers.
+    """
+
+    step: int
+    digest: str
+    servers: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The step and digest, which identify the checkpoint."""
+        return self.step, self.digest
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingDecision:
     """The checkpoint that an evaluator serves.
 
@@ -29,12 +49,21 @@ class ServingDecision:
         digest: The SHA-256 that identifies its content.
         sequence: The number of the decision, from 1 on; 0 if an earlier version of this program wrote it.
         evaluator_id: Identifies the evaluator's state folder; empty if an earlier version of this program wrote it.
+        canary: What a part of the servers that follow serves instead; None if all serve the same.
     """
 
     step: int
     digest: str
     sequence: int = 0
     evaluator_id: str = ""
+    canary: Canary | None = None
+
+    def of(self, server: str) -> ServingDecision:
+        """Return the decision for the servers of one name."""
+        canary = self.canary
+        if canary is None or server not in canary.servers:
+            return replace(self, canary=None)
+        return replace(self, step=canary.step, digest=canary.digest, canary=None)
 
     @property
     def key(self) -> tuple[int, str]:
@@ -103,20 +132,41 @@ class DecisionFile:
             self._listeners.append(listener)
 
     def publish(self, *, step: int, digest: str) -> None:
-        """Write a decision, unless it is the last one that was written. Call it again if the disk was full."""
+        """Write a decision, unless it is the last one that was written. Call it again if the disk was full.
+
+        A canary of this checkpoint ends with it; another one stays.
+        """
         with self._lock:
-            before = self._current
-            is_new = before is None or not before.evaluator_id or before.key != (step, digest)
-            if is_new:
-                self._id = self._id or uuid.uuid4().hex
-                sequence = 1 + (0 if before is None else before.sequence)
-                self._current = ServingDecision(step=step, digest=digest, sequence=sequence, evaluator_id=self._id)
-            decision = self._current
-            assert decision is not None  # noqa: S101 - set above
-            self._write(decision)
-            if is_new:
-                for listener in self._listeners:
-                    listener(decision)
+            canary = None if self._current is None else self._current.canary
+            if canary is not None and canary.key == (step, digest):
+                canary = None
+            self._decide(step, digest, canary)
+
+    def set_canary(self, canary: Canary | None) -> None:
+        """Have a part of the servers that follow serve another checkpoint from now on; None for none.
+
+        Without a decision before, nothing changes.
+        """
+        with self._lock:
+            if self._current is not None:
+                self._decide(*self._current.key, canary)
+
+    def _decide(self, step: int, digest: str, canary: Canary | None) -> None:
+        before = self._current
+        same = before is not None and (*before.key, before.canary) == (step, digest, canary)
+        is_new = before is None or not before.evaluator_id or not same
+        if is_new:
+            self._id = self._id or uuid.uuid4().hex
+            sequence = 1 + (0 if before is None else before.sequence)
+            self._current = ServingDecision(
+                step=step, digest=digest, sequence=sequence, evaluator_id=self._id, canary=canary
+            )
+        decision = self._current
+        assert decision is not None  # noqa: S101 - set above
+        self._write(decision)
+        if is_new:
+            for listener in self._listeners:
+                listener(decision)
 
     def _write(self, decision: ServingDecision) -> None:
         if decision == self._written:
@@ -144,9 +194,16 @@ def decode_decision(content: bytes) -> ServingDecision:
             digest=str(values["digest"]),
             sequence=int(values.get("sequence", 0)),
             evaluator_id=str(values.get("evaluator_id", "")),
+            canary=_canary(values.get("canary")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a decision: {error!r}") from error
+
+
+def _canary(values: Any) -> Canary | None:
+    if values is None:
+        return None
+    return Canary(step=int(values["step"]), digest=str(values["digest"]), servers=tuple(map(str, values["servers"])))
 
 
 def _left_by_earlier_process(path: Path) -> ServingDecision | None:

@@ -65,6 +65,25 @@ class Gatekeeper:
         """Return whether a checkpoint, by step and digest, may be served."""
         return key in self._admitted
 
+    @property
+    def read_up_to(self) -> int:
+        """The sequence number of the last entry that `catch_up` read."""
+        return self._read_up_to
+
+    def refuses(self, key: tuple[int, str], serving: Callable[[], Serving]) -> str:
+        """Return why a checkpoint would be refused by its newest scores; empty if it would not, or if one is missing.
+
+        What was decided stays so. For the thread that calls `catch_up`.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        trial = GateTrial(key, serving(), self._datasets, self._ranking, self._recorder)
+        if not all(trial.score(key, name) for name in self._gate.datasets):
+            return ""
+        results = trial.results(self._gate.conditions)
+        return _reason(results) if outcome_of(results) is REFUSED else ""
+
     def catch_up(self, serving: Callable[[], Serving]) -> None:
         """Decide on all scores without a decision.
 

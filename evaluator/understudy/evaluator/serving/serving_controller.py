@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,6 +28,7 @@ from understudy.evaluator.serving.decision_file import (
 from understudy.evaluator.serving.gate_trial import Serving
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.promotion import Ranking, choose
+from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine
@@ -51,6 +52,7 @@ class ServingController:
         manager: Promotes checkpoints.
         pin_file: Keeps the pin across restarts.
         followed: Another evaluator's decision, which then replaces policy, gate and pin; None to decide here.
+        rollout: Gives new versions to a part of the servers that follow first; None to give them to all at once.
         latest_step: Returns the newest step that was ever loaded, or None.
         on_settled: Called after each attempted change; must be quick and must not raise.
 
@@ -69,6 +71,7 @@ class ServingController:
         manager: ServableManager,
         pin_file: PinFile,
         followed: FollowedEvaluator | None = None,
+        rollout: Rollout | None = None,
         latest_step: Callable[[], int | None],
         on_settled: Callable[[], None],
     ) -> None:
@@ -84,6 +87,8 @@ class ServingController:
         self._lock = threading.Lock()
         self._pinned = pin_file.read() if followed is None else None
         self._followed = followed
+        self.rollout = rollout
+        self._rechecked: tuple[tuple[int, str], int, str] | None = None
         self._missing: ServingDecision | None = None
         self._under_way: Future[Handle] | None = None
 
@@ -112,17 +117,84 @@ class ServingController:
         """Return the step that should be serving, or None to keep the current one."""
         if self._followed is not None:
             return self._followed_step(self._followed.current)
-        return self._chosen(self.pinned_step)
+        pinned = self.pinned_step
+        return self.target_without_pin() if pinned is None else self._chosen(pinned)
 
     def target_without_pin(self) -> int | None:
         """Return the step that would be serving without a pin, or None to keep the current one."""
-        return self._chosen(None)
+        chosen = self._chosen(None)
+        return chosen if self.rollout is None else self._held(chosen, self.rollout)
 
     def _chosen(self, pinned: int | None) -> int | None:
         loadable = {info.step for info in self._store.checkpoints() if self._quarantine.admits(info.key)}
-        if pinned is None and self._gatekeeper is not None:
-            loadable = self._admitted(loadable, self._gatekeeper)
+        if pinned is None:
+            loadable = self._admitted(loadable)
         return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)
+
+    def _held(self, chosen: int | None, rollout: Rollout) -> int | None:
+        """Return what this evaluator serves of what the policy chooses: the version before, during a rollout."""
+        before = rollout.before
+        if before is not None and self._store.find(before[0]) is None and not self._store.is_complete:
+            return None  # it may still be found
+        key = self._key(chosen)
+        if key is None:
+            return chosen
+        step, digest = rollout.serves(key, self.may_stay)
+        return step if self._quarantine.admits((step, digest)) else None
+
+    @property
+    def rollout_step(self) -> int | None:
+        """The step that is being rolled out, or None."""
+        running = None if self.rollout is None else self.rollout.running
+        return None if running is None else running.step
+
+    def chosen_key(self) -> tuple[int, str] | None:
+        """See `understudy.evaluator.serving.rollout.Candidates`."""
+        return self._key(self._chosen(None))
+
+    def pinned_key(self) -> tuple[int, str] | None:
+        """See `understudy.evaluator.serving.rollout.Candidates`."""
+        return self._key(self.pinned_step)
+
+    def serving_key(self) -> tuple[int, str] | None:
+        """See `understudy.evaluator.serving.rollout.Candidates`."""
+        serving = self._manager.serving
+        return None if serving is None else (serving.step, serving.digest)
+
+    def may_stay(self, key: tuple[int, str]) -> bool:
+        """See `understudy.evaluator.serving.rollout.Candidates`."""
+        if self._key(key[0]) != key or self._is_given_up(key) or not self._admitted({key[0]}):
+            return False
+        return choose(self._policy, pinned=None, loadable={key[0]}, ranking=self._ranking) == key[0]
+
+    def refusal(self, key: tuple[int, str], serving: tuple[int, str]) -> str:
+        """See `understudy.evaluator.serving.rollout.Candidates`. For the thread that calls `reconcile`."""
+        if self._key(key[0]) != key:
+            return "its checkpoint is gone"
+        if self._is_given_up(key):
+            failure = self._quarantine.failure(key)
+            return "" if failure is None else failure.reason
+        if choose(self._policy, pinned=None, loadable={key[0], serving[0]}, ranking=self._ranking) != key[0]:
+            return f"by its newest score the version policy {self._policy} prefers step {serving[0]}"
+        reason = self._refused_by_gate(key)
+        return reason and f"the gate refuses its newest score: {reason}"
+
+    def _refused_by_gate(self, key: tuple[int, str]) -> str:
+        """Return why the gate would refuse a checkpoint now; looks again only when there are new entries."""
+        if self._gatekeeper is None:
+            return ""
+        sequence = self._gatekeeper.read_up_to
+        if self._rechecked is None or self._rechecked[:2] != (key, sequence):
+            self._rechecked = (key, sequence, self._gatekeeper.refuses(key, self._should_be_serving))
+        return self._rechecked[2]
+
+    def _key(self, step: int | None) -> tuple[int, str] | None:
+        info = None if step is None else self._store.find(step)
+        return None if info is None else info.key
+
+    def _is_given_up(self, key: tuple[int, str]) -> bool:
+        failure = self._quarantine.failure(key)
+        return failure is not None and failure.given_up
 
     def wanted(self) -> set[int]:
         """Return the steps that may have to be served although they are not the newest."""
@@ -132,7 +204,10 @@ class ServingController:
             self._ranking.best(),
             self._ranking.best_to_serve(),
             self._policy if isinstance(self._policy, int) else None,
+            self.rollout_step,
         }
+        if self.rollout is not None and self.rollout.before is not None:
+            steps.add(self.rollout.before[0])
         steps.add(None if decision is None else decision.step)
         return {step for step in steps if step is not None}
 
@@ -147,8 +222,14 @@ class ServingController:
         self._followed.tell(ServingReport(step=step, digest=digest, reason=reason))
 
     def has_news(self) -> bool:
-        """Read what another evaluator decided, if one is followed; return whether that has changed."""
-        return self._followed is not None and self._followed.refresh()
+        """Return whether there is something new to carry out.
+
+        Reads what another evaluator decided, if one is followed, and compares the servers of a rollout. For the thread
+        that calls `reconcile`.
+        """
+        if self._followed is not None:
+            return self._followed.refresh()
+        return self.rollout is not None and self.rollout.is_due()
 
     @property
     def is_changing(self) -> bool:
@@ -170,6 +251,8 @@ class ServingController:
         """
         if self._gatekeeper is not None and all_known:
             self._gatekeeper.catch_up(self._should_be_serving)
+        if self.rollout is not None and all_known:
+            self.rollout.advance(self)
         if self.is_changing:
             return
         step = self.target()
@@ -213,12 +296,12 @@ class ServingController:
         return self._change(self._promote(step, deadline), before, on_failure=lambda: None)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Pin the previous serving step.
+        """Pin the previous serving step; during a rollout, the one that is serving here, which ends the rollout.
 
         Raises:
             VersionNotFoundError: There is no previous serving step, or its checkpoint no longer exists.
         """
-        step = self._manager.predecessor_step
+        step = self._manager.predecessor_step if self.rollout_step is None else self._serving_step()
         if step is None:
             known = [info.step for info in self._store.checkpoints()]
             raise VersionNotFoundError(
@@ -277,9 +360,17 @@ class ServingController:
             promoted.result().release()
         self._on_settled()
 
-    def _admitted(self, steps: Collection[int], gatekeeper: Gatekeeper) -> set[int]:
-        infos = filter(None, map(self._store.find, steps))
-        return {info.step for info in infos if gatekeeper.admits(info.key)}
+    def _admitted(self, steps: set[int]) -> set[int]:
+        """Return the steps that neither the gate nor the end of a rollout excludes."""
+        gatekeeper, rollout = self._gatekeeper, self.rollout
+        if gatekeeper is None and rollout is None:
+            return steps
+        return {
+            info.step
+            for info in filter(None, map(self._store.find, steps))
+            if (gatekeeper is None or gatekeeper.admits(info.key))
+            and (rollout is None or not rollout.rejects(info.key))
+        }
 
     def _followed_step(self, decision: ServingDecision | None) -> int | None:
         """Return the step of a decision, if exactly that checkpoint is here; log once if it is not."""

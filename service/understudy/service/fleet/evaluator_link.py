@@ -21,12 +21,15 @@ from understudy.clients.fleet_calls import FleetCalls, fleet_options
 from understudy.clients.tls_files import TlsFileError, read_credentials
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError
 from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport
+from understudy.evaluator.serving.rollout_health import Traffic
+from understudy.service.fleet.served_traffic import TrafficMeter, encode_traffic
 from understudy.service.service_errors import SettingsError
 from understudy.v1 import fleet_pb2
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _MAX_MESSAGE_BYTES: Final = 2**24
+_LEAST_TRAFFIC_SECONDS: Final = 0.05
 
 _log = structlog.get_logger(__name__)
 
@@ -101,6 +104,7 @@ class GrpcEvaluatorLink:
         self._connected = False
         self._problem = "no evaluator has answered yet"
         self._logged = ""
+        self.traffic = TrafficMeter()
         self._report = ServingReport(step=None, digest="", reason="")
         self._reports: _Reports | None = None
         self._closing = threading.Event()
@@ -124,6 +128,7 @@ class GrpcEvaluatorLink:
 
     def tell(self, report: ServingReport) -> None:
         """See `EvaluatorLink`."""
+        self.traffic.serving(report.step, report.digest)
         with self._lock:
             self._report, reports = report, self._reports
         if reports is not None:
@@ -165,6 +170,7 @@ class GrpcEvaluatorLink:
         try:
             reports, calls = self._connect(address)
             for response in calls.follow(iter(reports)):
+                reports.send_traffic(response.traffic_seconds)
                 if response.HasField("decision"):
                     self._on_decision(_decision(response.decision))
                 if not answered:
@@ -201,7 +207,7 @@ class GrpcEvaluatorLink:
                 name=self._settings.name,
                 software_version=self._software_version,
             )
-            self._calls, self._reports = calls, _Reports(first, self._report)
+            self._calls, self._reports = calls, _Reports(first, self._report, self.traffic)
             reports = self._reports
         if self._closing.is_set():
             self._disconnect()
@@ -223,12 +229,16 @@ class GrpcEvaluatorLink:
 
 
 class _Reports:
-    """An iterator of requests: who follows, then the newest report whenever it changes.
+    """An iterator of requests: who follows, then the newest report whenever it changes, or traffic if it is asked for.
 
     gRPC iterates it on a thread of its own, which ends with it.
     """
 
-    def __init__(self, first: fleet_pb2.FollowRequest, report: ServingReport) -> None:
+    def __init__(self, first: fleet_pb2.FollowRequest, report: ServingReport, meter: TrafficMeter) -> None:
+        self._meter = meter
+        self._seconds = 0.0
+        self._asked = False
+        self._traffic: Traffic | None = None
         self._changed = threading.Condition()
         self._first: fleet_pb2.FollowRequest | None = first
         self._newest = report
@@ -240,15 +250,32 @@ class _Reports:
 
     def __next__(self) -> fleet_pb2.FollowRequest:
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._newest != self._sent)
+            while not (self._ended or self._newest != self._sent or self._asked):
+                if not self._changed.wait(self._seconds or None) and self._read() != self._traffic:
+                    break
             if self._ended:
                 raise StopIteration
             report = self._sent = self._newest
+            self._asked, self._traffic = False, self._read()
             request, self._first = self._first or fleet_pb2.FollowRequest(), None
+            if self._traffic is not None:
+                request.traffic.CopyFrom(encode_traffic(self._traffic))
         request.serving_digest, request.reason = report.digest, report.reason
         if report.step is not None:
             request.serving_step = report.step
         return request
+
+    def send_traffic(self, seconds: float) -> None:
+        """Send traffic now and this often, while there is any; 0 for no more."""
+        seconds = max(seconds, _LEAST_TRAFFIC_SECONDS) if seconds > 0 else 0.0
+        with self._changed:
+            if seconds != self._seconds:
+                self._seconds, self._asked = seconds, seconds > 0
+                self._changed.notify_all()
+
+    def _read(self) -> Traffic | None:
+        """Return the traffic of the version of the newest report, if it is asked for."""
+        return self._meter.read(self._newest.step, self._newest.digest) if self._seconds else None
 
     def send(self, report: ServingReport) -> None:
         with self._changed:

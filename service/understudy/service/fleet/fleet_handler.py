@@ -14,6 +14,7 @@ from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputErr
 from understudy.evaluator.serving.decision_file import ServingDecision
 from understudy.service.calls.methods import CallContext, Requests
 from understudy.service.fleet.fleet_state import Fleet, Member
+from understudy.service.fleet.served_traffic import decode_traffic
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel
 from understudy.v1 import fleet_pb2
@@ -23,6 +24,9 @@ CHUNK_BYTES: Final = 2**20
 
 MAX_READS: Final = 8
 """How many files are read at once; others wait."""
+
+TRAFFIC_SECONDS: Final = 2.0
+"""How often servers report traffic during a rollout."""
 
 _KEPT_DECISIONS: Final = 1024
 _LONGEST_NAME: Final = 256
@@ -57,6 +61,7 @@ class FleetHandler:
         self._changed = Notifier()
         self._decisions: deque[ServingDecision] = deque(maxlen=_KEPT_DECISIONS)
         self._evaluator.on_decision(self._hear)
+        self._evaluator.use_fleet(fleet.followers)
         if (present := self._evaluator.decision) is not None and present.evaluator_id:
             self._take(present)
 
@@ -79,9 +84,11 @@ class FleetHandler:
             try:
                 async with aclosing(self._each_decision(reading)) as decisions:
                     async for decision in decisions:
+                        in_rollout = decision is not None and decision.canary is not None
                         yield fleet_pb2.FollowResponse(
-                            decision=None if decision is None else _message(decision),
+                            decision=None if decision is None else _message(decision.of(name)),
                             software_version=self._software_version,
+                            traffic_seconds=TRAFFIC_SECONDS if in_rollout else 0.0,
                         )
             finally:
                 reading.cancel()
@@ -111,7 +118,9 @@ class FleetHandler:
 
     def _report(self, member: Member, request: fleet_pb2.FollowRequest) -> None:
         step = request.serving_step if request.HasField("serving_step") else None
-        self.fleet.report(member, step, request.serving_digest[:_LONGEST_NAME], request.reason[:_LONGEST_REASON])
+        traffic = decode_traffic(request.traffic) if request.HasField("traffic") else None
+        digest, reason = request.serving_digest[:_LONGEST_NAME], request.reason[:_LONGEST_REASON]
+        self.fleet.report(member, step, digest, reason, traffic)
 
     async def read_checkpoint(
         self, request: fleet_pb2.ReadCheckpointRequest, call: CallContext
@@ -138,7 +147,7 @@ class FleetHandler:
         """Return every server that follows."""
         del call
         self._model.check_optional_name(request.model_name)
-        status = self.fleet.status()
+        status, rollout = self.fleet.status(), self._evaluator.rollout
         return fleet_pb2.GetFleetResponse(
             decision=None if status.decision is None else _message(status.decision),
             servers=[
@@ -153,9 +162,19 @@ class FleetHandler:
                     serving_seconds=server.serving_seconds,
                     lag_seconds=server.lag_seconds,
                     reason=server.reason,
+                    canary=server.canary,
                 )
                 for server in status.servers
             ],
+            rollout=None
+            if rollout is None
+            else fleet_pb2.Rollout(
+                step=rollout.step,
+                digest=rollout.digest,
+                servers=rollout.servers,
+                elapsed_seconds=rollout.elapsed_seconds,
+                after_seconds=rollout.after_seconds,
+            ),
         )
 
     async def _blocking(self, work: Any) -> Any:

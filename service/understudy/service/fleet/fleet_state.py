@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.serving.decision_file import ServingDecision
+from understudy.evaluator.serving.rollout_health import ServerReport, Traffic
 
 MAX_SERVERS = 4096
 """The most servers that follow at once, and that are listed."""
@@ -34,6 +35,7 @@ class FleetServer:
         lag_seconds: How long after a decision it served it, or, if it is behind, how long ago that was decided; None if
             it served it when it connected.
         reason: Why it does not serve what was decided last; empty if it does, or is about to.
+        canary: Whether it is of the part that serves the version of a rollout.
     """
 
     name: str
@@ -46,6 +48,7 @@ class FleetServer:
     serving_seconds: float | None
     lag_seconds: float | None
     reason: str
+    canary: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,7 @@ class Member:
         self.step: int | None = None
         self.digest = ""
         self.reason = ""
+        self.traffic: Traffic | None = None
         self.since: float | None = None
         self.lag: float | None = None
         self.left_at: float | None = None
@@ -123,11 +127,13 @@ class Fleet:
             with self._lock:
                 member.left_at = self._clock()
 
-    def report(self, member: Member, step: int | None, digest: str, reason: str) -> None:
+    def report(
+        self, member: Member, step: int | None, digest: str, reason: str, traffic: Traffic | None = None
+    ) -> None:
         """Take a report of what a server serves."""
         took = None
         with self._lock:
-            member.reason = reason
+            member.reason, member.traffic = reason, traffic
             if (member.step, member.digest) == (step, digest):
                 return
             is_first = member.since is None
@@ -136,6 +142,20 @@ class Fleet:
                 took = member.lag = self._clock() - self._decided_at
         if took is not None:
             self._on_carried_out(took)
+
+    def followers(self) -> list[ServerReport]:
+        """Return the connected servers, in the order in which they came."""
+        with self._lock:
+            return [
+                ServerReport(
+                    name=member.name,
+                    key=(member.step, member.digest),
+                    reason=member.reason,
+                    traffic=member.traffic,
+                )
+                for member in self._members
+                if member.left_at is None
+            ]
 
     def status(self) -> FleetStatus:
         """Return the decision and every server."""
@@ -163,7 +183,7 @@ class Fleet:
         return bool(gone)
 
     def _is_decided(self, member: Member) -> bool:
-        return self._decision is not None and self._decision.key == (member.step, member.digest)
+        return self._decision is not None and self._decision.of(member.name).key == (member.step, member.digest)
 
     def _described(self, member: Member, now: float) -> FleetServer:
         connected, decided = member.left_at is None, self._is_decided(member)
@@ -178,4 +198,7 @@ class Fleet:
             serving_seconds=None if member.since is None else now - member.since,
             lag_seconds=member.lag if decided or self._decision is None else now - self._decided_at,
             reason="" if decided else member.reason or ("" if connected else "it is not connected"),
+            canary=self._decision is not None
+            and self._decision.canary is not None
+            and member.name in self._decision.canary.servers,
         )

@@ -54,6 +54,10 @@ _OUTCOMES: Mapping[EvaluationOutcome, evaluation_pb2.EvaluationOutcome.ValueType
     EvaluationOutcome.ACCEPTED: evaluation_pb2.EVALUATION_OUTCOME_ACCEPTED,
     EvaluationOutcome.REFUSED: evaluation_pb2.EVALUATION_OUTCOME_REFUSED,
     EvaluationOutcome.UNDECIDED: evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED,
+    EvaluationOutcome.ROLLOUT_STARTED: evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_STARTED,
+    EvaluationOutcome.ROLLOUT_PROMOTED: evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_PROMOTED,
+    EvaluationOutcome.ROLLOUT_ROLLED_BACK: evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_ROLLED_BACK,
+    EvaluationOutcome.ROLLOUT_STOPPED: evaluation_pb2.EVALUATION_OUTCOME_ROLLOUT_STOPPED,
 }
 _EXAMPLE_KINDS: Mapping[int, ExampleKind] = {
     evaluation_pb2.EXAMPLE_KIND_HARDEST: "hardest",

@@ -1,0 +1,257 @@
+"""A new version on a part of the servers that follow, over the network, before all serve it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, write_dataset
+from testkit.in_process import RunningService, running_service, until
+from understudy.cli.main import main
+from understudy.clients import Client, UnderstudyError
+from understudy.service.fleet import fleet_handler
+
+NAMES = ("one", "two", "three")
+SOON = "canary=30%,after=3s"
+LATE = "canary=30%,after=1h"
+
+
+class Fleet:
+    """An evaluator, which can be ended and started again, and three servers that follow it."""
+
+    def __init__(self, folder: Path, replicas: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._replicas = replicas
+        self._stack = ExitStack()
+        self._evaluator_stack = ExitStack()
+        self._port = 0
+        self.chief = Chief(folder / "run")
+
+    def evaluate(self, **evaluator: Any) -> RunningService:
+        """Start the evaluator, at the same address as before."""
+        settings = {
+            "run_dir": self._folder / "run",
+            "grpc_port": self._port,
+            "eval_data": {"test": self._folder / "test.npz"},
+        }
+        state_dir = self._folder / "run" / "evaluator"
+        self.evaluator = self._evaluator_stack.enter_context(
+            running_service(settings, evaluator, replicas=self._replicas, state_dir=state_dir)
+        )
+        self._port = int(self.evaluator.grpc.rpartition(":")[2])
+        self.client = self.evaluator.client()
+        return self.evaluator
+
+    def follow(self, **evaluator: Any) -> None:
+        """Start the servers."""
+        self.servers = {name: self._follow(name, **evaluator) for name in NAMES}
+        for server in self.servers.values():
+            server.wait_ready()
+        until(lambda: sum(each.connected for each in self.client.fleet().servers) == len(NAMES))
+        self.clients = {name: server.client() for name, server in self.servers.items()}
+
+    def _follow(self, name: str, **evaluator: Any) -> RunningService:
+        settings = {"follow": self.evaluator.grpc, "follow_name": name}
+        evaluator = {"follow": self.evaluator.grpc, "poll_interval_seconds": 3600.0, **evaluator}
+        state_dir = self._folder / "states" / name
+        return self._stack.enter_context(
+            running_service(settings, evaluator, replicas=self._replicas, state_dir=state_dir)
+        )
+
+    def end_evaluator(self) -> None:
+        self._evaluator_stack.close()
+
+    def close(self) -> None:
+        with self._evaluator_stack:
+            self._stack.close()
+
+    def served(self) -> list[int]:
+        """Return the steps that the servers answer with."""
+        return sorted(client.predict({"x": ones(1)}).step for client in self.clients.values())
+
+    def outcomes(self) -> list[tuple[int, str]]:
+        """Return the steps of rollouts in the ledger."""
+        return [
+            (entry.step, entry.outcome.removeprefix("rollout_"))
+            for entry in self.client.list_evaluations()
+            if entry.outcome.startswith("rollout_")
+        ]
+
+    def last_reason(self) -> str:
+        return [*self.client.list_evaluations()][-1].reason
+
+    def begin(self) -> str:
+        """Serve step 10 everywhere, publish step 20, and return the name of the server that serves it first."""
+        self.chief.publish(20)
+        return self.part_of(20)
+
+    def part_of(self, step: int) -> str:
+        def serves_it() -> bool:
+            rollout = self.client.fleet().rollout
+            return rollout is not None and rollout.step == step
+
+        until(serves_it)
+        rollout = self.client.fleet().rollout
+        assert rollout is not None
+        (name,) = rollout.servers
+        return name
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, replicas: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setattr(fleet_handler, "TRAFFIC_SECONDS", 0.1)
+    write_dataset(tmp_path / "test.npz", best_step=30)
+    fleet = Fleet(tmp_path, replicas)
+    fleet.chief.publish(10)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@contextmanager
+def traffic(clients: dict[str, Client]) -> Iterator[tuple[list[int], list[str]]]:
+    """Call each server in turn until the end; yields the steps of the answers and the errors."""
+    answered: list[int] = []
+    failed: list[str] = []
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.is_set():
+            for client in clients.values():
+                try:
+                    result = client.predict({"x": ones(1)})
+                except UnderstudyError as error:
+                    failed.append(str(error))
+                    continue
+                np.testing.assert_allclose(result.outputs["y"], result.step)
+                answered.append(result.step)
+            ended.wait(0.005)
+
+    thread = threading.Thread(target=call, name="traffic")
+    thread.start()
+    try:
+        yield answered, failed
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_part_answers_with_the_new_version_first_and_after_the_time_all_do(fleet: Fleet) -> None:
+    evaluator = fleet.evaluate(rollout=SOON, gate=("test/loss not worse by 0.0 than serving",))
+    assert evaluator.wait_ready() == 10
+    fleet.follow()
+    with traffic(fleet.clients) as (answered, failed):
+        name = fleet.begin()
+        until(lambda: fleet.served() == [10, 10, 20])
+        assert fleet.clients[name].predict({"x": ones(1)}).step == 20
+        assert fleet.client.predict({"x": ones(1)}).step == 10  # the evaluator itself
+        assert evaluator.metric("understudy_rollout_step") == 20
+        shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc])
+        assert f"decided: step 10; rolling out step 20 on {name} (" in shown.output
+        until(lambda: fleet.served() == [20, 20, 20])
+    assert failed == []
+    assert {10, 20} == set(answered)
+    until(lambda: fleet.outcomes() == [(20, "started"), (20, "promoted")])
+    (promoted,) = fleet.client.list_evaluations(outcome="rollout_promoted")
+    assert promoted.metrics["canary_requests"] > 20
+    assert promoted.metrics["other_requests"] > 20
+    assert promoted.metrics["elapsed_seconds"] >= 3
+    assert fleet.client.status().serving_step == 20
+    assert fleet.client.fleet().rollout is None
+    assert evaluator.metric("understudy_evaluations_total", outcome="rollout_promoted") == 1
+
+
+def test_one_whose_calls_fail_is_taken_back_and_the_next_good_one_is_rolled_out(fleet: Fleet) -> None:
+    """Step 20 takes other inputs than the callers send, which no score tells."""
+    fleet.evaluate(rollout=LATE).wait_ready()
+    fleet.follow()
+    x = keras.Input((WIDTH + 1,), name="x")
+    wider = keras.Model(x, keras.layers.Dense(OUTPUTS, use_bias=False, name="y")(x))
+    wider.compile(optimizer="sgd", loss="mse")
+    with traffic(fleet.clients) as (_, failed):
+        fleet.chief.publish_other(20, wider)
+        name = fleet.part_of(20)
+        until(lambda: fleet.outcomes() == [(20, "started"), (20, "rolled_back")])
+        until(lambda: all(server.serving_step == 10 for server in fleet.client.fleet().servers))
+    assert fleet.served() == [10, 10, 10]
+    assert failed
+    assert "requests failed, and 0 of" in fleet.last_reason()
+    fleet.chief.publish(30)
+    assert fleet.part_of(30) == name
+    until(lambda: fleet.served() == [10, 10, 30])
+
+
+def test_one_that_the_part_cannot_load_is_taken_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.evaluator.serving.rollout.FAILING_SECONDS", 0.5)
+    fleet.evaluate(rollout=LATE).wait_ready()
+    fleet.follow(follow_download_mib=1)
+    x = keras.Input((WIDTH,), name="x")
+    hidden = keras.layers.Dense(2**16, use_bias=False)(x)
+    large = keras.Model(x, keras.layers.Dense(OUTPUTS, use_bias=False, name="y")(hidden))
+    large.compile(optimizer="sgd", loss="mse")
+    fleet.chief.publish_other(20, large)
+    until(lambda: fleet.outcomes() == [(20, "started"), (20, "rolled_back")])
+    assert "follow_download_mib is 1" in fleet.last_reason()
+    assert fleet.served() == [10, 10, 10]
+
+
+def test_one_whose_later_score_is_refused_is_taken_back(fleet: Fleet, tmp_path: Path) -> None:
+    """The dataset changes while the evaluator is away, so that it is scored again, and is worse on the new content."""
+    gate = {"gate": ("test/loss not worse by 0.0 than serving",)}
+    fleet.evaluate(rollout=LATE, **gate).wait_ready()
+    fleet.follow()
+    fleet.begin()
+    until(lambda: fleet.served() == [10, 10, 20])
+    fleet.end_evaluator()
+    assert fleet.served() == [10, 10, 20]
+    write_dataset(tmp_path / "test.npz", best_step=0)
+    assert fleet.evaluate(rollout=LATE, **gate).wait_ready() == 10
+    until(lambda: fleet.outcomes() == [(20, "started"), (20, "rolled_back")])
+    assert "the gate refuses its newest score" in fleet.last_reason()
+    until(lambda: fleet.served() == [10, 10, 10])
+
+
+def test_it_goes_on_where_it_was_when_the_evaluator_is_started_again(fleet: Fleet) -> None:
+    fleet.evaluate(rollout="canary=30%,after=6s").wait_ready()
+    fleet.follow()
+    name = fleet.begin()
+    until(lambda: fleet.served() == [10, 10, 20])
+
+    def spent() -> float:
+        rollout = fleet.client.fleet().rollout
+        return 0.0 if rollout is None else rollout.elapsed_seconds
+
+    until(lambda: spent() >= 3)
+    before = spent()
+    fleet.end_evaluator()
+    assert fleet.evaluate(rollout="canary=30%,after=6s").wait_ready() == 10
+    assert fleet.part_of(20) == name
+    assert spent() >= before - 1
+    assert fleet.served() == [10, 10, 20]
+    until(lambda: fleet.served() == [20, 20, 20])
+    until(lambda: fleet.outcomes() == [(20, "started"), (20, "promoted")])
+
+
+def test_an_operator_stops_it_with_a_rollback(fleet: Fleet) -> None:
+    fleet.evaluate(rollout=LATE).wait_ready()
+    fleet.follow()
+    fleet.begin()
+    until(lambda: fleet.served() == [10, 10, 20])
+    assert fleet.client.roll_back().serving_step == 10
+    until(lambda: fleet.served() == [10, 10, 10])
+    until(lambda: fleet.outcomes() == [(20, "started"), (20, "stopped")])
+    assert fleet.client.unpin().serving_step == 10
+    fleet.chief.publish(30)
+    fleet.part_of(30)
+    assert fleet.client.promote(30).serving_step == 30
+    until(lambda: fleet.served() == [30, 30, 30])
+    until(lambda: fleet.outcomes()[2:] == [(30, "started"), (30, "promoted")])
