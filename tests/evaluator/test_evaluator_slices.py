@@ -137,3 +137,43 @@ def test_outputs_within_a_list_in_a_dict_have_a_score_but_neither_slices_nor_int
     assert plain.metrics == pytest.approx(record.metrics, rel=1e-6)
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
     assert plain.metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def classifier() -> Any:
+    x = keras.Input((FEATURES,), name="x")
+    model = keras.Model(x, keras.layers.Dense(3, activation="softmax", name="y")(x))
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("label", "weight", "said"),
+    [
+        (3, 1.0, "target '(y|targets)' has 3 in example 5; a value from 0 to 2 was expected"),
+        (2, np.nan, "sample weight 'sample_weights' is nan for example 5 of the batch; a finite number was expected"),
+    ],
+)
+def test_labels_out_of_range_and_weights_that_are_no_numbers_are_refused_when_recorded_and_in_a_stream(
+    tmp_path: Path, label: int, weight: float, said: str
+) -> None:
+    bad = np.arange(12) == 5
+    arrays = {
+        "x": np.zeros((12, FEATURES), np.float32),
+        "y": np.where(bad, label, 1),
+        "sample_weight": np.where(bad, weight, 1.0).astype(np.float32),
+    }
+    run = RealRun(tmp_path)
+    run.publish(3, model=classifier())
+    dataset = ArrayDataset("test", arrays)
+    with run.running(datasets=[dataset], slice=("label",), resamples=20) as evaluator:
+        (record,) = wait_for_records(evaluator, 1)
+        options = BreakdownOptions(slices=parse_slices(["label"]), resamples=10)
+        (batch,) = dataset.batches(signature_of(classifier()), 12)
+        for breakdown in (None, options):
+            with (
+                evaluator.open_stream(breakdown=breakdown).result(WAIT_SECONDS) as stream,
+                pytest.raises(InvalidInputError, match=said),
+            ):
+                stream.add(batch).result(WAIT_SECONDS)
+    assert record.outcome is EvaluationOutcome.FAILED
+    assert re.search(said, record.reason), record.reason

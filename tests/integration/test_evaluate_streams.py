@@ -112,6 +112,13 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(client: Client) -> None:
         ((ones(4), np.ones((4, OUTPUTS), np.float32), np.ones(5, np.float32)), {}, "sample_weights' has 5 examples; 4"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": ["nonsense"]}, "nonsense"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": [Metric(name="AUC", config={"x": 1})]}, "AUC"),
+        (
+            (ones(4), np.ones((4, OUTPUTS), np.float32), np.array([1, np.nan, 1, 1], np.float32)),
+            {},
+            "nan for example 1",
+        ),
+        ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"slices": ["age:30,18"]}, "the edges 30,18 do not ascend"),
+        ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"slices": ["age:18,30"]}, "no feature 'age' to slice by"),
     ],
 )
 def test_what_cannot_be_scored_is_the_callers_error(
