@@ -119,11 +119,10 @@ class TrainingJob:
 
     def capture(self, step: int) -> Snapshot:
         """Return the current values of all variables, after ``step`` steps."""
-        return Snapshot(
+        return Snapshot.of(
+            self._model,
             step=step,
             facts=self.plan.facts(replicas=self.replicas),
-            trained=[variable.numpy() for variable in self._model.trainable_variables],
-            optimizer=[variable.numpy() for variable in self._model.optimizer.variables],
             replica=self._replica_state.read(),
         )
 

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,17 @@ class Snapshot:
     trained: Sequence[Array]
     optimizer: Sequence[Array]
     replica: Sequence[Array]
+
+    @classmethod
+    def of(cls, model: Any, *, step: int, facts: Mapping[str, int], replica: Sequence[Array]) -> Self:
+        """Return the values of a model and its optimizer, with every replica's own variables."""
+        return cls(
+            step=step,
+            facts=facts,
+            trained=[variable.numpy() for variable in model.trainable_variables],
+            optimizer=[variable.numpy() for variable in model.optimizer.variables],
+            replica=replica,
+        )
 
     def check_finite(self) -> None:
         """Raise NonFiniteLossError if a weight is NaN or infinite."""

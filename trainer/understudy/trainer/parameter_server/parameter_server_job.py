@@ -86,11 +86,10 @@ class ParameterServerJob:
 
     def capture(self, step: int) -> Snapshot:
         """Return the current values of all variables, after ``step`` updates, while no worker runs."""
-        return Snapshot(
+        return Snapshot.of(
+            self._model,
             step=step,
             facts=self.plan.facts(replicas=self.replicas),
-            trained=[variable.numpy() for variable in self._model.trainable_variables],
-            optimizer=[variable.numpy() for variable in self._model.optimizer.variables],
             replica=[variable.numpy()[None] for variable in self._model.non_trainable_variables],
         )
 
