@@ -267,7 +267,7 @@ class LatencyEstimator:
 
     def __init__(self, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size
-        self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_BATCHES)
+        self._recent: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._recent_large: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._batch_seconds = 0.0
         self._full_batch_seconds = 0.0
@@ -276,8 +276,8 @@ class LatencyEstimator:
         """Add the duration of a batch, including all work of its thread."""
         if examples > self.max_batch_size:
             return
-        self._recent.append((examples, seconds))
-        self._batch_seconds = sum(seconds for _, seconds in self._recent) / len(self._recent)
+        self._recent.append(seconds)
+        self._batch_seconds = sum(self._recent) / len(self._recent)
         if 2 * examples >= self.max_batch_size:
             self._recent_large.append(seconds)
             self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
