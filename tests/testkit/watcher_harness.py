@@ -22,8 +22,8 @@ from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import build_gate, further_dataset
-from understudy.evaluator.serving.promotion import BestFile, Ranking, parse_monitor
-from understudy.evaluator.serving.serving_controller import PinFile, ServingController
+from understudy.evaluator.serving.promotion import BestFile, PinFile, Ranking, parse_monitor
+from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog
 from understudy.evaluator.settings import EvaluationPolicy, EvaluatorSettings, VersionPolicy
 from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult

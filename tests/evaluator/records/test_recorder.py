@@ -146,7 +146,7 @@ def test_many_missing_result_files_are_written_while_others_are_recorded_and_no_
     recording.start()
     closing = threading.Thread(target=interrupted.recorder.close)
     closing.start()
-    until(lambda: interrupted.recorder._closing)
+    until(lambda: interrupted.recorder._recovery._closing)
     stopping.may_go_on.set()
     for thread in (recording, closing):
         thread.join(WAIT_SECONDS)

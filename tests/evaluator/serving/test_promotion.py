@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.serving.promotion import Monitor, Ranking, choose, parse_monitor
-from understudy.evaluator.serving.serving_controller import PIN_FILE, PinFile
+from understudy.evaluator.serving.promotion import PIN_FILE, Monitor, PinFile, Ranking, choose, parse_monitor
 from understudy.evaluator.settings import MonitorMode, VersionPolicy
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 

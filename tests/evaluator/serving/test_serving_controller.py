@@ -12,8 +12,8 @@ from understudy.evaluator.evaluator_errors import (
     StorageError,
     VersionNotFoundError,
 )
-from understudy.evaluator.serving.promotion import Ranking
-from understudy.evaluator.serving.serving_controller import PIN_FILE, PinFile, ServingController
+from understudy.evaluator.serving.promotion import PIN_FILE, PinFile, Ranking
+from understudy.evaluator.serving.serving_controller import ServingController
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate
-from understudy.evaluator.serving.promotion import BestFile
+from understudy.evaluator.serving.promotion import BestFile, PinFile
 from understudy.evaluator.serving.rollout import Rollout, open_rollout
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.serving.serving_controller import PinFile, ServingController
+from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, EvaluatorSettings
 from understudy.evaluator.tuning.choice import FoundSettings, Threads

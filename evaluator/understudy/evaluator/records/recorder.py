@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.records.recovery import Recovery
 from understudy.evaluator.records.result_files import ResultFiles, TableFiles
-from understudy.evaluator.records.summaries import Point, Summaries
+from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.types import (
     WHOLE_CHECKPOINT,
     Arrays,
@@ -24,8 +24,6 @@ from understudy.evaluator.types import (
 )
 
 _log = logging.getLogger(__name__)
-
-_PAGE = 1000
 
 ROLLOUT_CONTENT = "rollout"
 """Tells the entries of rollouts from those that settle a checkpoint as a whole, which have no dataset either."""
@@ -72,10 +70,10 @@ class Recorder:
         self._keep = keep
         self._tables = tables
         self._removed_up_to = 0
-        self._closing = False
-        self._recovering: threading.Thread | None = None
-        self._last_at_start = ledger.last_sequence
         self._lock = threading.Lock()
+        self._recovery = Recovery(
+            ledger=ledger, results=results, summaries=summaries, publish=self._publish, lock=self._lock
+        )
         self._recorded = ledger.identities()
         self._contents = ledger.contents()
         summaries.begin_with(ledger.first_contents())
@@ -305,63 +303,25 @@ class Recorder:
 
     def start_recovering(self) -> None:
         """Write what `recover` writes on a thread, which `close` ends."""
-        self._recovering = threading.Thread(target=self._recover, name="understudy-recovery")
-        self._recovering.start()
+        self._warn_of_changes()
+        self._recovery.start()
 
     def recover(self) -> None:
         """Write the result files and summaries that are missing after a crash or a full disk, until `close`.
 
-        Entries can be recorded meanwhile. There may be a hundred thousand files to write, which takes minutes.
-
         Raises:
             LedgerError: The ledger cannot be read.
         """
+        self._warn_of_changes()
+        self._recovery.run()
+
+    def _warn_of_changes(self) -> None:
         for note in itertools.chain.from_iterable(map(self._change_of, self.datasets)):
             _log.warning("%s", note)
-        last = self._last_at_start
-        newest = self._ledger.page(after_sequence=last - 1, limit=1)
-        written = self._results.steps()
-        for step in self._ledger.steps():
-            if self._closing:
-                return
-            if step not in written or (newest and newest[0].step == step):
-                with self._lock:
-                    self._publish(step)
-        try:
-            self._complete_summaries(last)
-        except OSError:
-            _log.exception("summaries not completed")
-
-    def _recover(self) -> None:
-        try:
-            self.recover()
-        except LedgerError:
-            _log.exception("missing result files and summaries not written")
-
-    def _complete_summaries(self, last: int) -> None:
-        """Write the points of the entries up to ``last`` that the event files lack; later ones are written anyway."""
-        known: dict[str, set[Point]] = {}
-        for records in self._scores(last):
-            for run in {self._summaries.run_of(record) for record in records} - known.keys():
-                known[run] = self._summaries.points(run)
-            if self._closing:
-                return
-            with self._lock:
-                self._summaries.complete(records, known)
-
-    def _scores(self, last: int) -> Iterator[list[EvaluationRecord]]:
-        after = 0
-        while page := self._ledger.page(after_sequence=after, limit=_PAGE, outcome=EvaluationOutcome.SCORED):
-            yield [record for record in page if record.sequence <= last]
-            after = page[-1].sequence
-            if after >= last:
-                return
 
     def close(self) -> None:
         """End the recovery and close the summaries; the owner of the ledger closes the ledger. Idempotent."""
-        self._closing = True
-        if self._recovering is not None:
-            self._recovering.join()
+        self._recovery.close()
         with self._lock:
             self._summaries.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -11,13 +12,15 @@ from pathlib import Path
 
 from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.layout import BEST_FILE
-from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.settings import MonitorMode, VersionPolicy
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, MetricConfiguration
 
 _log = logging.getLogger(__name__)
 
 LOSS = "loss"
+
+PIN_FILE = "pin.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,3 +234,39 @@ class BestFile:
         by = {"dataset": self._monitor.dataset, "metric": self._monitor.metric, "mode": self._monitor.mode}
         write_json(self._path, {"step": step, "value": value, **by})
         self._written = (step, value)
+
+
+class PinFile:
+    """A file that holds the pinned step or null. For one thread at a time.
+
+    Args:
+        directory: The state folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / PIN_FILE
+
+    def read(self) -> int | None:
+        """Return the pinned step.
+
+        Raises:
+            ConfigurationError: The file is damaged.
+        """
+        try:
+            step = json.loads(self._path.read_bytes())["step"]
+            return None if step is None else int(step)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{self._path} is damaged ({error}); delete it to serve without a pin") from error
+
+    def write(self, step: int | None) -> None:
+        """Replace the pin durably.
+
+        Raises:
+            StorageError: The file cannot be written, for example on a full disk. The old pin stays.
+        """
+        try:
+            write_json(self._path, {"step": step})
+        except OSError as error:
+            raise StorageError(f"the pin {self._path} cannot be written: {error}; check the disk's space") from error

@@ -1,21 +1,16 @@
-"""Decides which version is serving, and keeps the pin that an operator sets."""
+"""Decides which version is serving, and carries out what an operator decides."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from pathlib import Path
 
-from understudy.checkpoints.atomic import write_json
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
-    ConfigurationError,
     NotReadyError,
-    StorageError,
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
@@ -27,15 +22,13 @@ from understudy.evaluator.serving.decision_file import (
 )
 from understudy.evaluator.serving.gate_trial import Serving
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
-from understudy.evaluator.serving.promotion import Ranking, choose
+from understudy.evaluator.serving.promotion import PinFile, Ranking, choose
 from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine
 from understudy.evaluator.settings import VersionPolicy
 from understudy.evaluator.types import ServingChange, VersionLabel
-
-PIN_FILE = "pin.json"
 
 _log = logging.getLogger(__name__)
 
@@ -419,73 +412,3 @@ class ServingController:
 def _fail(change: Future[ServingChange], error: Exception) -> None:
     if change.set_running_or_notify_cancel():
         change.set_exception(error)
-
-
-class PinFile:
-    """A file that holds the pinned step or null. For one thread at a time.
-
-    Args:
-        directory: The state folder.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / PIN_FILE
-
-    def read(self) -> int | None:
-        """Return the pinned step.
-
-        Raises:
-            ConfigurationError: The file is damaged.
-        """
-        try:
-            step = json.loads(self._path.read_bytes())["step"]
-            return None if step is None else int(step)
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(f"{self._path} is damaged ({error}); delete it to serve without a pin") from error
-
-    def write(self, step: int | None) -> None:
-        """Replace the pin durably.
-
-        Raises:
-            StorageError: The file cannot be written, for example on a full disk. The old pin stays.
-        """
-        try:
-            write_json(self._path, {"step": step})
-        except OSError as error:
-            raise StorageError(f"the pin {self._path} cannot be written: {error}; check the disk's space") from error
-
-
-class ReadySignal:
-    """Signals once that a servable is serving. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._step: int | None = None
-        self._callbacks: list[Callable[[int], None]] = []
-
-    def give(self, step: int) -> None:
-        """Give the signal with the serving step. Later calls have no effect."""
-        with self._changed:
-            if self._step is not None:
-                return
-            self._step = step
-            callbacks, self._callbacks = self._callbacks, []
-            self._changed.notify_all()
-        for callback in callbacks:
-            callback(step)
-
-    def wait(self, timeout_seconds: float) -> bool:
-        """Wait for the signal; return False on timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._step is not None, timeout_seconds)
-
-    def call(self, callback: Callable[[int], None]) -> None:
-        """Call back with the step when the signal is given, or at once if it already was."""
-        with self._changed:
-            step = self._step
-            if step is None:
-                self._callbacks.append(callback)
-        if step is not None:
-            callback(step)
