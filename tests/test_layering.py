@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -78,18 +79,22 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
 CLIENT_COMMANDS = ("predict", "evaluate", "rescore", "compare", "status", "top", "watch", "promote", "health")
 
 
-def sources(layer: str) -> list[Path]:
+@functools.cache
+def sources(layer: str) -> tuple[Path, ...]:
     files = (path for path in sorted((ROOT / layer / "understudy").rglob("*.py")) if "_pb2" not in path.name)
-    return list(files)
+    return tuple(files)
 
 
-def imported_modules(file: Path) -> Iterator[str]:
+@functools.cache
+def imported_modules(file: Path) -> tuple[str, ...]:
+    modules: list[str] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports relatively; say the whole name"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            modules += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(modules)
 
 
 def layer_of(module: str) -> str | None:
