@@ -22,10 +22,10 @@ from understudy.evaluator.serving.rollout import (
     FOLLOWERS_SECONDS,
     LOST_SECONDS,
     ROLLOUT_FILE,
-    Key,
     Rollout,
 )
 from understudy.evaluator.serving.rollout_health import ServerReport, Traffic
+from understudy.evaluator.types import CheckpointKey
 
 OLD, NEW, NEWER = (10, "a" * 64), (20, "b" * 64), (30, "c" * 64)
 PLAN = RolloutPlan(share=0.3, after_seconds=100.0)
@@ -36,25 +36,25 @@ class Wishes:
     """What the policy and the operator want."""
 
     def __init__(self) -> None:
-        self.chosen: Key | None = NEW
-        self.pinned: Key | None = None
-        self.serving: Key | None = OLD
+        self.chosen: CheckpointKey | None = NEW
+        self.pinned: CheckpointKey | None = None
+        self.serving: CheckpointKey | None = OLD
         self.refused = ""
         self.stays = True
 
-    def chosen_key(self) -> Key | None:
+    def chosen_key(self) -> CheckpointKey | None:
         return self.chosen
 
-    def pinned_key(self) -> Key | None:
+    def pinned_key(self) -> CheckpointKey | None:
         return self.pinned
 
-    def serving_key(self) -> Key | None:
+    def serving_key(self) -> CheckpointKey | None:
         return self.serving
 
-    def may_stay(self, key: Key) -> bool:
+    def may_stay(self, key: CheckpointKey) -> bool:
         return self.stays and key in (OLD, NEW)
 
-    def refusal(self, key: Key, serving: Key) -> str:
+    def refusal(self, key: CheckpointKey, serving: CheckpointKey) -> str:
         assert (key, serving) == (NEW, OLD)
         return self.refused
 
@@ -105,7 +105,9 @@ class Harness:
         self.outbox.close()
         self.ledger.close()
 
-    def serve(self, *names: str, key: Key | None = None, reason: str = "", traffic: Traffic | None = None) -> None:
+    def serve(
+        self, *names: str, key: CheckpointKey | None = None, reason: str = "", traffic: Traffic | None = None
+    ) -> None:
         """Have servers report what is decided for them, or this."""
         for name in names or NAMES:
             decision = self.decisions.current
@@ -267,7 +269,7 @@ def test_a_later_score_that_refuses_it_takes_it_back(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("pinned", [OLD, NEWER])
-def test_a_pin_of_another_version_stops_it(harness: Harness, pinned: Key) -> None:
+def test_a_pin_of_another_version_stops_it(harness: Harness, pinned: CheckpointKey) -> None:
     harness.start()
     harness.wishes.pinned = pinned
     harness.rollout.advance(harness.wishes)

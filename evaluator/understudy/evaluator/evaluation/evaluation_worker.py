@@ -25,11 +25,7 @@ from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
 from understudy.evaluator.threads import join
-from understudy.evaluator.types import (
-    CheckpointInfo,
-    EvaluationOutcome,
-    EvaluationRecord,
-)
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.types import (
     WHOLE_CHECKPOINT,
     Arrays,
+    CheckpointKey,
     EvaluationOutcome,
     EvaluationRecord,
     EvaluationResult,
@@ -77,7 +78,7 @@ class Recorder:
         self._recorded = ledger.identities()
         self._contents = ledger.contents()
         summaries.begin_with(ledger.first_contents())
-        self._requested: dict[tuple[int, str], dict[str, EvaluationDataset]] = {}
+        self._requested: dict[CheckpointKey, dict[str, EvaluationDataset]] = {}
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
         """Return the datasets without a final record for a checkpoint, in the order of scoring."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.checkpoints.atomic import write_json
+from understudy.evaluator.types import CheckpointKey
 
 DECISION_FILE = "serving.json"
 
@@ -35,7 +36,7 @@ class Canary:
     servers: tuple[str, ...]
 
     @property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> CheckpointKey:
         """The step and digest, which identify the checkpoint."""
         return self.step, self.digest
 
@@ -66,7 +67,7 @@ class ServingDecision:
         return replace(self, step=canary.step, digest=canary.digest, canary=None)
 
     @property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> CheckpointKey:
         """The step and digest, which identify the checkpoint."""
         return self.step, self.digest
 

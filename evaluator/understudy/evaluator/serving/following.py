@@ -24,6 +24,7 @@ from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError, OutOfResourcesError
 from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport, decode_decision
+from understudy.evaluator.types import CheckpointKey
 
 FOLLOWED_FILE = "followed.json"
 """In the state folder: the last decision, for a restart while the evaluator is gone."""
@@ -121,15 +122,15 @@ class NetworkFollowing:
         self._decision: ServingDecision | None = None
         self._seen: ServingDecision | None = None
         self._failure = ""
-        self._verified: tuple[int, str] | None = None
+        self._verified: CheckpointKey | None = None
         self._alone_from = 0.0
-        self._on_downloaded: Callable[[tuple[int, str]], None] = lambda _: None
+        self._on_downloaded: Callable[[CheckpointKey], None] = lambda _: None
         self._on_decision: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run_downloads, name="understudy-download")
 
-    def start(self, *, on_decision: Callable[[], None], on_downloaded: Callable[[tuple[int, str]], None]) -> None:
+    def start(self, *, on_decision: Callable[[], None], on_downloaded: Callable[[CheckpointKey], None]) -> None:
         """Connect, and start the thread of the downloads.
 
         Args:

@@ -70,7 +70,7 @@ class Gatekeeper:
         """The sequence number of the last entry that `catch_up` read."""
         return self._read_up_to
 
-    def refuses(self, key: tuple[int, str], serving: Callable[[], Serving]) -> str:
+    def refuses(self, key: CheckpointKey, serving: Callable[[], Serving]) -> str:
         """Return why a checkpoint would be refused by its newest scores; empty if it would not, or if one is missing.
 
         What was decided stays so. For the thread that calls `catch_up`.

@@ -17,7 +17,7 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.rollout_plan import LEAST_FOLLOWERS, RolloutPlan, in_words, parse_rollout
 from understudy.evaluator.serving.decision_file import Canary, DecisionFile
 from understudy.evaluator.serving.rollout_health import ServerReport, Tally, Traffic, complaint
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import CheckpointKey, EvaluationOutcome
 
 ROLLOUT_FILE: Final = "rollout.json"
 """In the state folder: the rollout that is under way, with the time that it has taken."""
@@ -54,26 +54,23 @@ _REJECTED: Final = (EvaluationOutcome.ROLLOUT_ROLLED_BACK, EvaluationOutcome.ROL
 
 _log = logging.getLogger(__name__)
 
-Key = tuple[int, str]
-"""The step and digest of a checkpoint."""
-
 
 class Candidates(Protocol):
     """What the version policy and an operator want. Thread-safe."""
 
-    def chosen_key(self) -> Key | None:
+    def chosen_key(self) -> CheckpointKey | None:
         """The checkpoint that the policy and the gate choose, of those that `Rollout.rejects` does not exclude."""
 
-    def pinned_key(self) -> Key | None:
+    def pinned_key(self) -> CheckpointKey | None:
         """The checkpoint that an operator pinned."""
 
-    def serving_key(self) -> Key | None:
+    def serving_key(self) -> CheckpointKey | None:
         """The checkpoint that this evaluator serves."""
 
-    def may_stay(self, key: Key) -> bool:
+    def may_stay(self, key: CheckpointKey) -> bool:
         """Whether a checkpoint may be served if there were no other."""
 
-    def refusal(self, key: Key, serving: Key) -> str:
+    def refusal(self, key: CheckpointKey, serving: CheckpointKey) -> str:
         """Why a checkpoint may no longer take the place of the serving one; empty if it may."""
 
 
@@ -100,7 +97,7 @@ class RunningRollout:
     after_seconds: float
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CheckpointKey:
         """The step and digest of the new version."""
         return self.step, self.digest
 
@@ -146,8 +143,8 @@ class Rollout:
             (record.step, record.checkpoint_digest) for outcome in _REJECTED for record in _entries(ledger, outcome)
         )
         self._running: RunningRollout | None = None
-        self._released: Key | None = None
-        self._waiting: tuple[Key, float] | None = None
+        self._released: CheckpointKey | None = None
+        self._waiting: tuple[CheckpointKey, float] | None = None
         self._verdict = ""
         self._begin_watch()
         self._resume()
@@ -161,17 +158,17 @@ class Rollout:
         """The rollout that is under way; None if there is none."""
         return self._running
 
-    def rejects(self, key: Key) -> bool:
+    def rejects(self, key: CheckpointKey) -> bool:
         """Return whether a version was rolled back or stopped."""
         return key in self._rejected
 
     @property
-    def before(self) -> Key | None:
+    def before(self) -> CheckpointKey | None:
         """The version that all but the part serve; None before the first."""
         current = self._decisions.current
         return None if current is None else current.key
 
-    def serves(self, chosen: Key, may_stay: Callable[[Key], bool]) -> Key:
+    def serves(self, chosen: CheckpointKey, may_stay: Callable[[CheckpointKey], bool]) -> CheckpointKey:
         """Return what this evaluator serves, given what the policy chooses."""
         before = self.before
         if before is None or chosen == before:
@@ -238,7 +235,7 @@ class Rollout:
         if self._clock() - self._waiting[1] >= FOLLOWERS_SECONDS:
             self._promote_at_once(chosen, len(names))
 
-    def _start(self, key: Key, names: Sequence[str]) -> None:
+    def _start(self, key: CheckpointKey, names: Sequence[str]) -> None:
         current = self._decisions.current
         running = RunningRollout(
             number=1 if current is None else current.sequence + 1,
@@ -275,7 +272,7 @@ class Rollout:
         self._verdict = ""
         self._part, self._others = Tally(), Tally()
 
-    def _promote_at_once(self, key: Key, followers: int) -> None:
+    def _promote_at_once(self, key: CheckpointKey, followers: int) -> None:
         current = self._decisions.current
         running = RunningRollout(
             number=0 if current is None else current.sequence,

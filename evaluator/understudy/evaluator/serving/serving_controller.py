@@ -8,11 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 
-from understudy.evaluator.evaluator_errors import (
-    CancelledError,
-    NotReadyError,
-    VersionNotFoundError,
-)
+from understudy.evaluator.evaluator_errors import CancelledError, NotReadyError, VersionNotFoundError
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.decision_file import (
     FollowedDecision,
@@ -28,7 +24,7 @@ from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine
 from understudy.evaluator.settings import VersionPolicy
-from understudy.evaluator.types import ServingChange, VersionLabel
+from understudy.evaluator.types import CheckpointKey, ServingChange, VersionLabel
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +77,7 @@ class ServingController:
         self._pinned = pin_file.read() if followed is None else None
         self._followed = followed
         self.rollout = rollout
-        self._rechecked: tuple[tuple[int, str], int, str] | None = None
+        self._rechecked: tuple[CheckpointKey, int, str] | None = None
         self._missing: ServingDecision | None = None
         self._under_way: Future[Handle] | None = None
 
@@ -141,26 +137,26 @@ class ServingController:
         running = None if self.rollout is None else self.rollout.running
         return None if running is None else running.step
 
-    def chosen_key(self) -> tuple[int, str] | None:
+    def chosen_key(self) -> CheckpointKey | None:
         """See `understudy.evaluator.serving.rollout.Candidates`."""
         return self._key(self._chosen(None))
 
-    def pinned_key(self) -> tuple[int, str] | None:
+    def pinned_key(self) -> CheckpointKey | None:
         """See `understudy.evaluator.serving.rollout.Candidates`."""
         return self._key(self.pinned_step)
 
-    def serving_key(self) -> tuple[int, str] | None:
+    def serving_key(self) -> CheckpointKey | None:
         """See `understudy.evaluator.serving.rollout.Candidates`."""
         serving = self._manager.serving
         return None if serving is None else (serving.step, serving.digest)
 
-    def may_stay(self, key: tuple[int, str]) -> bool:
+    def may_stay(self, key: CheckpointKey) -> bool:
         """See `understudy.evaluator.serving.rollout.Candidates`."""
         if self._key(key[0]) != key or self._is_given_up(key) or not self._admitted({key[0]}):
             return False
         return choose(self._policy, pinned=None, loadable={key[0]}, ranking=self._ranking) == key[0]
 
-    def refusal(self, key: tuple[int, str], serving: tuple[int, str]) -> str:
+    def refusal(self, key: CheckpointKey, serving: CheckpointKey) -> str:
         """See `understudy.evaluator.serving.rollout.Candidates`. For the thread that calls `reconcile`."""
         if self._key(key[0]) != key:
             return "its checkpoint is gone"
@@ -172,7 +168,7 @@ class ServingController:
         reason = self._refused_by_gate(key)
         return reason and f"the gate refuses its newest score: {reason}"
 
-    def _refused_by_gate(self, key: tuple[int, str]) -> str:
+    def _refused_by_gate(self, key: CheckpointKey) -> str:
         """Return why the gate would refuse a checkpoint now; looks again only when there are new entries."""
         if self._gatekeeper is None:
             return ""
@@ -181,11 +177,11 @@ class ServingController:
             self._rechecked = (key, sequence, self._gatekeeper.refuses(key, self._should_be_serving))
         return self._rechecked[2]
 
-    def _key(self, step: int | None) -> tuple[int, str] | None:
+    def _key(self, step: int | None) -> CheckpointKey | None:
         info = None if step is None else self._store.find(step)
         return None if info is None else info.key
 
-    def _is_given_up(self, key: tuple[int, str]) -> bool:
+    def _is_given_up(self, key: CheckpointKey) -> bool:
         failure = self._quarantine.failure(key)
         return failure is not None and failure.given_up
 
