@@ -2,107 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, write_dataset
-from testkit.in_process import RunningService, running_service, until
+from testkit.checkpoints import OUTPUTS, WIDTH, ones, write_dataset
+from testkit.fleet import Fleet, traffic
+from testkit.in_process import until
 from understudy.cli.main import main
-from understudy.clients import Client, UnderstudyError
 from understudy.service.fleet import fleet_handler
 
-NAMES = ("one", "two", "three")
 SOON = "canary=30%,after=3s"
 LATE = "canary=30%,after=1h"
-
-
-class Fleet:
-    """An evaluator, which can be ended and started again, and three servers that follow it."""
-
-    def __init__(self, folder: Path, replicas: tuple[str, ...]) -> None:
-        self._folder = folder
-        self._replicas = replicas
-        self._stack = ExitStack()
-        self._evaluator_stack = ExitStack()
-        self._port = 0
-        self.chief = Chief(folder / "run")
-
-    def evaluate(self, **evaluator: Any) -> RunningService:
-        """Start the evaluator, at the same address as before."""
-        settings = {
-            "run_dir": self._folder / "run",
-            "grpc_port": self._port,
-            "eval_data": {"test": self._folder / "test.npz"},
-        }
-        state_dir = self._folder / "run" / "evaluator"
-        self.evaluator = self._evaluator_stack.enter_context(
-            running_service(settings, evaluator, replicas=self._replicas, state_dir=state_dir)
-        )
-        self._port = int(self.evaluator.grpc.rpartition(":")[2])
-        self.client = self.evaluator.client()
-        return self.evaluator
-
-    def follow(self, **evaluator: Any) -> None:
-        """Start the servers."""
-        self.servers = {name: self._follow(name, **evaluator) for name in NAMES}
-        for server in self.servers.values():
-            server.wait_ready()
-        until(lambda: sum(each.connected for each in self.client.fleet().servers) == len(NAMES))
-        self.clients = {name: server.client() for name, server in self.servers.items()}
-
-    def _follow(self, name: str, **evaluator: Any) -> RunningService:
-        settings = {"follow": self.evaluator.grpc, "follow_name": name}
-        evaluator = {"follow": self.evaluator.grpc, "poll_interval_seconds": 3600.0, **evaluator}
-        state_dir = self._folder / "states" / name
-        return self._stack.enter_context(
-            running_service(settings, evaluator, replicas=self._replicas, state_dir=state_dir)
-        )
-
-    def end_evaluator(self) -> None:
-        self._evaluator_stack.close()
-
-    def close(self) -> None:
-        with self._evaluator_stack:
-            self._stack.close()
-
-    def served(self) -> list[int]:
-        """Return the steps that the servers answer with."""
-        return sorted(client.predict({"x": ones(1)}).step for client in self.clients.values())
-
-    def outcomes(self) -> list[tuple[int, str]]:
-        """Return the steps of rollouts in the ledger."""
-        return [
-            (entry.step, entry.outcome.removeprefix("rollout_"))
-            for entry in self.client.list_evaluations()
-            if entry.outcome.startswith("rollout_")
-        ]
-
-    def last_reason(self) -> str:
-        return [*self.client.list_evaluations()][-1].reason
-
-    def begin(self) -> str:
-        """Serve step 10 everywhere, publish step 20, and return the name of the server that serves it first."""
-        self.chief.publish(20)
-        return self.part_of(20)
-
-    def part_of(self, step: int) -> str:
-        def serves_it() -> bool:
-            rollout = self.client.fleet().rollout
-            return rollout is not None and rollout.step == step
-
-        until(serves_it)
-        rollout = self.client.fleet().rollout
-        assert rollout is not None
-        (name,) = rollout.servers
-        return name
 
 
 @pytest.fixture
@@ -115,34 +29,6 @@ def fleet(tmp_path: Path, replicas: tuple[str, ...], monkeypatch: pytest.MonkeyP
         yield fleet
     finally:
         fleet.close()
-
-
-@contextmanager
-def traffic(clients: dict[str, Client]) -> Iterator[tuple[list[int], list[str]]]:
-    """Call each server in turn until the end; yields the steps of the answers and the errors."""
-    answered: list[int] = []
-    failed: list[str] = []
-    ended = threading.Event()
-
-    def call() -> None:
-        while not ended.is_set():
-            for client in clients.values():
-                try:
-                    result = client.predict({"x": ones(1)})
-                except UnderstudyError as error:
-                    failed.append(str(error))
-                    continue
-                np.testing.assert_allclose(result.outputs["y"], result.step)
-                answered.append(result.step)
-            ended.wait(0.005)
-
-    thread = threading.Thread(target=call, name="traffic")
-    thread.start()
-    try:
-        yield answered, failed
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_a_part_answers_with_the_new_version_first_and_after_the_time_all_do(fleet: Fleet) -> None:

@@ -1,0 +1,142 @@
+"""An evaluator and three servers that follow it over the network, and calls to them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testkit.checkpoints import Chief, ones
+from testkit.in_process import RunningService, running_service, until
+from understudy.clients import Client, UnderstudyError
+
+NAMES = ("one", "two", "three")
+
+
+class Fleet:
+    """An evaluator, which can be ended and started again, and three servers that follow it.
+
+    It scores the checkpoints on ``test.npz``, if that exists.
+
+    Attributes:
+        chief: Publishes the checkpoints.
+        address: The addresses of the evaluator.
+        client: A client of the evaluator.
+        servers: The servers, by their names.
+        clients: A client of each.
+    """
+
+    address: str
+    client: Client
+    servers: dict[str, RunningService]
+    clients: dict[str, Client]
+
+    def __init__(self, folder: Path, replicas: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._replicas = replicas
+        self._stack = ExitStack()
+        self._evaluator_stack = ExitStack()
+        self._port = 0
+        self.chief = Chief(folder / "run")
+
+    def evaluate(self, **evaluator: Any) -> RunningService:
+        """Start the evaluator, at the same address as before."""
+        data = self._folder / "test.npz"
+        settings = {
+            "run_dir": self._folder / "run",
+            "grpc_port": self._port,
+            "eval_data": {"test": data} if data.exists() else {},
+        }
+        state_dir = self._folder / "run" / "evaluator"
+        running = self._evaluator_stack.enter_context(
+            running_service(settings, evaluator, replicas=self._replicas, state_dir=state_dir)
+        )
+        self.address, self.client = running.grpc, running.client()
+        self._port = int(running.grpc.rpartition(":")[2])
+        return running
+
+    def follow(self, **evaluator: Any) -> None:
+        """Start the servers."""
+        self.servers = {name: self._follow(name, **evaluator) for name in NAMES}
+        for server in self.servers.values():
+            server.wait_ready()
+        until(lambda: sum(each.connected for each in self.client.fleet().servers) == len(NAMES))
+        self.clients = {name: server.client() for name, server in self.servers.items()}
+
+    def _follow(self, name: str, **evaluator: Any) -> RunningService:
+        settings = {"follow": self.address, "follow_name": name}
+        evaluator = {"follow": self.address, "poll_interval_seconds": 3600.0, **evaluator}
+        state_dir = self._folder / "states" / name
+        return self._stack.enter_context(
+            running_service(settings, evaluator, replicas=self._replicas, state_dir=state_dir)
+        )
+
+    def end_evaluator(self) -> None:
+        self._evaluator_stack.close()
+
+    def close(self) -> None:
+        with self._evaluator_stack:
+            self._stack.close()
+
+    def served(self) -> list[int]:
+        """Return the steps that the servers answer with."""
+        return sorted(client.predict({"x": ones(1)}).step for client in self.clients.values())
+
+    def outcomes(self) -> list[tuple[int, str]]:
+        """Return the steps of rollouts in the ledger."""
+        return [
+            (entry.step, entry.outcome.removeprefix("rollout_"))
+            for entry in self.client.list_evaluations()
+            if entry.outcome.startswith("rollout_")
+        ]
+
+    def last_reason(self) -> str:
+        return [*self.client.list_evaluations()][-1].reason
+
+    def begin(self) -> str:
+        """Serve step 10 everywhere, publish step 20, and return the name of the server that serves it first."""
+        self.chief.publish(20)
+        return self.part_of(20)
+
+    def part_of(self, step: int) -> str:
+        def serves_it() -> bool:
+            rollout = self.client.fleet().rollout
+            return rollout is not None and rollout.step == step
+
+        until(serves_it)
+        rollout = self.client.fleet().rollout
+        assert rollout is not None
+        (name,) = rollout.servers
+        return name
+
+
+@contextmanager
+def traffic(clients: Mapping[str, Client]) -> Iterator[tuple[list[int], list[str]]]:
+    """Call each server in turn until the end; yields the steps of the answers and the errors."""
+    answered: list[int] = []
+    failed: list[str] = []
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.is_set():
+            for client in clients.values():
+                try:
+                    result = client.predict({"x": ones(1)})
+                except UnderstudyError as error:
+                    failed.append(str(error))
+                    continue
+                np.testing.assert_allclose(result.outputs["y"], result.step)
+                answered.append(result.step)
+            ended.wait(0.005)
+
+    thread = threading.Thread(target=call, name="traffic")
+    thread.start()
+    try:
+        yield answered, failed
+    finally:
+        ended.set()
+        thread.join()
