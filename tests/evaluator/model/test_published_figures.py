@@ -69,7 +69,7 @@ def passing_through(width: int, weighted: list[Any]) -> Any:
     return model
 
 
-def slices(slot: Slot, arrays: tuple[Any, Any, Any], groups: Any, *, size: int) -> dict[str, dict[str, float]]:
+def slices(slot: Slot, arrays: tuple[Any, ...], groups: Any, *, size: int) -> dict[str, dict[str, float]]:
     starts = range(0, len(groups), size)
     batches = [tuple(array[start : start + size] for array in arrays) for start in starts]
     options = BreakdownOptions(slices=parse_slices([exactness.GROUP]))

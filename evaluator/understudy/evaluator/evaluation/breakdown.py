@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -274,8 +274,9 @@ class Breakdown:
         waiting, self._waiting = self._waiting, []
         program = waiting[0].scored.program
         examples = sum(each.examples for each in waiting)
-        drawn = draw(self._options.seed, self._resamples, self._examples, examples)
-        draws = np.concatenate([np.ones((1, examples), np.uint8), drawn]).astype(np.float64)
+        by_example = np.ones((examples, 1 + self._resamples))
+        by_example[:, 1:] = draw(self._options.seed, self._resamples, self._examples, examples).T
+        draws = by_example.T
         self._examples += examples
         unusable: Collection[str] | None = None
         if program.increments is not None:
@@ -354,9 +355,11 @@ class Breakdown:
 def interval(values: Array, confidence: float) -> Interval:
     """Return the percentile interval of a metric's values in the resamples; those that are NaN do not count."""
     tail = (1.0 - confidence) / 2.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of values that are all NaN
-        low, high = np.nanquantile(values, [tail, 1.0 - tail])
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Interval(low=math.nan, high=math.nan)
+    with np.errstate(invalid="ignore"):  # between infinite values
+        low, high = np.quantile(known, [tail, 1.0 - tail])
     return Interval(low=float(low), high=float(high))
 
 

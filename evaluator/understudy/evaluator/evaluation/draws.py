@@ -49,4 +49,4 @@ def draw(seed: int, resamples: int, first: int, examples: int) -> Array:
         generator = np.random.Philox(key=[seed, block], counter=first)
         bits = generator.random_raw(4 * examples).astype("<u8", copy=False)
         blocks.append(_TABLE[bits.view("<u2")].reshape(examples, _DRAWS_OF_COUNTER))
-    return np.ascontiguousarray(np.concatenate(blocks, axis=1)[:, :resamples].T)
+    return np.concatenate(blocks, axis=1)[:, :resamples].T

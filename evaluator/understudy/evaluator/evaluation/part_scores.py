@@ -96,7 +96,10 @@ class ScoredMembers:
     @property
     def bytes(self) -> int:
         """The memory of the leaves."""
-        return sum(math.prod(leaf.shape) * leaf.dtype.size for leaf in self.leaves)
+        return sum(
+            leaf.nbytes if isinstance(leaf, np.ndarray) else math.prod(leaf.shape) * leaf.dtype.size
+            for leaf in self.leaves
+        )
 
     def parts(self) -> Iterator[tuple[Part, Array]]:
         """Yield each slice with the indices of its examples, ascending."""
@@ -155,14 +158,14 @@ class PartSums:
         self._check(added, divisors, starts, np.stack(states))
         self._of(WHOLE).add(added, draws)
         for part, rows in _joined(batches, starts):
-            self._of(part).add(added[rows], draws[:, rows])
+            self._of(part).add(added[rows], _taken(draws, rows))
         if not self._forms:
             return
         for start, end, each in zip(starts[:-1], starts[1:], batches, strict=True):
             of_batch = added[start:end], divisors[start:end], draws[:, start:end]
             self._of(WHOLE).add_means(self._forms, *of_batch)
             for part, rows in each.parts():
-                self._of(part).add_means(self._forms, *(of_batch[0][rows], of_batch[1][rows], of_batch[2][:, rows]))
+                self._of(part).add_means(self._forms, of_batch[0][rows], of_batch[1][rows], _taken(of_batch[2], rows))
 
     def unusable(self) -> list[str]:
         """Return the metrics that depend on a variable which is neither a sum nor a mean."""
@@ -339,6 +342,11 @@ class PartUpdates:
             return increments.results(np.stack([increments.flat(state.metrics) for state in states]))
         found = [self._program.result(state) for state in states]
         return {name: np.array([each[name] for each in found]) for name in found[0]}
+
+
+def _taken(draws: Array, rows: Array) -> Array:
+    """Return the draws of some examples, ``[ways, examples]``; they are stored by example, so rows are copied whole."""
+    return draws.T[rows].T
 
 
 def _joined(batches: Sequence[ScoredMembers], starts: Array) -> Iterator[tuple[Part, Array]]:

@@ -23,6 +23,9 @@ PREDICTED = "predicted"
 MAX_SLICES = 1000
 """The most values of one setting, and the most slices of an evaluation."""
 
+_COUNTED = 4096
+"""Classes and buckets below this are counted, which is faster than sorting them."""
+
 MAX_SETTINGS = 100
 
 _COUNTED_VALUES = 100_000
@@ -70,14 +73,14 @@ class SliceFeature:
         """
         if self.edges:
             return self._bucketed(values)
-        found, indices = np.unique(values, return_inverse=True)
-        return [f"{self.name}={_shown(value)}" for value in found.tolist()], indices.reshape(-1)
+        found, indices = _distinct(values)
+        return [f"{self.name}={_shown(value)}" for value in found.tolist()], indices
 
     def _bucketed(self, values: Array) -> tuple[list[str], Array]:
         numbers = values.astype(np.float64)
         places = np.where(np.isnan(numbers), len(self.edges) + 1, np.searchsorted(self.edges, numbers, side="right"))
-        found, indices = np.unique(places, return_inverse=True)
-        return [self._bucket(place) for place in found.tolist()], indices.reshape(-1)
+        found, indices = _distinct(places)
+        return [self._bucket(place) for place in found.tolist()], indices
 
     def _bucket(self, place: int) -> str:
         texts = [_shown(edge) for edge in self.edges]
@@ -107,10 +110,18 @@ class SliceSetting:
         if len(named) == 1:
             return named[0]
         (left, left_indices), (right, right_indices) = named
-        pairs, indices = np.unique(left_indices * len(right) + right_indices, return_inverse=True)
-        return [f"{left[pair // len(right)]},{right[pair % len(right)]}" for pair in pairs.tolist()], indices.reshape(
-            -1
-        )
+        pairs, indices = _distinct(left_indices * len(right) + right_indices)
+        return [f"{left[pair // len(right)]},{right[pair % len(right)]}" for pair in pairs.tolist()], indices
+
+
+def _distinct(values: Array) -> tuple[Array, Array]:
+    """Return the distinct values, ascending, and the index of each value's; small integers are not sorted."""
+    if values.dtype.kind in "iu" and len(values) and values.min() >= 0 and values.max() < _COUNTED:
+        places = values.astype(np.int64, copy=False)
+        present = np.bincount(places) > 0
+        return np.flatnonzero(present), (np.cumsum(present) - 1)[places]
+    found, indices = np.unique(values, return_inverse=True)
+    return found, indices.reshape(-1)
 
 
 def parse_slices(texts: Iterable[str]) -> tuple[SliceSetting, ...]:

@@ -85,6 +85,7 @@ class StateIncrements:
         self._sizes = [int(np.prod(spec.shape)) for spec in self._specs]
         self._device = device
         self._arguments = arguments
+        self._rows: dict[int, Any] = {}
         self.initial = self.flat(initial)
         self.means = dict(self._find_means())
         if len(self.initial) > MAX_STATE:
@@ -102,13 +103,23 @@ class StateIncrements:
             ) from error
 
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return what the increments of a batch are computed from: tensors, cut to one row if only their form matters.
+        """Return what the increments of a batch are computed from, or a row of zeros where only the form matters.
 
         Args:
             arguments: The batch, as for the program.
         """
-        given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(arguments) if leaf is not None]
-        return [leaf if place in self._used else leaf[:1] for place, leaf in enumerate(given)]
+        given = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
+        return [
+            _as_leaf(leaf) if place in self._used else self._row_like(place, leaf) for place, leaf in enumerate(given)
+        ]
+
+    def _row_like(self, place: int, leaf: Any) -> Any:
+        """Return a row of zeros of a leaf's form; the last one again if it fits, as cutting a row is slow."""
+        shape, kind = (1, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)
+        kept = self._rows.get(place)
+        if kept is None or (tuple(kept.shape), kept.dtype) != (shape, kind):
+            kept = self._rows[place] = tf.zeros(shape, kind)
+        return kept
 
     def __call__(self, batches: Sequence[Sequence[Any]]) -> tuple[Array, Array]:
         """Return what each example of some batches adds to the state, and what losses may be divided by.
@@ -121,14 +132,18 @@ class StateIncrements:
             weights the number of its elements that the mask keeps, the sum of their weights, or both.
         """
         leaves = [
-            parts[0] if len(parts) == 1 or place not in self._used else tf.concat(parts, axis=0)
+            parts[0] if len(parts) == 1 or place not in self._used else _joined(parts)
             for place, parts in enumerate(zip(*batches, strict=True))
         ]
         step = max(1, _MAX_ELEMENTS // max(1, len(self.initial)))
         examples = max(int(leaf.shape[0]) for leaf in leaves)
         pieces = []
         for start in range(0, examples, step):
-            piece = [leaf[start : start + step] if place in self._used else leaf for place, leaf in enumerate(leaves)]
+            whole = examples <= step
+            piece = [
+                leaf if whole or place not in self._used else leaf[start : start + step]
+                for place, leaf in enumerate(leaves)
+            ]
             pieces.append(np.asarray(self._add(piece)))
         found = np.concatenate(pieces)
         return found[:, : len(self.initial)], found[:, len(self.initial) :]
@@ -234,6 +249,15 @@ class StateIncrements:
         with tf.device(self._device):
             results: dict[str, Any] = tf.vectorized_map(of_one, states)
         return results
+
+
+def _as_leaf(leaf: Any) -> Any:
+    """Return a tensor, or the same array of numbers: one conversion of joined arrays is faster than one for each."""
+    return leaf if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "O" else tf.convert_to_tensor(leaf)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, axis=0)
 
 
 def _function(function: Callable[..., Any]) -> Any:
