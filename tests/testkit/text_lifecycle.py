@@ -166,6 +166,11 @@ class TextLifecycle:
         self.promoted.append(step)
         self.on_promoted(step)
 
+    def close(self) -> None:
+        self.may_load.set()
+        self.manager.close(WAIT_SECONDS)
+        self.life.close()
+
     def complain(self) -> None:
         """Raise the scripted failure of a load."""
         if self.load_fails_with is not None:

@@ -160,8 +160,7 @@ class WatcherHarness:
 
     def close(self) -> None:
         self.watcher.close(WAIT_SECONDS)
-        self.lifecycle.may_load.set()
-        self.lifecycle.manager.close(WAIT_SECONDS)
+        self.lifecycle.close()
         self.recorder.close()
         self.outbox.close()
         self.ledger.close()

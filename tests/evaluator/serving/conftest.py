@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
+from testkit.text_lifecycle import TextLifecycle
 from testkit.watcher_harness import WatcherHarness
 
 
 @pytest.fixture
-def lifecycle(tmp_path: Path) -> Iterator[TextLifecycle]:
-    lifecycle = TextLifecycle(tmp_path)
+def make_lifecycle(tmp_path: Path) -> Iterator[Callable[..., TextLifecycle]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(kind: type[TextLifecycle] = TextLifecycle, **options: int) -> TextLifecycle:
+            lifecycle = kind(tmp_path, **options)
+            stack.callback(lifecycle.close)
+            return lifecycle
+
+        yield make
+
+
+@pytest.fixture
+def lifecycle(make_lifecycle: Callable[..., TextLifecycle]) -> TextLifecycle:
+    lifecycle = make_lifecycle()
     lifecycle.manager.start()
-    yield lifecycle
-    lifecycle.may_load.set()
-    lifecycle.manager.close(WAIT_SECONDS)
+    return lifecycle
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ def test_how_long_a_checkpoint_took_is_told_once_unless_it_was_there_before() ->
     monitor.served(_info(110))
     monitor.scored(_info(200))
 
+    life.close()
     assert observer.told == [("scored", 20.0), ("served", 20.0), ("scored", 0.0)]
 
 

@@ -5,7 +5,9 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,8 +216,10 @@ def test_the_next_serving_version_goes_before_on_demand_versions_in_line(lifecyc
     assert order == [2, 4, 3]
 
 
-def test_with_two_slots_a_on_demand_version_takes_the_predecessors(tmp_path: Path) -> None:
-    lifecycle = TextLifecycle(tmp_path, slots=2)
+def test_with_two_slots_a_on_demand_version_takes_the_predecessors(
+    make_lifecycle: Callable[..., TextLifecycle],
+) -> None:
+    lifecycle = make_lifecycle(slots=2)
     lifecycle.manager.start()
     lifecycle.publish(1, 2, 3)
     lifecycle.promote(2)
@@ -227,7 +231,6 @@ def test_with_two_slots_a_on_demand_version_takes_the_predecessors(tmp_path: Pat
     assert lifecycle.manager.predecessor_step == 2
     lifecycle.promote(2)
     assert lifecycle.loaded() == [2, 3]
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
 def test_a_bad_checkpoint_is_quarantined_and_the_serving_version_stays(lifecycle: TextLifecycle) -> None:
@@ -289,8 +292,10 @@ def test_another_architecture_is_loaded_beside_the_serving_one_and_takes_its_pla
             assert (handle.step, handle.slot.architecture) == (step, architecture)
 
 
-def test_a_slot_of_another_architecture_is_freed_before_the_new_one_is_built(tmp_path: Path) -> None:
-    lifecycle = BuildWatch(tmp_path, slots=2)
+def test_a_slot_of_another_architecture_is_freed_before_the_new_one_is_built(
+    make_lifecycle: Callable[..., Any],
+) -> None:
+    lifecycle = make_lifecycle(BuildWatch, slots=2)
     lifecycle.manager.start()
     lifecycle.publish(1, 2)
     lifecycle.publish(3, text="bignet 3")
@@ -299,11 +304,12 @@ def test_a_slot_of_another_architecture_is_freed_before_the_new_one_is_built(tmp
 
     assert lifecycle.loaded() == [2, 3]
     assert lifecycle.alive_at_build == [0, 1, 1]
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
-def test_a_slot_that_refuses_the_weights_is_freed_before_the_new_one_is_built(tmp_path: Path) -> None:
-    lifecycle = BuildWatch(tmp_path, slots=2)
+def test_a_slot_that_refuses_the_weights_is_freed_before_the_new_one_is_built(
+    make_lifecycle: Callable[..., Any],
+) -> None:
+    lifecycle = make_lifecycle(BuildWatch, slots=2)
     lifecycle.manager.start()
     lifecycle.publish(1, 2, 3)
     lifecycle.promote(1)
@@ -312,11 +318,12 @@ def test_a_slot_that_refuses_the_weights_is_freed_before_the_new_one_is_built(tm
     lifecycle.promote(3)
 
     assert lifecycle.alive_at_build == [0, 1, 1]
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
-def test_a_new_architecture_that_cannot_be_built_leaves_its_slot_to_the_next(tmp_path: Path) -> None:
-    lifecycle = BuildWatch(tmp_path, slots=2)
+def test_a_new_architecture_that_cannot_be_built_leaves_its_slot_to_the_next(
+    make_lifecycle: Callable[..., Any],
+) -> None:
+    lifecycle = make_lifecycle(BuildWatch, slots=2)
     lifecycle.manager.start()
     lifecycle.publish(1, 2, 4)
     lifecycle.publish(3, text="bignet 3")
@@ -331,7 +338,6 @@ def test_a_new_architecture_that_cannot_be_built_leaves_its_slot_to_the_next(tmp
     lifecycle.promote(4)
 
     assert lifecycle.loaded() == [2, 4]
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
 def test_a_slot_that_does_not_take_the_weights_all_the_same_gives_way_to_a_new_one(lifecycle: TextLifecycle) -> None:
@@ -359,9 +365,9 @@ def test_a_checkpoint_deleted_before_it_is_read_is_given_up(lifecycle: TextLifec
 
 
 def test_when_memory_runs_out_a_on_demand_version_goes_then_the_predecessor_then_the_new_checkpoint(
-    tmp_path: Path,
+    make_lifecycle: Callable[..., TextLifecycle],
 ) -> None:
-    lifecycle = TextLifecycle(tmp_path, memory=2)
+    lifecycle = make_lifecycle(memory=2)
     lifecycle.manager.start()
     lifecycle.publish(1, 2, 3, 4)
     lifecycle.promote(1)
@@ -371,11 +377,12 @@ def test_when_memory_runs_out_a_on_demand_version_goes_then_the_predecessor_then
     lifecycle.acquire(1).release()
     lifecycle.promote(4)
     assert lifecycle.loaded() == [3, 4]
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
-def test_with_memory_for_one_the_new_checkpoint_waits_and_is_never_given_up(tmp_path: Path) -> None:
-    lifecycle = TextLifecycle(tmp_path, memory=1)
+def test_with_memory_for_one_the_new_checkpoint_waits_and_is_never_given_up(
+    make_lifecycle: Callable[..., TextLifecycle],
+) -> None:
+    lifecycle = make_lifecycle(memory=1)
     lifecycle.manager.start()
     lifecycle.publish(1, 2)
     lifecycle.promote(1)
@@ -395,11 +402,12 @@ def test_with_memory_for_one_the_new_checkpoint_waits_and_is_never_given_up(tmp_
     lifecycle.promote(2)
     assert lifecycle.loaded() == [1, 2]
     assert lifecycle.observer.outcomes == ["loaded", *["postponed"] * 5, "loaded"]
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
-def test_a_slot_that_has_no_memory_to_load_into_is_given_up_and_then_the_predecessors(tmp_path: Path) -> None:
-    lifecycle = TextLifecycle(tmp_path)
+def test_a_slot_that_has_no_memory_to_load_into_is_given_up_and_then_the_predecessors(
+    make_lifecycle: Callable[..., TextLifecycle],
+) -> None:
+    lifecycle = make_lifecycle()
     lifecycle.manager.start()
     lifecycle.publish(1, 2, 3, 4)
     for step in (1, 2, 3):
@@ -411,7 +419,6 @@ def test_a_slot_that_has_no_memory_to_load_into_is_given_up_and_then_the_predece
     assert lifecycle.loaded() == [3, 4]
     assert lifecycle.observer.outcomes == ["loaded"] * 4
     assert lifecycle.reclaimed == 1
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.ESTALE])
@@ -437,8 +444,8 @@ def test_an_unknown_step_is_refused_by_the_known_ones(lifecycle: TextLifecycle) 
         lifecycle.manager.acquire(9)
 
 
-def test_closing_turns_away_those_in_line_and_ends_the_thread(tmp_path: Path) -> None:
-    lifecycle = TextLifecycle(tmp_path)
+def test_closing_turns_away_those_in_line_and_ends_the_thread(make_lifecycle: Callable[..., TextLifecycle]) -> None:
+    lifecycle = make_lifecycle()
     lifecycle.manager.start()
     lifecycle.publish(1, 2, 3)
     lifecycle.promote(1)
@@ -488,8 +495,8 @@ def test_a_handle_that_comes_back_wakes_nobody_while_nobody_is_in_line(lifecycle
         assert not releaser.is_alive()
 
 
-def test_a_handle_that_does_not_come_back_is_reported(tmp_path: Path) -> None:
-    lifecycle = TextLifecycle(tmp_path)
+def test_a_handle_that_does_not_come_back_is_reported(make_lifecycle: Callable[..., TextLifecycle]) -> None:
+    lifecycle = make_lifecycle()
     lifecycle.manager.start()
     lifecycle.publish(1)
     lifecycle.promote(1)
@@ -499,7 +506,6 @@ def test_a_handle_that_does_not_come_back_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="1 handles on step 1"):
         lifecycle.manager.close(0.5)
     handle.release()
-    lifecycle.manager.close(WAIT_SECONDS)
 
 
 def _note(order: list[int], handle: Handle) -> None:
