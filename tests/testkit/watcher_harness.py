@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from testkit.text_lifecycle import WAIT_SECONDS, TextLifecycle
+from understudy.checkpoints import RunDir
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
@@ -21,7 +21,7 @@ from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
-from understudy.evaluator.serving.gates import build_gate, further_dataset
+from understudy.evaluator.serving.gates import Gate, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, PinFile, Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog
@@ -43,18 +43,20 @@ class WatcherHarness:
         serve: VersionPolicy | int = "latest",
         **gate: Any,
     ) -> None:
+        state = RunDir(folder / "run").evaluator
+        settings = EvaluatorSettings(state_dir=state, evaluation_policy=policy, **gate)
+        further = further_dataset(settings, [dataset.name for dataset in datasets])
+        self.datasets = {dataset.name: dataset for dataset in datasets}
+        scored = [dataset for dataset in datasets if dataset.name != further]
+        names = [dataset.name for dataset in scored]
+        self.monitor = parse_monitor(None, None, names)
+        wanted = build_gate(settings, self.monitor, names, slices=[frozenset({"label"})])
         self.lifecycle = lifecycle = TextLifecycle(folder)
-        state = lifecycle.run.evaluator
         self.outbox = Outbox(state / "ledger.sqlite", [Subscription(destination="test")])
         self.ledger = Ledger(state / "ledger.sqlite", outbox=self.outbox)
         self.events = EventBuffer(self.ledger, wake=self.wake)
         lifecycle.version_monitor._on_quarantined = self.events.quarantined
         lifecycle.on_promoted = self.promoted
-        settings = EvaluatorSettings(state_dir=state, evaluation_policy=policy, **gate)
-        further = further_dataset(settings, [dataset.name for dataset in datasets])
-        self.datasets = {dataset.name: dataset for dataset in datasets}
-        scored = [dataset for dataset in datasets if dataset.name != further]
-        self.monitor = parse_monitor(None, None, [dataset.name for dataset in scored])
         self.ranking = Ranking(self.monitor, scored[0].digest if scored else "")
         self.ranking.observe(self.ledger.scored(DATASET.name))
         self.recorder = Recorder(
@@ -71,7 +73,7 @@ class WatcherHarness:
             store=lifecycle.store,
             quarantine=lifecycle.quarantine,
             ranking=self.ranking,
-            gatekeeper=self.gatekeeper(settings, scored),
+            gatekeeper=None if wanted is None else self.gatekeeper(wanted),
             manager=lifecycle.manager,
             pin_file=PinFile(state),
             latest_step=lambda: lifecycle.version_monitor.latest_step,
@@ -94,10 +96,7 @@ class WatcherHarness:
         )
         lifecycle.manager.start()
 
-    def gatekeeper(self, settings: EvaluatorSettings, scored: Sequence[EvaluationDataset]) -> Gatekeeper | None:
-        gate = build_gate(settings, self.monitor, [dataset.name for dataset in scored], slices=[frozenset({"label"})])
-        if gate is None:
-            return None
+    def gatekeeper(self, gate: Gate) -> Gatekeeper:
         return Gatekeeper(
             gate,
             datasets=list(self.datasets.values()),
