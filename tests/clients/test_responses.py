@@ -15,15 +15,17 @@ def test_a_tensor_that_is_cut_short_is_named() -> None:
         responses.prediction(prediction_pb2.PredictResponse(outputs={"y": CUT_SHORT}))
 
 
-def test_what_a_newer_server_may_say_is_an_error_with_a_type() -> None:
+def test_an_outcome_or_a_state_that_only_a_newer_server_has_hides_nothing_else() -> None:
     record = evaluation_pb2.EvaluationRecord.FromString(b"\x28\x63")  # outcome: 99
-    state = model_pb2.GetModelStatusResponse.FromString(b"\x12\x02\x10\x63")  # versions { state: 99 }
+    status = model_pb2.GetModelStatusResponse.FromString(b"\x12\x02\x10\x63")  # versions { state: 99 }
+
+    assert responses.evaluation(record).outcome == "unknown"
+    assert [version.state for version in responses.status(status).versions] == ["UNKNOWN"]
+
+
+def test_a_data_type_that_only_a_newer_server_has_is_an_error_with_a_type() -> None:
     dtype = model_pb2.GetModelMetadataResponse.FromString(b"\x1a\x02\x10\x63")  # inputs { dtype: 99 }
 
-    with pytest.raises(InternalError, match="cannot read"):
-        responses.evaluation(record)
-    with pytest.raises(InternalError, match="cannot read"):
-        responses.status(state)
     with pytest.raises(InternalError, match="data type number 99 is unknown"):
         responses.metadata(dtype)
 

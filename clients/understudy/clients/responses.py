@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final, cast
 
+from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from understudy.clients.client_errors import InternalError, UnderstudyError, error_from_message
@@ -210,8 +211,14 @@ def _condition(message: evaluation_pb2.GateCondition) -> GateCondition:
     )
 
 
+def _name(enum: EnumDescriptor, number: int, prefix: str) -> str:
+    """Return the name of a value without the enum's prefix; a newer server may have values that this client lacks."""
+    value = enum.values_by_number.get(number)
+    return "UNKNOWN" if value is None else value.name.removeprefix(prefix)
+
+
 def _outcome(number: evaluation_pb2.EvaluationOutcome.ValueType) -> EvaluationOutcome:
-    name = evaluation_pb2.EvaluationOutcome.Name(number).removeprefix(_OUTCOME_PREFIX).lower()
+    name = _name(evaluation_pb2.EvaluationOutcome.DESCRIPTOR, number, _OUTCOME_PREFIX).lower()
     return cast("EvaluationOutcome", name)
 
 
@@ -310,7 +317,7 @@ def _fleet_server(server: fleet_pb2.FleetServer) -> FleetServer:
 
 
 def _version(version: model_pb2.VersionStatus) -> VersionStatus:
-    state = model_pb2.VersionState.Name(version.state).removeprefix(_STATE_PREFIX)
+    state = _name(model_pb2.VersionState.DESCRIPTOR, version.state, _STATE_PREFIX)
     return VersionStatus(
         step=version.step, state=cast("VersionState", state), error=version.error, serving=version.serving
     )

@@ -20,7 +20,9 @@ Tensors = npt.ArrayLike | Sequence[Any] | Mapping[str, Any]
 Mappings may be nested; their keys are joined with ``/``.
 """
 
-VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END", "UNKNOWN"]
+"""The state of a version; UNKNOWN is one that only newer servers have."""
+
 ExampleKind = Literal["hardest", "newly_wrong", "newly_right"]
 """Which examples: those with the greatest losses, or those that only one of two versions decided rightly."""
 
@@ -35,8 +37,12 @@ EvaluationOutcome = Literal[
     "rollout_promoted",
     "rollout_rolled_back",
     "rollout_stopped",
+    "unknown",
 ]
-"""The outcome of a checkpoint on a dataset, a decision of the server's gate, or a step of a rollout."""
+"""The outcome of a checkpoint on a dataset, a decision of the server's gate, or a step of a rollout.
+
+An outcome that only newer servers have is unknown.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
