@@ -102,6 +102,14 @@ CAUSES = {
             'understudy_events_dropped_total{instance="a",destination="b"}': "0+1x600",
         },
     },
+    "UnderstudyServersBehind": {
+        "silent": {'understudy_fleet_servers_behind{instance="a"}': "1 0 0x600"},
+        "firing": {'understudy_fleet_servers_behind{instance="a"}': "1x600"},
+    },
+    "UnderstudyRolloutWentBack": good_and_bad(
+        'understudy_evaluations_total{outcome="rollout_promoted"}',
+        'understudy_evaluations_total{outcome="rollout_rolled_back"}',
+    ),
     **BUDGETS,
 }
 """For each alert, series of ten hours during which it is silent, and during which it fires. A budget has two alerts."""

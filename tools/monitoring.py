@@ -244,6 +244,12 @@ SERVING = (
         unit="s",
         queries={"{{instance}}": _of("understudy_checkpoint_age_seconds")},
     ),
+    Graph(
+        title="Servers that follow, and are behind",
+        unit="short",
+        queries={"{{instance}}": _of("understudy_fleet_servers_behind")},
+        text="Servers that do not serve what this evaluator decided last.",
+    ),
     Graph(title="Memory in use", unit="bytes", queries={"{{device}} {{kind}}": _of("understudy_device_memory_bytes")}),
     Graph(
         title="Functions traced",

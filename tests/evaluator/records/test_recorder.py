@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,17 @@ class RecorderHarness:
             listener=self.told.append,
         )
 
-    def score(self, step: int, dataset: ArrayDataset, **metrics: float) -> EvaluationRecord:
+    def score(
+        self, step: int, dataset: ArrayDataset, digests: Mapping[str, str] | None = None, **metrics: float
+    ) -> EvaluationRecord:
         result = EvaluationResult(
-            metrics=metrics, examples=2, batches=1, step=step, waiting_seconds=0, computing_seconds=0
+            metrics=metrics,
+            examples=2,
+            batches=1,
+            step=step,
+            waiting_seconds=0,
+            computing_seconds=0,
+            metric_digests=digests or {},
         )
         return self.recorder.record_score(f"d{step}", dataset, result, duration_seconds=0.1)
 
@@ -163,11 +171,15 @@ def test_many_missing_result_files_are_written_while_others_are_recorded_and_no_
 
 
 def losses_in_tensorboard(harness: RecorderHarness, run: str) -> list[tuple[int, float]]:
+    return values_in_tensorboard(harness, run, "loss")
+
+
+def values_in_tensorboard(harness: RecorderHarness, run: str, metric: str) -> list[tuple[int, float]]:
     import tensorflow as tf
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
     events = EventMultiplexer().AddRunsFromDirectory(str(harness.folder / "tensorboard")).Reload()
-    return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors(run, "loss")]
+    return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors(run, metric)]
 
 
 @pytest.mark.parametrize("lost_bytes", [0, 1, 70, 10**6])
@@ -214,6 +226,22 @@ def test_a_closed_recorder_leaves_the_ledger_to_its_owner(harness: RecorderHarne
     harness.score(1, DATASETS[0], loss=0.5)
     harness.recorder.close()
     assert [record.step for record in harness.ledger.page()] == [1]
+
+
+def test_a_metric_of_another_configuration_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    harness = RecorderHarness(tmp_path)
+    harness.score(1, DATASETS[0], loss=0.5)
+    harness.score(2, DATASETS[0], {"loss": "l" * 64, "top": "3" * 64}, loss=0.25, top=0.5)
+    harness.close()
+
+    again = RecorderHarness(tmp_path)
+    again.score(3, DATASETS[0], {"loss": "l" * 64, "top": "5" * 64}, loss=0.125, top=0.75)
+    assert losses_in_tensorboard(again, "validation") == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert values_in_tensorboard(again, "validation", "top") == [(2, 0.5)]
+    assert values_in_tensorboard(again, "validation-55555555", "top") == [(3, 0.75)]
+    again.recorder.recover()
+    assert values_in_tensorboard(again, "validation-55555555", "top") == [(3, 0.75)]
+    again.close()
 
 
 def test_a_changed_dataset_is_noted_once_and_has_a_curve_of_its_own(

@@ -318,6 +318,17 @@ class Ledger:
             )
             return {dataset: content for dataset, content, _ in rows}
 
+    def first_configurations(self) -> dict[tuple[str, str], str]:
+        """Return what identifies the first known configuration of each metric, by the dataset and the metric."""
+        with self._using():
+            rows = self._connection.execute(
+                "SELECT dataset, digests.key, digests.value, MIN(sequence) "
+                "FROM evaluations, json_each(details, '$.metric_digests') AS digests "
+                "WHERE outcome = ? GROUP BY dataset, digests.key",
+                (EvaluationOutcome.SCORED.value,),
+            )
+            return {(dataset, metric): digest for dataset, metric, digest, _ in rows}
+
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""
         with self._using():

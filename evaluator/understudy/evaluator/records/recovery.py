@@ -88,7 +88,7 @@ class Recovery:
         """Write the points that the event files lack; those of later entries are written anyway."""
         known: dict[str, set[Point]] = {}
         for records in self._scores():
-            for run in {self._summaries.run_of(record) for record in records} - known.keys():
+            for run in {run for record in records for run in self._summaries.runs_of(record)} - known.keys():
                 known[run] = self._summaries.points(run)
             if self._closing:
                 return

@@ -16,22 +16,28 @@ class Summaries:
     """Event files with one scalar per metric at the checkpoint's step. For one thread at a time.
 
     Args:
-        directory: The folder of the runs, one subfolder for each dataset, and one for each later content of it, so that
-            no curve mixes what cannot be compared; created at the first write.
+        directory: The folder of the runs, one subfolder for each dataset, and one for each later content of it and each
+            later configuration of a metric, so that no curve mixes what cannot be compared; created at the first write.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._writers: dict[str, Any] = {}
         self._first_contents: dict[str, str] = {}
+        self._first_configurations: dict[tuple[str, str], str] = {}
 
-    def begin_with(self, contents: Mapping[str, str]) -> None:
-        """Set the first content of each dataset, whose run has the dataset's name."""
+    def begin_with(self, contents: Mapping[str, str], configurations: Mapping[tuple[str, str], str]) -> None:
+        """Set the first content of each dataset, and the first configuration of each dataset's metrics.
+
+        Their run has the dataset's name.
+        """
         self._first_contents = dict(contents)
+        self._first_configurations = dict(configurations)
 
     def write(self, record: EvaluationRecord) -> None:
         """Write the metrics of a record and flush them; a record without metrics writes nothing."""
-        self._write(self.run_of(record), record.step, record.metrics)
+        for run, metrics in self.runs_of(record).items():
+            self._write(run, record.step, metrics)
 
     def points(self, run: str) -> set[Point]:
         """Return the points that the event files of a run hold. On any thread."""
@@ -40,10 +46,10 @@ class Summaries:
     def complete(self, records: Iterable[EvaluationRecord], known: Mapping[str, set[Point]]) -> None:
         """Write the points of these records that their runs lack, for example after a process was killed."""
         for record in records:
-            run = self.run_of(record)
-            missing = {name: value for name, value in record.metrics.items() if (record.step, name) not in known[run]}
-            self._write(run, record.step, missing)
-            known[run].update((record.step, name) for name in missing)
+            for run, metrics in self.runs_of(record).items():
+                missing = {name: value for name, value in metrics.items() if (record.step, name) not in known[run]}
+                self._write(run, record.step, missing)
+                known[run].update((record.step, name) for name in missing)
 
     def close(self) -> None:
         """Close every event file. Idempotent."""
@@ -51,11 +57,17 @@ class Summaries:
             writer.close()
         self._writers.clear()
 
-    def run_of(self, record: EvaluationRecord) -> str:
-        """Return the name of the run that the metrics of a record belong to."""
+    def runs_of(self, record: EvaluationRecord) -> dict[str, dict[str, float]]:
+        """Return the metrics of a record by the names of the runs that they belong to."""
         content = record.dataset_digest
         is_first = self._first_contents.setdefault(record.dataset, content) == content
-        return record.dataset if is_first else f"{record.dataset}-{content[:8]}"
+        of_content = record.dataset if is_first else f"{record.dataset}-{content[:8]}"
+        runs: dict[str, dict[str, float]] = {}
+        for name, value in record.metrics.items():
+            own = record.metric_digests.get(name, "")
+            is_later = own != "" and self._first_configurations.setdefault((record.dataset, name), own) != own
+            runs.setdefault(f"{of_content}-{own[:8]}" if is_later else of_content, {})[name] = value
+        return runs
 
     def _write(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
         if not metrics:
