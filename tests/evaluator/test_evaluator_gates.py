@@ -39,10 +39,10 @@ def test_a_gate_decides_by_the_paired_resamples_of_two_records_and_on_a_larger_d
         until_served(evaluator, 5)
         pairs = [evaluator.ledger.resampled(record.sequence)["mae"] for record in (records[0], records[2])]
 
-    assert outcomes(records) == [
-        *((3, "test", SCORED), (3, "test", ACCEPTED), (5, "test", SCORED), (5, "test", UNDECIDED)),
-        *((3, "big", SCORED), (5, "big", SCORED), (5, "big", ACCEPTED)),
-    ]
+    found = outcomes(records)
+    assert found[:4] == [(3, "test", SCORED), (3, "test", ACCEPTED), (5, "test", SCORED), (5, "test", UNDECIDED)]
+    assert sorted(found[4:6]) == [(3, "big", SCORED), (5, "big", SCORED)]
+    assert found[6:] == [(5, "big", ACCEPTED)]
     undecided, bound, point = records[3].conditions
     assert [each.outcome for each in (undecided, bound, point)] == [UNDECIDED, ACCEPTED, ACCEPTED]
     assert undecided.interval is not None

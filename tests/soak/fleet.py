@@ -27,6 +27,7 @@ MOST_FAILURES = 20
 
 _PAUSE_SECONDS = 0.002
 _BEHIND_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
 
 
 class _Caller:
@@ -107,9 +108,9 @@ def run(trial: Trial) -> None:
             figures = _figures(callers, seconds)
             held = not figures["failures"]
             trial.report(held=held, promotions=number + 1, servers=servers, finished=False, **figures)
-        status = client.fleet()
+        is_carried_out = _is_reported(client, servers)
     figures = _figures(callers, seconds)
-    held = not figures["failures"] and len(status.servers) == servers and all(each.current for each in status.servers)
+    held = is_carried_out and not figures["failures"]
     trial.report(held=held, promotions=promotions, servers=servers, finished=True, **figures)
     if held:
         trial.finish()
@@ -120,6 +121,16 @@ def _promote(client: Client, callers: list[_Caller], step: int, *, rolls_back: b
     promoted = client.roll_back() if rolls_back else client.promote(step)
     since = time.monotonic()
     return [caller.wait_for(promoted.serving_step, since) for caller in callers]
+
+
+def _is_reported(client: Client, servers: int) -> bool:
+    """Return whether all servers report the last decision as carried out, which they may do after they answer by it."""
+    ends = time.monotonic() + _BEHIND_SECONDS
+    while time.monotonic() < ends:
+        if [each.current for each in client.fleet().servers] == [True] * servers:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def _figures(callers: list[_Caller], seconds: list[float]) -> dict[str, object]:
