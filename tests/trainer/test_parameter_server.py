@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from testkit.preloading import preloaded
-from testkit.training_harness import Noisy, assert_one_architecture, cluster, run
+from testkit.training_harness import TIMEOUT_SECONDS, Noisy, assert_one_architecture, cluster, run
 from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.experiments.arrays import array_examples
@@ -77,6 +81,20 @@ def test_it_resumes_from_the_last_checkpoint_and_every_applied_update_is_counted
         metrics = read_manifest(run_dir.checkpoint(step)).metrics
         assert set(metrics) == {"loss", "accuracy"}
         assert 0.0 < metrics["accuracy"] <= 1.0
+
+
+def test_an_update_of_a_worker_that_died_before_it_said_so_is_a_step(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("update_without_result.py")
+    ended = subprocess.run(
+        [sys.executable, program, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(program.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == [[5, 5], [11, 11], [15, 15]]
 
 
 def test_the_chief_s_journal_tells_the_others_how_it_ended(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_what_is_clearly_worse_is_told_with_its_numbers(part: Traffic, others: T
         (traffic([0.004] * 70, errors=30), traffic([0.004] * 70, errors=30)),
         (traffic([0.05] * 100), traffic([0.05] * 100)),
         (traffic([0.05] * 100), traffic([0.04] * 100)),
-        (traffic([0.009] * 100), traffic([0.001] * 100)),  # nobody waits for that
+        (traffic([0.009] * 100), traffic([0.001] * 100)),  # too short to be slow
         (traffic([0.05] * 100), traffic([0.001] * 5)),
         (traffic([0.004] * 80, errors=20), Traffic()),
         (Traffic(), FAST),

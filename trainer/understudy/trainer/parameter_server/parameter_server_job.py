@@ -2,8 +2,9 @@
 
 Each step runs on one worker: it reads the variables, computes the gradients of one batch of ``global_batch_size`` and
 applies them, while other workers do the same. So a gradient may be older than the weights it is added to, and no two
-runs are alike. Every update is added on the parameter server, so none is lost, and steps are counted there too. For
-state that Keras overwrites (BatchNorm's statistics, momentum's velocity, dropout's seeds) the last writer wins.
+runs are alike. Every update is added on the parameter server, so none is lost. For state that Keras overwrites
+(BatchNorm's statistics, momentum's velocity, dropout's seeds) the last writer wins. The optimizer's count of updates is
+that of the steps: a worker that dies between two counts would let them differ for good.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ class ParameterServerJob:
         self.plan: DataPlan = plan_of(self._data, experiment, settings, replicas=1)
         with strategy.scope():
             self._model = build_model(experiment, seed=settings.seed)
-            self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied_updates")
         _check(self._model)
         prepare_for_replicas(self._model, strategy, global_batches(self._data, self.plan, first_step=0).element_spec)
         _count_every_update(self._model.optimizer)
+        self._not_steps = self._updates()
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._metrics = StepMetrics(self._model)
-        self._train_step = _make_step(self._model, strategy, self._applied, self._metrics)
+        self._train_step = _make_step(self._model, strategy, self._metrics)
 
     @property
     def replicas(self) -> int:
@@ -100,7 +101,14 @@ class ParameterServerJob:
         variables = (*model.trainable_variables, *model.optimizer.variables, *model.non_trainable_variables)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        self._applied.assign(snapshot.step)
+        self._not_steps = self._updates() - snapshot.step
+
+    def _updates(self) -> int:
+        return int(self._model.optimizer.iterations.numpy())
+
+    def _steps(self) -> int:
+        """Return the steps done. A model may come with updates of an earlier training, which are none."""
+        return self._updates() - self._not_steps
 
     def run(self, first_step: int, *, asked_to_stop: Callable[[], bool] = lambda: False) -> Iterator[ProgressEvent]:
         """Train; yield progress whenever the workers have done some steps.
@@ -131,7 +139,7 @@ class ParameterServerJob:
             fetched = [result.fetch() for result in results]
             for _, loss, state in fetched:
                 self._metrics.add(loss, state)
-            before, step = step, int(self._applied.numpy())
+            before, step = step, self._steps()
             due = step // settings.checkpoint_every > before // settings.checkpoint_every or step >= settings.steps
             yield ProgressEvent(
                 step=step,
@@ -168,7 +176,7 @@ class ParameterServerJob:
             if now - looked_at < _PROGRESS_POLL_SECONDS:
                 continue
             looked_at = now
-            before, applied = applied, int(self._applied.numpy())
+            before, applied = applied, self._steps()
             if applied != before:
                 progressed_at = now
             elif now - progressed_at > patience:
@@ -176,7 +184,7 @@ class ParameterServerJob:
         self._coordinator.join()
 
 
-def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf.Variable, metrics: StepMetrics) -> Any:
+def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, metrics: StepMetrics) -> Any:
     variables = model.trainable_variables
 
     def train_on(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -186,7 +194,6 @@ def _make_step(model: keras.Model, strategy: tf.distribute.Strategy, applied: tf
             loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         model.optimizer.apply(gradients, variables)
-        applied.assign_add(1)
         return loss, metrics.state_after(y, y_pred, sample_weight)
 
     @tf.function
