@@ -92,4 +92,6 @@ def test_work_that_does_not_end_is_named(work: Work, thread: PromotionThread) ->
 
 
 def test_a_thread_that_was_not_started_has_ended() -> None:
-    join(threading.Thread(), WAIT_SECONDS, error="never")
+    thread = threading.Thread()
+    join(thread, WAIT_SECONDS, error="never")
+    assert thread.ident is None
