@@ -74,7 +74,7 @@ def test_each_request_is_drawn_with_the_same_probability(share: float) -> None:
     for number in range(count):
         if sample.wants_next():
             drawn.append(number)
-            sample._others = sample._draw()  # what `follow` does
+            sample._others = sample._gaps.draw()  # what `follow` does
     expected = share * count
     spread = 4 * np.sqrt(expected * (1 - share)) + 1e-9
     assert abs(len(drawn) - expected) <= spread

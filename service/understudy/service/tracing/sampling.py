@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import re
@@ -14,6 +13,8 @@ from typing import Final
 from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+
+from understudy.service.sample_gaps import SampleGaps
 
 DEFAULT_SHARE: Final = 0.01
 
@@ -59,8 +60,8 @@ class Sampling:
             self._heeds_parent = False
             share = 1.0
         self._bound = TraceIdRatioBased.get_bound_for_rate(share)
-        self._share = share
-        self._others = self._draw_others()
+        self._gaps = SampleGaps(share)
+        self._others = self._gaps.draw()
 
     def excludes_child(self, parent: str) -> bool:
         """Return whether a call with this ``traceparent`` is not sampled."""
@@ -74,15 +75,9 @@ class Sampling:
         if self._others > 0:
             self._others -= 1
             return None
-        self._others = self._draw_others()
+        self._others = self._gaps.draw()
         kept = random.randrange(1, max(self._bound, 2))  # noqa: S311 - an id, of those that the sampler keeps
         return random.getrandbits(64) << 64 | kept
-
-    def _draw_others(self) -> float:
-        """Return how many new traces to pass over before the next one of the sample: a geometric variate."""
-        if self._share in (0.0, 1.0):
-            return 0 if self._share else math.inf
-        return int(math.log(1.0 - random.random()) / math.log1p(-self._share))  # noqa: S311 - a sample, not a secret
 
 
 def _share_of_environment() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import threading
 import time
@@ -17,6 +16,7 @@ import structlog
 from understudy.evaluator.datasets.request_records import LoggedRequest
 from understudy.evaluator.types import Array, Arrays, Prediction
 from understudy.service.calls.methods import CallContext
+from understudy.service.sample_gaps import SampleGaps
 
 MAX_REQUESTS: Final = 1024
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -72,9 +72,8 @@ class TrafficSample:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._consumer = consumer
-        self._log_of_others = math.log1p(-share) if share < 1 else -math.inf
+        self._gaps = SampleGaps(share, random.random if generator is None else generator.random)
         self._dropped = dropped
-        self._random = (generator or random.Random()).random  # noqa: S311 - a sample, not a secret
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._queue: SimpleQueue[tuple[LoggedRequest, int] | None] = SimpleQueue()
@@ -82,7 +81,7 @@ class TrafficSample:
         self._taken_bytes = 0  # written by the consumer's thread only
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._others = self._draw()
+        self._others = self._gaps.draw()
 
     def start(self) -> None:
         """Start the thread."""
@@ -107,13 +106,9 @@ class TrafficSample:
 
     def follow(self, future: asyncio.Future[Prediction], inputs: Arrays, call: CallContext) -> None:
         """See `understudy.service.served_model.PredictionSampler`."""
-        self._others = self._draw()
+        self._others = self._gaps.draw()
         caller = "" if call.caller is None else call.caller.name
         future.add_done_callback(partial(self._answered, inputs, call.method, caller))
-
-    def _draw(self) -> int:
-        """Return how many requests to pass over before the next one of the sample: a geometric variate."""
-        return int(math.log(1.0 - self._random()) / self._log_of_others)
 
     def _answered(self, inputs: Arrays, method: str, caller: str, future: asyncio.Future[Prediction]) -> None:
         if future.cancelled() or future.exception() is not None or self._closed:
