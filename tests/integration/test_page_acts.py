@@ -25,6 +25,8 @@ STEPS = (10, 20, 30)
 DATASET = "test"
 SECONDS = 30.0
 SEE_OTHER = 303
+LETTERS = 2 * len(STEPS) - 1
+"""The fewest that are left after one was dropped: each step is committed and scored."""
 ACTS = ("pin", "unpin", "roll-back", "evaluate", "compare", "resend-events", "drop-events")
 
 
@@ -248,6 +250,36 @@ def test_a_failure_while_it_is_told_how_far_something_is_ends_the_page_with_a_se
     assert "<b>" not in failed.text
 
 
+def dead_letters(operator: Browser) -> int:
+    found = re.search(r"(\d+) events? could not be delivered", operator.get("/").text)
+    return int(found[1]) if found else 0
+
+
+def links(operator: Browser, act: str) -> list[str]:
+    """Return the links on the page to the questions before an act."""
+    return [unescape(each) for each in re.findall(rf'href="(/acts/{act}\?[^"]*)"', operator.get("/").text)]
+
+
+def test_a_single_dead_letter_is_dropped_and_the_others_stay(operator: Browser) -> None:
+    until(lambda: dead_letters(operator) >= 2 * len(STEPS))
+    oldest, *_, newest = (each for each in links(operator, "drop-events") if "letter=" in each)
+    question = Page(operator.get(oldest).text).text
+    assert "Drop 1 dead letter?" in question
+    assert re.search(r"about step \d+: committed\. What is dropped is removed for good", question)
+
+    fields = operator.fields(oldest)
+    with structlog.testing.capture_logs() as lines:
+        assert operator.send("drop-events", {**fields, "last_letter": "9999"}).status_code == 403, "not as it was shown"
+        assert operator.send("drop-events", fields).status_code == SEE_OTHER
+    done = [line for line in lines if line["event"] == "dead letters"]
+    assert [(line["events"], len(line["first_id"])) for line in done] == [(1, 36)]
+    assert oldest not in links(operator, "drop-events")
+    assert newest in links(operator, "drop-events")
+    gone = operator.send("drop-events", fields)
+    assert gone.status_code == 404
+    assert "there is no such dead letter to" in Page(gone.text).text
+
+
 @pytest.mark.usefixtures("at_rest")
 def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
     service: RunningService, operator: Browser, receiver: Receiver
@@ -255,15 +287,8 @@ def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
     client = service.client(token=token_of("client"))
     viewer = Browser(service, "viewer")
 
-    def dead(least: int = 1) -> bool:
-        found = re.search(r"(\d+) events? could not be delivered", operator.get("/").text)
-        return int(found[1]) >= least if found else least == 0
-
-    def link(act: str) -> str:
-        return unescape(re.findall(rf'href="(/acts/{act}\?[^"]*)"', operator.get("/").text)[0])
-
     with viewer.client:
-        until(lambda: dead(2 * len(STEPS)))
+        until(lambda: dead_letters(operator) >= LETTERS)
         page = viewer.get("/").text
     assert "status 500" in page
     assert "/acts/" not in page
@@ -272,34 +297,35 @@ def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
 
     receiver.always = status(204)
     attempted = len(receiver.received)
-    question = Page(operator.get(link("resend-events")).text).text
+    question = Page(operator.get(links(operator, "resend-events")[0]).text).text
     assert re.search(r"Send \d+ dead letters again", question)
-    assert "about steps 10 to 30. They keep their ids" in question
+    assert "about steps 10 to 30: " in question
+    assert "Each keeps its id" in question
     with structlog.testing.capture_logs() as lines:
-        done = operator.send("resend-events", operator.fields(link("resend-events")))
+        done = operator.send("resend-events", operator.fields(links(operator, "resend-events")[0]))
     assert (done.status_code, done.headers["location"]) == (SEE_OTHER, "/")
-    until(lambda: dead(0))
+    until(lambda: dead_letters(operator) == 0)
     until(lambda: re.search(r"understudy_events_waiting\{.*\} 0", client.metrics()) is not None)
-    assert len(receiver.received) - attempted >= 2 * len(STEPS)
+    assert len(receiver.received) - attempted >= LETTERS
     (line,) = [line for line in lines if line["event"] == "dead letters"]
     assert (line["caller"], line["action"], line["method"]) == (
         "operator",
         "resend-events",
         "/understudy.Page/ResendEvents",
     )
-    assert line["events"] >= 2 * len(STEPS)
+    assert line["events"] >= LETTERS
 
     receiver.always = status(500)
     client.promote(10)
-    until(dead)
-    fields = operator.fields(link("drop-events"))
+    until(lambda: dead_letters(operator) == 1)
+    fields = operator.fields(links(operator, "drop-events")[0])
     client.promote(20)
-    until(lambda: dead(2))
+    until(lambda: dead_letters(operator) == 2)
     assert operator.send("drop-events", fields).status_code == SEE_OTHER
     assert "1 event could not" in operator.get("/").text, "the one that came after the question is still there"
     again = operator.send("drop-events", fields)
     assert again.status_code == 404
-    assert "there are no dead letters to" in Page(again.text).text
+    assert "there is no such dead letter to" in Page(again.text).text
 
 
 @pytest.mark.parametrize(

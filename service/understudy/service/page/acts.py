@@ -44,8 +44,10 @@ OWN_METHODS: Final[Mapping[Act, str]] = {Act.RESEND: "ResendEvents", Act.DROP: "
 SERVING, PINNED, STEP, FIRST, SECOND = "serving", "pinned", "step", "first", "second"
 """The names of the hidden fields of forms."""
 DATASET: Final = "dataset"
-DESTINATION, UP_TO = "destination", "up_to"
-"""The hidden fields of forms about dead letters: who was to receive them, and the last of those that were shown."""
+DESTINATION, FIRST_LETTER, LAST_LETTER = "destination", "first_letter", "last_letter"
+"""The hidden fields of forms about dead letters: who was to receive them, and which were shown."""
+LETTER: Final = "letter"
+"""The parameter of a question about a single dead letter."""
 
 _NONE: Final = "none"
 _LONG: Final = "That may take a while. The next page tells how far it is; leaving that page cancels it."
@@ -99,7 +101,14 @@ class Confirmations:
         }
 
     def of(
-        self, act: Act, *, step: int | None, first: int | None, second: int | None, destination: str
+        self,
+        act: Act,
+        *,
+        step: int | None,
+        first: int | None,
+        second: int | None,
+        destination: str,
+        letter: int | None,
     ) -> Confirmation:
         """Return what an act will do.
 
@@ -109,6 +118,7 @@ class Confirmations:
             first: The step to compare with.
             second: The step that is compared.
             destination: Whose dead letters are sent again or dropped.
+            letter: The sequence number of the only one of them; None for all.
 
         Raises:
             InvalidInputError: A step is missing.
@@ -125,7 +135,7 @@ class Confirmations:
         if act is Act.EVALUATE:
             return self._evaluate(_required(step, STEP))
         if act in OWN_METHODS:
-            return self._letters(act, destination)
+            return self._letters(act, destination, letter)
         return self._compare(_required(first, FIRST), _required(second, SECOND))
 
     def _pin(self, step: int) -> Confirmation:
@@ -211,24 +221,32 @@ class Confirmations:
             fields={FIRST: str(first), SECOND: str(second)},
         )
 
-    def _letters(self, act: Act, destination: str) -> Confirmation:
-        letters = self._operations.letters_to(destination)
+    def _letters(self, act: Act, destination: str, letter: int | None) -> Confirmation:
+        letters = self._operations.letters_to(destination, letter or 0, letter)
         count = "1 dead letter" if len(letters) == 1 else f"{len(letters)} dead letters"
         steps = sorted({letter.event.step for letter in letters})
         about = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+        kinds = ", ".join(dict.fromkeys(letter.event.type.value for letter in letters))
         if act is Act.RESEND:
             title, button = f"Send {count} again", "Send again"
-            sentence = "They keep their ids, so that the receiver can tell those that it has seen."
+            sentence = "Each keeps its id, so that the receiver can tell what it has seen."
         else:
             title, button = f"Drop {count}", "Drop"
-            sentence = "They are removed for good; the receiver never gets them."
+            sentence = "What is dropped is removed for good; the receiver never gets it."
         return Confirmation(
             act=act,
             title=title,
-            sentences=[f"The events to {destination} about {about}. {sentence}", f"Last error: {letters[-1].error}"],
+            sentences=[
+                f"To {destination}, about {about}: {kinds}. {sentence}",
+                f"Last error: {letters[-1].error}",
+            ],
             button=button,
             rows=(),
-            fields={DESTINATION: destination, UP_TO: str(letters[-1].sequence)},
+            fields={
+                DESTINATION: destination,
+                FIRST_LETTER: str(letters[0].sequence),
+                LAST_LETTER: str(letters[-1].sequence),
+            },
         )
 
     def _promotion(

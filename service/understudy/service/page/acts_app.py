@@ -24,13 +24,15 @@ from understudy.service.page.acts import (
     DATASET,
     DESTINATION,
     FIRST,
+    FIRST_LETTER,
+    LAST_LETTER,
+    LETTER,
     METHOD_OF,
     OWN_METHODS,
     PINNED,
     SECOND,
     SERVING,
     STEP,
-    UP_TO,
     Act,
     Confirmations,
 )
@@ -131,6 +133,7 @@ class ActsApp:
             first=asked(call, FIRST),
             second=asked(call, SECOND),
             destination=call.request.query_params.get(DESTINATION, ""),
+            letter=asked(call, LETTER),
         )
         confirmation = await self._run(describe)
         token = self._tokens.issue(_name(call), act, confirmation.fields)
@@ -225,10 +228,12 @@ class ActsApp:
         return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
 
     async def _letters(self, act: Act, call: PageCall, fields: Mapping[str, str]) -> Response:
-        destination, up_to = fields[DESTINATION], number(UP_TO, fields[UP_TO])
+        destination = fields[DESTINATION]
+        first, last = (number(name, fields[name]) for name in (FIRST_LETTER, LAST_LETTER))
         work = self._operations.resend if act is Act.RESEND else self._operations.drop
         call.audited = {"event": "dead letters", "action": act.value, "destination": destination}
-        call.audited = {**call.audited, "events": await self._run(partial(work, destination, up_to))}
+        ids = await self._run(partial(work, destination, first, last))
+        call.audited = {**call.audited, "events": len(ids), "first_id": ids[0]}
         self._note_change()
         return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
 

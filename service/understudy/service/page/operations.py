@@ -102,42 +102,43 @@ class Operations:
             more=max(0, len(servers) - LISTED_SERVERS),
         )
 
-    def letters_to(self, destination: str, up_to: int | None = None) -> list[Delivery]:
-        """Return the dead letters to a destination, up to one, the oldest first.
+    def letters_to(self, destination: str, first: int = 0, last: int | None = None) -> list[Delivery]:
+        """Return the dead letters to a destination, from one up to another by their sequence numbers, the oldest first.
 
         Raises:
             VersionNotFoundError: There are none.
             LedgerError: The ledger cannot be read.
         """
-        found = [] if self._outbox is None else self._entries(self._outbox, destination, up_to)
+        found = [] if self._outbox is None else self._entries(self._outbox, destination, first, last)
         if not found:
-            raise VersionNotFoundError(f"there are no dead letters to {destination!r} any more")
+            these = "are no dead letters" if first != last else "is no such dead letter"
+            raise VersionNotFoundError(f"there {these} to {destination!r} any more")
         return found
 
-    def resend(self, destination: str, up_to: int) -> int:
-        """Make the dead letters to a destination due again, up to one; return how many.
+    def resend(self, destination: str, first: int, last: int) -> list[str]:
+        """Make the dead letters to a destination due again, from one up to another; return the ids of their events.
 
         Raises:
             VersionNotFoundError: There are none.
             LedgerError: The ledger cannot be written.
         """
-        letters = self.letters_to(destination, up_to)
-        return 0 if self._outbox is None else self._outbox.resend(ids=_ids(letters), destination=destination)
+        ids = [letter.event.id for letter in self.letters_to(destination, first, last)]
+        if self._outbox is not None:
+            self._outbox.resend(ids=ids, destination=destination)
+        return ids
 
-    def drop(self, destination: str, up_to: int) -> int:
-        """Remove the dead letters to a destination, up to one; see `resend`."""
-        letters = self.letters_to(destination, up_to)
-        return 0 if self._outbox is None else self._outbox.drop(ids=_ids(letters), destination=destination)
+    def drop(self, destination: str, first: int, last: int) -> list[str]:
+        """Remove the dead letters to a destination, from one up to another; see `resend`."""
+        ids = [letter.event.id for letter in self.letters_to(destination, first, last)]
+        if self._outbox is not None:
+            self._outbox.drop(ids=ids, destination=destination)
+        return ids
 
     def _dead(self) -> dict[str, DeliveryCounts]:
         counts = {} if self._outbox is None else self._outbox.counts()
         return {name: each for name, each in counts.items() if each.dead}
 
     @staticmethod
-    def _entries(outbox: Outbox, destination: str, up_to: int | None) -> list[Delivery]:
-        found = outbox.entries(destination=destination, dead=True, limit=2 * MOST_DEAD)
-        return [letter for letter in found if up_to is None or letter.sequence <= up_to]
-
-
-def _ids(letters: Sequence[Delivery]) -> list[str]:
-    return [letter.event.id for letter in letters]
+    def _entries(outbox: Outbox, destination: str, first: int, last: int | None) -> list[Delivery]:
+        found = outbox.entries(destination=destination, dead=True, after_sequence=first - 1, limit=2 * MOST_DEAD)
+        return [letter for letter in found if last is None or letter.sequence <= last]
