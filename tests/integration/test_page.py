@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,8 @@ DATASET = "Test_set.-1"
 NASTY = "<img src=x>\"'&{{7*7}}"
 """A metric's name with what HTML, attributes and templates could take for their own."""
 SECONDS = 20.0
+SOON_SECONDS = 5.0
+"""The goal is a second; a busy machine may take longer."""
 STREAMS = 4
 
 PATHS = (
@@ -71,16 +74,23 @@ def basic(name: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def service(replicas: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module")
+def chief(folder: Path) -> Chief:
+    return Chief(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def service(replicas: tuple[str, ...], folder: Path, chief: Chief) -> Iterator[RunningService]:
     """A service with two accepted checkpoints and one refused, behind a path, for known callers."""
-    folder = tmp_path_factory.mktemp("page")
-    run = folder / "run"
-    chief = Chief(run)
     for step in STEPS:
         chief.publish_other(step, model(step))
     write_dataset(folder / "test.npz", best_step=STEPS[-1])
     settings = {
-        "run_dir": run,
+        "run_dir": folder / "run",
         "eval_data": {DATASET: folder / "test.npz"},
         "callers": callers(folder),
         "root_path": ROOT,
@@ -323,3 +333,40 @@ def test_pages_that_are_updated_live_are_bounded_and_a_closed_one_gives_its_plac
 
     until(has_room)
     assert service.answers("/healthz") == 200
+
+
+def test_answers_are_compressed_for_those_who_take_that_except_events_and_what_holds_a_token(
+    service: RunningService, browser: httpx.Client
+) -> None:
+    plain = browser.get("/", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    for path in (*PATHS, "/static/page.css", "/static/htmx.js"):
+        response = browser.get(path)
+        assert (response.headers["content-encoding"], response.headers["vary"]) == ("gzip", "Accept-Encoding"), path
+        assert int(response.headers["content-length"]) < len(response.content) / 2
+        assert "x-request-id" in response.headers
+    with browser.stream("GET", stream_of(browser.get("/"))) as response:
+        assert "content-encoding" not in response.headers
+    with httpx.Client(base_url=f"http://{service.http}", headers=basic("operator"), timeout=SECONDS) as operator:
+        question = operator.get(f"/acts/pin?step={STEPS[0]}")
+    assert 'name="token"' in question.text
+    assert "content-encoding" not in question.headers
+
+
+def test_a_new_score_is_on_an_open_page_soon_after_it_was_recorded(
+    service: RunningService, browser: httpx.Client, chief: Chief
+) -> None:
+    step = REFUSED_STEP + 10
+    with browser.stream("GET", stream_of(browser.get("/"))) as response:
+        chief.publish_other(step, model(-step))
+        row = ""
+        for name, content in news(response):
+            rows = re.findall(rf'checkpoints/{step}".*?</tr>', content, re.DOTALL) if name == "checkpoints" else []
+            row = rows[0] if rows else row
+            if "refused" in row:
+                break
+        seen = time.time()
+    assert "refused" in row
+    client = service.client(token=token_of("client"))
+    (scored,) = (each for each in client.list_evaluations(min_step=step) if each.outcome == "scored")
+    assert 0 <= seen - scored.recorded_at.timestamp() <= SOON_SECONDS

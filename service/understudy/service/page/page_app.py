@@ -11,6 +11,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from prometheus_client import CollectorRegistry
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -46,6 +48,9 @@ MAX_STREAMS: Final = 256
 
 SEEN: Final = "seen"
 """The parameter of a stream of events that says what the page shows."""
+
+_COMPRESSED: Final = (Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5),)
+"""For what holds no token: the length of a compressed answer tells something of a secret in it."""
 
 _Answer = Callable[[PageCall], Awaitable[Response]]
 
@@ -128,15 +133,15 @@ class PageApp:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            self._route("/", self.overview),
+            self._route("/", self.overview, middleware=_COMPRESSED),
             self._stream("/events", self._overview),
-            self._route("/checkpoints/{step}", self.checkpoint),
+            self._route("/checkpoints/{step}", self.checkpoint, middleware=_COMPRESSED),
             self._stream("/checkpoints/{step}/events", self._life),
-            self._route("/compare", self.compare),
-            self._route("/tables", self.tables),
+            self._route("/compare", self.compare, middleware=_COMPRESSED),
+            self._route("/tables", self.tables, middleware=_COMPRESSED),
             self._route("/acts/{act}", self._acts.confirm),
             *self._acts.routes(),
-            self._route("/static/{name}", self.static),
+            self._route("/static/{name}", self.static, middleware=_COMPRESSED),
         ]
 
     async def overview(self, call: PageCall) -> Response:
@@ -193,7 +198,7 @@ class PageApp:
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _route(self, path: str, answer: _Answer) -> Route:
+    def _route(self, path: str, answer: _Answer, middleware: Sequence[Middleware] = ()) -> Route:
         async def without_body(call: PageCall) -> Response:
             call.has_no_body()
             return await answer(call)
@@ -206,7 +211,7 @@ class PageApp:
             self._view.sent(call)
             return with_headers(response, call)
 
-        return Route(path, respond, methods=["GET"])
+        return Route(path, respond, methods=["GET"], middleware=middleware)
 
     def _stream(self, path: str, parts_of: Callable[[PageCall], Sequence[Part]]) -> Route:
         """Return the route of the events that keep a page as it would be if it were loaded again."""
