@@ -115,6 +115,7 @@ def _recorded(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationR
         metrics, slices = _differences(evaluator, first, second)
     elif same:
         notes.append("There are no intervals of the differences, as the evaluations were not resampled alike.")
+        notes += dict.fromkeys(note for entry in (first, second) for note in entry.notes if "interval" in note)
     others = {
         name for name in first.metrics if first.configuration(name).is_other_than(second.configuration(name))
     } & second.metrics.keys()

@@ -1,0 +1,70 @@
+"""What the page says about two evaluations beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.evaluator.evaluator_errors import NotEvaluableError
+from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.types import EvaluationOutcome
+from understudy.service.page.comparing import ComparedDataset, recorded
+
+WHY = "metrics that are updated for each part have no intervals, because the model itself would have to run"
+
+
+class Evaluations:
+    """The part of an evaluator that keeps evaluations, here without tables."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def flips(self, dataset: str, *, version: int, baseline: int) -> Any:
+        raise NotEvaluableError(f"there are no tables of steps {version} and {baseline} on {dataset}")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    yield ledger
+    ledger.close()
+
+
+def compared(ledger: Ledger, *entries: dict[str, Any]) -> ComparedDataset:
+    for step, entry in enumerate(entries, start=1):
+        metrics = {"loss": float(step), "top": 0.5}
+        score = {"dataset": "test", "outcome": EvaluationOutcome.SCORED, "metrics": metrics, "examples": 9}
+        ledger.append(step=step, checkpoint_digest=f"d{step}", **(score | entry))
+    (found,) = recorded(Evaluations(ledger), 1, 2)  # type: ignore[arg-type]  # the part that is used
+    return found
+
+
+def differences(found: ComparedDataset) -> dict[str, float | None]:
+    metrics = found.parts[0].metrics
+    return {each.name: None if each.difference is None else each.difference.value for each in metrics}
+
+
+def test_why_there_are_no_intervals_is_said_with_the_reason_of_the_evaluations(ledger: Ledger) -> None:
+    found = compared(ledger, {"notes": [WHY, "the batches ran on one replica"]}, {"notes": [WHY]})
+
+    assert differences(found) == {"loss": 1.0, "top": 0.0}
+    assert list(found.notes[:2]) == [
+        "There are no intervals of the differences, as the evaluations were not resampled alike.",
+        WHY,
+    ]
+    assert len(found.notes) == 3, "and why it is not known which examples changed"
+
+
+def test_what_is_configured_otherwise_has_no_difference_and_a_note(ledger: Ledger) -> None:
+    resampled = {"loss": np.ones(20, np.float32), "top": np.ones(20, np.float32)}
+    alike = {"resamples": 20, "confidence": 0.95, "resampled": resampled}
+    found = compared(
+        ledger, *({**alike, "metric_digests": {"loss": "l", "top": digest}} for digest in ("three", "five"))
+    )
+
+    assert differences(found) == {"loss": 1.0, "top": None}
+    assert found.notes[0] == "Configured otherwise in the two evaluations, so not compared: top."
