@@ -30,6 +30,11 @@ class ModelKind(enum.Enum):
         """Whether it says how to build the model."""
         return self not in (ModelKind.WEIGHTS, ModelKind.TF_CHECKPOINT)
 
+    @property
+    def holds_metrics(self) -> bool:
+        """Whether it says how the model was compiled: with which losses and metrics."""
+        return self in (ModelKind.KERAS, ModelKind.HDF5)
+
     def owns(self, path: str) -> bool:
         """Return whether a file, by its path in the private folder, is part of the model."""
         return path.startswith((f"{self.file_name}.", f"{self.file_name}/")) or path == self.file_name

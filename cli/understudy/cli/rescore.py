@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import formatted_metrics, print_json
+from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json
 from understudy.cli.scoring_options import progress_bar
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def command(
     understudy rescore --since 1000 --dataset fresh
 
     The server must run with the new settings. It loads one checkpoint after another beside the serving version, and
-    records each score. What was scored on the same examples in the same way is not scored again, so the command can
-    be repeated after it was interrupted.
+    records each score. What was scored on the same examples in the same way is counted and not scored again, so the
+    command can be repeated after it was interrupted.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     with connected(settings) as client:
         before = list(client.list_evaluations(min_step=since, max_step=until, outcome="scored"))
@@ -54,14 +54,16 @@ def command(
             raise click.ClickException(
                 f"the server has no checkpoint from step {since} on that was scored; see 'understudy evaluations'"
             )
+        counts: Counter[str] = Counter()
         for step, dataset in pairs:
             evaluation = _score(client, step, dataset)
+            done = _done(evaluation, before)
+            counts[done] += 1
             if as_json:
-                print_json({**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()})
+                print_json(evaluation_as_json(evaluation))
             else:
-                click.echo(
-                    f"step {step} on {dataset}: {_done(evaluation, before)}: {formatted_metrics(evaluation.metrics)}"
-                )
+                click.echo(f"step {step} on {dataset}: {done}: {formatted_metrics(evaluation.metrics)}")
+        click.echo("; ".join(f"{count} {done}" for done, count in counts.items()), err=True)
 
 
 def _pairs(

@@ -106,7 +106,7 @@ class DatasetScorer:
                 result,
                 duration_seconds=duration,
                 metric_digest=metric_digest,
-                scoring_digest=self.scoring_digest(servable),
+                scoring_digest=self.scoring_digest(metric_digest),
                 tables=None if tables is None else tables.document(),
             )
         return EvaluationRecord(
@@ -136,9 +136,9 @@ class DatasetScorer:
                 self._warned.add((dataset, note))
                 _log.warning("an evaluation lacks something", extra={"dataset": dataset, "reason": note})
 
-    def scoring_digest(self, servable: Servable) -> str:
-        """Identify how a servable is scored: with which metrics, slices and resamples, and whether with tables."""
-        digest = self._breakdown.digest(servable.slot.metric_digest)
+    def scoring_digest(self, metric_digest: str) -> str:
+        """Identify a way of scoring: with metrics of this digest, slices and resamples, and whether with tables."""
+        digest = self._breakdown.digest(metric_digest)
         return f"{digest}+tables" if self._with_tables else digest
 
     def _run(

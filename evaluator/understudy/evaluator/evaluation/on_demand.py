@@ -19,7 +19,7 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.types import EvaluationRecord, MetricSpec, Progress
+from understudy.evaluator.types import CheckpointInfo, EvaluationRecord, MetricSpec, Progress
 
 _T = TypeVar("_T")
 
@@ -165,20 +165,37 @@ class OnDemandEvaluations:
         """See `understudy.evaluator.evaluator.Evaluator.score_dataset`."""
         known = self._store.find(step)
         recorded = None if known is None else self._recorder.score(step, known.digest, dataset)
-        if recorded is not None and not rescore:
+        if known is not None and recorded is not None and rescore:
+            recorded = self._scored_alike(known, dataset, recorded.metric_digest)
+        if recorded is not None:
             done: Future[EvaluationRecord] = Future()
             done.set_result(recorded)
             return done
 
         def work(handle: Handle, is_wanted: Callable[[], bool]) -> EvaluationRecord:
             with handle:
-                way = self._scorer.scoring_digest(handle.servable)
+                way = self._scorer.scoring_digest(handle.slot.metric_digest)
                 recorded = self._recorder.score(step, handle.servable.digest, dataset, scoring_digest=way)
                 return recorded or self._scorer.score(
                     handle.servable, dataset, is_wanted=is_wanted, deadline=deadline, progress=progress, record=record
                 )
 
         return self._scoring.submit(step, work, deadline=deadline)
+
+    def _scored_alike(
+        self, info: CheckpointInfo, dataset: EvaluationDataset, metric_digest: str
+    ) -> EvaluationRecord | None:
+        """Return the score in the present way, if it is known without loading the checkpoint what that is.
+
+        Args:
+            info: The checkpoint.
+            dataset: The dataset.
+            metric_digest: The configuration of the metrics in an earlier score.
+        """
+        if not self._store.holds_metrics(info):
+            return None
+        way = self._scorer.scoring_digest(metric_digest)
+        return self._recorder.score(info.step, info.digest, dataset, scoring_digest=way)
 
     def compare(
         self,

@@ -156,6 +156,16 @@ class CheckpointStore:
             and bool(item.offered and item.offered.copies)
         )
 
+    def holds_metrics(self, info: CheckpointInfo) -> bool:
+        """Return whether a checkpoint is known to hold its own losses and metrics, which no code of a user changes."""
+        with self._lock:
+            item = self._items.get(info.step)
+        if item is None or item.info.key != info.key:
+            return False
+        holder = item.checkpoint or item.offered
+        manifest = None if holder is None else holder.manifest
+        return manifest is not None and manifest.kind.holds_metrics
+
     def discard_leftovers(self) -> None:
         """Delete the folders of an earlier process that have no lease."""
         with self._lock:
