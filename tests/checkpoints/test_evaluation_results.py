@@ -46,6 +46,17 @@ def test_of_several_scores_on_one_dataset_the_newest_counts(tmp_path: Path) -> N
     assert (result.scores, result.contents) == ({"test": {"loss": 0.25}}, {"test": "b"})
 
 
+def test_a_result_says_how_each_metric_was_configured(tmp_path: Path) -> None:
+    digests = {"metric_digest": "all", "metric_digests": {"loss": "squares"}}
+    publish(tmp_path, 3, {**record("test", loss=0.5, mae=0.25), **digests}, record("older", loss=0.5))
+
+    (result,) = EvaluationResults(tmp_path).read()
+    assert result.configurations == {
+        "test": {"loss": ("squares", "all"), "mae": ("", "all")},
+        "older": {"loss": ("", "")},
+    }
+
+
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     results = EvaluationResults(tmp_path)
     assert results.read() == []

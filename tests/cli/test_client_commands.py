@@ -409,7 +409,7 @@ def test_evaluations_says_where_the_content_of_a_dataset_changed(run: Run, scrip
         script.record(step, metrics={"loss": 0.5}, dataset_digest=content)
 
     *_, note = run("evaluations").stdout.splitlines()
-    assert note == "note: from #3 on, test has other examples; do not compare across that entry"
+    assert note == "note: from #3 (step 10) on, test has other examples; do not compare across that entry"
 
 
 def test_evaluations_says_where_the_configuration_of_a_metric_changed(run: Run, script: Script) -> None:
@@ -417,14 +417,20 @@ def test_evaluations_says_where_the_configuration_of_a_metric_changed(run: Run, 
         script.record(step, metrics={"top": 0.5}, metric_digests={"top": top} if top else {})
 
     *_, note = run("evaluations").stdout.splitlines()
-    assert note == "note: from #4 on, top on test has another configuration; do not compare across that entry"
+    expected = "note: from #4 (step 40) on, top on test has another configuration; do not compare across that entry"
+    assert note == expected
+    script.watch_breaks_after.append(4)
+    script.failures.extend([None, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no watching here")])
+    assert run("watch").stdout.splitlines()[-1] == expected
 
 
 def test_rescore_scores_again_what_was_scored(run: Run, script: Script) -> None:
     script.record(STEP, metrics={"loss": 0.25})
     script.record(STEP, dataset="removed", metrics={"loss": 0.25})
 
-    assert run("rescore", "--since", str(STEP)).stdout == f"step {STEP} on test: scored: loss 0.5\n"
+    done = run("rescore", "--since", str(STEP))
+    assert done.stdout == f"step {STEP} on test: scored: loss 0.5\n"
+    assert done.stderr.splitlines()[-1] == "1 scored"
     asked = script.requests[-1]
     assert (asked.dataset, asked.version.step, asked.rescore) == ("test", STEP, True)
 

@@ -97,6 +97,23 @@ def both(content: dict[str, Any], changes: Changes) -> Page:
     return Page(page(Report(model_name=f"m {HOSTILE}", versions=versions, changes=changes)))
 
 
+def test_a_page_of_two_versions_says_which_metrics_cannot_be_compared(
+    content: dict[str, Any], changes: Changes
+) -> None:
+    versions = [
+        ReportedVersion(
+            evaluation=replace(evaluation(step), metric_digests={"loss": "l", "odd": digest}),
+            content=content,
+        )
+        for step, digest in ((20, "b"), (10, "a"))
+    ]
+    text = Page(page(Report(model_name="m", versions=versions, changes=changes))).text
+
+    assert "from #20 (step 20) on, odd on test" in text
+    assert "has another configuration; do not compare across that entry" in text
+    assert "loss on test" not in text
+
+
 def test_a_page_is_one_file_without_references(both: Page) -> None:
     assert both.references == []
     assert "script" not in both.tags

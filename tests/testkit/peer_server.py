@@ -54,7 +54,7 @@ class Failure:
 class Script:
     """The tests' instructions for the peer, and its observations."""
 
-    failures: deque[Failure] = field(default_factory=deque)
+    failures: deque[Failure | None] = field(default_factory=deque)
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     calls: Counter[str] = field(default_factory=Counter)
@@ -298,8 +298,9 @@ class Peer(
         self.script.entered.set()
         if request is not None:
             self.script.requests.append(request)
-        if self.script.failures:
-            _abort(context, self.script.failures.popleft())
+        failure = self.script.failures.popleft() if self.script.failures else None
+        if failure is not None:
+            _abort(context, failure)
 
     def _wait_at_gate(self, context: Any) -> None:
         """Wait until the test opens the gate or the caller disconnects."""

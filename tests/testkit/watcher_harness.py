@@ -62,7 +62,7 @@ class WatcherHarness:
         self.recorder = Recorder(
             ledger=self.ledger,
             results=ResultFiles(state / "results"),
-            summaries=Summaries(state / "tensorboard"),
+            summaries=Summaries(state / "tensorboard", self.ledger.curves),
             datasets=scored,
             observer=SilentObserver(),
             listener=lambda record: self.ranking.observe([record]),

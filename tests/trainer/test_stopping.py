@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from understudy.checkpoints.evaluation_results import StepResult
+from understudy.checkpoints.evaluation_results import MetricConfiguration, StepResult
 from understudy.trainer.stopping import StopMode, StopRule, parse_stop_rule
 
 LOSS = StopRule(dataset="test", metric="loss", evaluations=2, mode="min")
@@ -60,6 +60,20 @@ def test_scores_on_other_examples_than_the_newest_do_not_count() -> None:
     assert LOSS.reason_to_stop([replace(old, contents={"test": "a"}), *changed[:3]], up_to_step=1000) is None
     reason = LOSS.reason_to_stop([replace(old, contents={"test": "a"}), *changed], up_to_step=1000)
     assert reason == "test/loss has not improved in 2 evaluations; the best is 2 at step 30"
+
+
+def test_values_of_a_metric_that_is_configured_otherwise_than_in_the_newest_score_do_not_count() -> None:
+    def configured(result: StepResult, own: str) -> StepResult:
+        return replace(result, configurations={"test": {"loss": MetricConfiguration(own, f"all at {result.step}")}})
+
+    old, *new = results(0.1, 3.0, 2.0, 2.5, 2.6)
+    changed = [configured(result, "b") for result in new]
+
+    assert LOSS.reason_to_stop([configured(old, "a"), *changed[:3]], up_to_step=1000) is None
+    reason = LOSS.reason_to_stop([configured(old, "a"), *changed], up_to_step=1000)
+    assert reason == "test/loss has not improved in 2 evaluations; the best is 2 at step 30"
+    reason = LOSS.reason_to_stop([old, *changed], up_to_step=1000)
+    assert reason == "test/loss has not improved in 4 evaluations; the best is 0.1 at step 10", "it does not say how"
 
 
 def test_results_of_later_steps_do_not_count() -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
 from understudy.checkpoints.layout import RESULTS_DIR, parse_step, step_name
@@ -17,6 +17,22 @@ from understudy.checkpoints.layout import RESULTS_DIR, parse_step, step_name
 RESULTS_VERSION: Final = 1
 
 _Stamp = tuple[int, int, int]
+
+
+class MetricConfiguration(NamedTuple):
+    """What identifies the configuration of a metric, and that of all metrics of its score; empty if not recorded."""
+
+    own: str
+    of_all: str
+
+    def is_other_than(self, other: MetricConfiguration) -> bool:
+        """Return whether values of the two cannot be compared. A score that does not say counts with any."""
+        if self.own and other.own:
+            return self.own != other.own
+        return bool(self.of_all and other.of_all) and self.of_all != other.of_all
+
+
+UNKNOWN_CONFIGURATION: Final = MetricConfiguration("", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +46,7 @@ class StepResult:
         scores: The loss and metrics by dataset; values may be NaN or infinite.
         contents: The digests of the datasets' content that these scores are on, by dataset; empty texts in files of
             older evaluators.
+        configurations: How each metric was configured, by dataset and metric.
         digests: The digests of the models that the records of this step refer to.
     """
 
@@ -39,6 +56,7 @@ class StepResult:
     scores: Mapping[str, Mapping[str, float]]
     digests: frozenset[str]
     contents: Mapping[str, str] = field(default_factory=dict)
+    configurations: Mapping[str, Mapping[str, MetricConfiguration]] = field(default_factory=dict)
 
 
 class EvaluationResults:
@@ -84,24 +102,26 @@ def _decode(content: bytes, file: Path) -> StepResult:
         fields: dict[str, Any] = json.loads(content)
         version = fields["format_version"]
         records = fields["records"]
+        scores = [record for record in records if record["outcome"] == "scored"]
         result = StepResult(
             step=int(fields["step"]),
             settled=bool(fields["settled"]),
             datasets=frozenset(str(record["dataset"]) for record in records if record["dataset"]),
             scores={
                 str(record["dataset"]): {name: float(value) for name, value in record["metrics"].items()}
-                for record in records
-                if record["outcome"] == "scored"
+                for record in scores
             },
             digests=frozenset(str(record["checkpoint_digest"]) for record in records),
-            contents={
-                str(record["dataset"]): str(record.get("dataset_digest", ""))
-                for record in records
-                if record["outcome"] == "scored"
-            },
+            contents={str(record["dataset"]): str(record.get("dataset_digest", "")) for record in scores},
+            configurations={str(record["dataset"]): _configurations(record) for record in scores},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnsupportedFormatError(f"{file} is not a result ({type(error).__name__}: {error})") from error
     if version != RESULTS_VERSION:
         raise UnsupportedFormatError(f"{file} has format version {version!r}; this program reads {RESULTS_VERSION}")
     return result
+
+
+def _configurations(record: Mapping[str, Any]) -> dict[str, MetricConfiguration]:
+    own, of_all = record.get("metric_digests", {}), str(record.get("metric_digest", ""))
+    return {name: MetricConfiguration(str(own.get(name, "")), of_all) for name in record["metrics"]}

@@ -6,14 +6,15 @@ import csv
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
+from understudy.cli.comparability import ComparabilityNotes
 from understudy.cli.connection import ConnectionSettings, connected
 from understudy.cli.options import settings_options
-from understudy.cli.output import formatted_metrics, plain, print_table
+from understudy.cli.output import evaluation_as_json, formatted_metrics, plain, print_table
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation
@@ -81,29 +82,10 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
             shown = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
-    for note in _changes(evaluations):
-        click.echo(note)
-
-
-def _changes(evaluations: Sequence[Evaluation]) -> Iterator[str]:
-    """Yield a sentence for each place where the content of a dataset or the configuration of a metric changed."""
-    contents: dict[str, str] = {}
-    configurations: dict[tuple[str, str], str] = {}
+    comparability = ComparabilityNotes()
     for each in evaluations:
-        if each.outcome != "scored":
-            continue
-        content = each.dataset_digest or contents.get(each.dataset, "")
-        if contents.get(each.dataset, content) != content:
-            yield f"note: from #{each.sequence} on, {each.dataset} has other examples; do not compare across that entry"
-        if content:
-            contents[each.dataset] = content
-        for metric, digest in each.metric_digests.items():
-            if configurations.get((each.dataset, metric), digest) != digest:
-                yield (
-                    f"note: from #{each.sequence} on, {metric} on {each.dataset} has another configuration; do not "
-                    "compare across that entry"
-                )
-            configurations[each.dataset, metric] = digest
+        for note in comparability.of(each):
+            click.echo(f"note: {note}")
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:
@@ -118,7 +100,7 @@ def _print_csv(evaluations: Sequence[Evaluation]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*fields, "slice", *(f"metric.{name}" for name in metrics), *bounds])
     for each in evaluations:
-        row = _as_json(each)
+        row = evaluation_as_json(each)
         for part in ({**row, "name": ""}, *row["slices"]):
             own = {**row, "examples": part["examples"], "notes": " | ".join(part["notes"])}
             values = [part["metrics"].get(name, "") for name in metrics]
@@ -128,12 +110,8 @@ def _print_csv(evaluations: Sequence[Evaluation]) -> None:
 
 def _print_json(evaluations: Sequence[Evaluation]) -> None:
     """Write an array that is valid JSON as a whole, with one entry per line."""
-    lines = (json.dumps(plain(_as_json(each)), allow_nan=False) for each in evaluations)
+    lines = (json.dumps(plain(evaluation_as_json(each)), allow_nan=False) for each in evaluations)
     click.echo("[" + ",\n".join(lines) + "]")
-
-
-def _as_json(evaluation: Evaluation) -> dict[str, Any]:
-    return {**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()}
 
 
 def _evaluation_type() -> type[Evaluation]:

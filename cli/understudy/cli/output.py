@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from understudy.clients import Evaluation
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
@@ -26,6 +30,11 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title
 def print_json(value: Any) -> None:
     """Show a value as one line of JSON. NaN and infinities, which JSON lacks, are strings, as in protobuf's JSON."""
     click.echo(json.dumps(plain(value), allow_nan=False))
+
+
+def evaluation_as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an entry of the ledger as an object of JSON."""
+    return {**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()}
 
 
 def formatted_metrics(metrics: Mapping[str, float], intervals: Mapping[str, Any] | None = None) -> str:

@@ -12,7 +12,7 @@ import click
 from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, VersionsType, VersionType, connected
 from understudy.cli.options import settings_options
-from understudy.cli.output import plain
+from understudy.cli.output import evaluation_as_json, plain
 from understudy.cli.report_drift import read_drift
 
 if TYPE_CHECKING:
@@ -128,10 +128,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "model_name": report.model_name,
         "versions": [
             {
-                "evaluation": {
-                    **dataclasses.asdict(one.evaluation),
-                    "recorded_at": one.evaluation.recorded_at.isoformat(),
-                },
+                "evaluation": evaluation_as_json(one.evaluation),
                 "tables": dict(one.content),
             }
             for one in report.versions

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.comparability import ComparabilityNotes
 from understudy.cli.report_drift import drift_section
 from understudy.service.figures.figures import SHADES, shown, table
 from understudy.service.figures.outputs import output_sections
@@ -106,7 +107,10 @@ def _sections(report: Report) -> Iterator[str]:
     yield f"<h2>Hardest examples</h2>{_beside(versions, _hardest)}"
     if report.drift is not None:
         yield from drift_section(report.drift)
-    notes = dict.fromkeys(note for one in versions for note in (*one.evaluation.notes, *one.content["notes"]))
+    comparability = ComparabilityNotes()
+    entries = sorted((one.evaluation for one in versions), key=lambda entry: entry.sequence)
+    notes = dict.fromkeys(note for entry in entries for note in comparability.of(entry))
+    notes |= dict.fromkeys(note for one in versions for note in (*one.evaluation.notes, *one.content["notes"]))
     if notes:
         yield f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
 

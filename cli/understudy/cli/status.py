@@ -10,7 +10,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import formatted_metrics, print_json, print_table
+from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json, print_table
 
 DECISIONS = ("accepted", "refused", "undecided")
 
@@ -94,11 +94,6 @@ def _seconds(value: float | None) -> str:
 def latest_evaluations(evaluations: list[Evaluation]) -> list[Evaluation]:
     """Return the last entry of each step on each dataset, and the gate's last decision, in the ledger's order."""
     return list({(each.step, each.dataset, each.outcome in DECISIONS): each for each in evaluations}.values())
-
-
-def evaluation_as_json(evaluation: Evaluation) -> dict[str, object]:
-    """Return an entry of the ledger as an object of JSON."""
-    return {**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()}
 
 
 def _print(status: ModelStatus, evaluations: list[Evaluation]) -> None:

@@ -18,8 +18,8 @@ import click
 from understudy.cli.command_errors import TERMINATED
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import print_json
-from understudy.cli.status import DECISIONS, evaluation_as_json, latest_evaluations, roles, scores
+from understudy.cli.output import evaluation_as_json, print_json
+from understudy.cli.status import DECISIONS, latest_evaluations, roles, scores
 from understudy.service.live_numbers import LiveNumbers, LiveReader
 
 if TYPE_CHECKING:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import click
 
 from understudy.cli.command_errors import INTERRUPTED
+from understudy.cli.comparability import ComparabilityNotes
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import formatted_metrics, print_json
+from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation
@@ -37,18 +37,19 @@ def command(
 
     A broken connection resumes after the last entry received.
     """
+    comparability = ComparabilityNotes()
     with connected(settings) as client:
         try:
             for evaluation in client.watch_evaluations(after=after):
-                _show(evaluation, as_json=as_json)
+                if as_json:
+                    print_json(evaluation_as_json(evaluation))
+                else:
+                    _show(evaluation, comparability)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _show(evaluation: Evaluation, *, as_json: bool) -> None:
-    if as_json:
-        print_json({**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()})
-        return
+def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
     what = (
         formatted_metrics(evaluation.metrics, evaluation.intervals)
         if evaluation.outcome == "scored"
@@ -66,3 +67,5 @@ def _show(evaluation: Evaluation, *, as_json: bool) -> None:
     for part in evaluation.slices:
         scores = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
         click.echo(f"    {part.name}  {part.examples} examples  {scores}")
+    for note in comparability.of(evaluation):
+        click.echo(f"note: {note}")

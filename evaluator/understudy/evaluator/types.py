@@ -11,6 +11,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy.typing as npt
 
+from understudy.checkpoints.evaluation_results import (
+    UNKNOWN_CONFIGURATION as UNKNOWN_CONFIGURATION,  # noqa: PLC0414 - re-exported
+)
+from understudy.checkpoints.evaluation_results import (
+    MetricConfiguration as MetricConfiguration,  # noqa: PLC0414 - re-exported
+)
 from understudy.checkpoints.signature import Signature as Signature  # noqa: PLC0414 - re-exported
 from understudy.checkpoints.signature import TensorSpec as TensorSpec  # noqa: PLC0414 - re-exported
 from understudy.devices.nvml import GpuReading as GpuReading  # noqa: PLC0414 - re-exported
@@ -211,19 +217,6 @@ class GateCondition:
 
 WHOLE_CHECKPOINT = ""
 """The dataset of an entry about the checkpoint as a whole."""
-
-
-class MetricConfiguration(NamedTuple):
-    """What identifies the configuration of a metric, and that of all metrics of its score; empty if not recorded."""
-
-    own: str
-    of_all: str
-
-    def is_other_than(self, other: MetricConfiguration) -> bool:
-        """Return whether values of the two cannot be compared. A score that does not say counts with any."""
-        if self.own and other.own:
-            return self.own != other.own
-        return bool(self.of_all and other.of_all) and self.of_all != other.of_all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class Harness:
         self.recorder = Recorder(
             ledger=self.ledger,
             results=ResultFiles(folder / "results"),
-            summaries=Summaries(folder / "tensorboard"),
+            summaries=Summaries(folder / "tensorboard", self.ledger.curves),
             datasets=[DATASET],
             observer=SilentObserver(),
             listener=lambda _: None,

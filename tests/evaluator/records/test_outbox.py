@@ -114,6 +114,30 @@ def test_other_entries_have_no_event(book: Book, outcome: EvaluationOutcome) -> 
     assert book.outbox.next("a") is None
 
 
+def test_an_event_says_which_values_do_not_belong_to_the_curves_of_the_first(path: Path) -> None:
+    def curves(book: Book) -> Any:
+        delivery = book.next()
+        book.outbox.delivered(delivery)
+        return delivery.event.data["curves"]
+
+    first = Book(path)
+    first.score(1, dataset_digest="a" * 64, metric_digests={"top": "3" * 64}, metrics={"loss": 0.5, "top": 0.5})
+    assert curves(first) == {}
+    first.close()
+
+    book = Book(path)
+    refused = {"outcome": EvaluationOutcome.REFUSED, "metrics": {"new": 1.0}, "metric_digests": {"new": "1" * 64}}
+    book.score(1, **refused)
+    assert curves(book) == {}, "no score"
+    book.score(2, dataset_digest="a" * 64, metric_digests={"top": "5" * 64}, metrics={"loss": 0.5, "top": 0.5})
+    assert curves(book) == {"top": "test-55555555"}
+    book.score(3, dataset_digest="b" * 64, metric_digests={"top": "3" * 64}, metrics={"loss": 0.5, "top": 0.5})
+    assert curves(book) == {"loss": "test-bbbbbbbb", "top": "test-bbbbbbbb"}
+    book.score(4, dataset_digest="a" * 64, metric_digests={"top": "3" * 64}, metrics={"loss": 0.5, "top": 0.5})
+    assert curves(book) == {}
+    book.close()
+
+
 def test_the_same_entry_has_one_event(book: Book) -> None:
     book.score(3)
     book.score(3)

@@ -43,7 +43,7 @@ class RecorderHarness:
         self.recorder = Recorder(
             ledger=self.ledger,
             results=self.results,
-            summaries=Summaries(folder / "tensorboard"),
+            summaries=Summaries(folder / "tensorboard", self.ledger.curves),
             datasets=DATASETS,
             observer=SilentObserver(),
             listener=self.told.append,

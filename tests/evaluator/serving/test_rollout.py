@@ -76,7 +76,7 @@ class Harness:
         self.recorder = Recorder(
             ledger=self.ledger,
             results=ResultFiles(self.folder / "results"),
-            summaries=Summaries(self.folder / "tensorboard"),
+            summaries=Summaries(self.folder / "tensorboard", self.ledger.curves),
             datasets=[],
             observer=SilentObserver(),
             listener=lambda _: None,

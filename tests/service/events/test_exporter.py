@@ -42,6 +42,13 @@ def test_the_metrics_of_a_score_are_named_by_its_dataset() -> None:
     assert str(metrics["test/f1"]) == "nan"
 
 
+def test_a_value_that_cannot_be_compared_with_the_first_ones_is_a_metric_of_its_own() -> None:
+    data = {"dataset": "test", "metrics": {"loss": 0.5, "top": 0.25}, "curves": {"top": "test-55555555"}}
+    event = Event(type=EventType.SCORED, step=1, checkpoint_digest="d", occurred_at=0.0, data=data)
+
+    assert metrics_of(event) == {"test/loss": 0.5, "test-55555555/top": 0.25}
+
+
 def test_the_settings_name_the_destinations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     (tmp_path / "own_exporter.py").write_text("Own = print\n")

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from understudy.checkpoints.evaluation_results import EvaluationResults, StepResult
+from understudy.checkpoints.evaluation_results import (
+    UNKNOWN_CONFIGURATION,
+    EvaluationResults,
+    MetricConfiguration,
+    StepResult,
+)
 from understudy.trainer.trainer_errors import StopRuleError
 
 _log = logging.getLogger(__name__)
@@ -39,8 +44,8 @@ class StopRule:
     def reason_to_stop(self, results: Iterable[StepResult], *, up_to_step: int) -> str | None:
         """Return the reason to stop, as a sentence, or None to continue.
 
-        Neither a non-finite nor an equal value is an improvement. Only scores on the same examples as the newest score
-        are compared.
+        Neither a non-finite nor an equal value is an improvement. Only scores on the same examples as the newest score,
+        of a metric configured as that of the newest score that says how, are compared.
 
         Args:
             results: By ascending step.
@@ -51,11 +56,7 @@ class StopRule:
         """
         best: tuple[int, float] | None = None
         since = 0
-        scored = [(result, self._value(result)) for result in results if result.step <= up_to_step]
-        contents = [result.contents.get(self.dataset) for result, value in scored if value is not None]
-        for result, value in scored:
-            if value is None or result.contents.get(self.dataset) != contents[-1]:
-                continue
+        for result, value in self._comparable(result for result in results if result.step <= up_to_step):
             since += 1
             if math.isfinite(value) and (best is None or self._is_better(value, best[1])):
                 best, since = (result.step, value), 0
@@ -63,6 +64,18 @@ class StopRule:
             return None
         held = "no number so far" if best is None else f"{best[1]:.6g} at step {best[0]}"
         return f"{self.dataset}/{self.metric} has not improved in {since} evaluations; the best is {held}"
+
+    def _comparable(self, results: Iterable[StepResult]) -> list[tuple[StepResult, float]]:
+        """Return the results that have a value which can be compared with the newest one, with that value."""
+        scored = [(result, value) for result in results if (value := self._value(result)) is not None]
+        contents = [result.contents.get(self.dataset) for result, _ in scored]
+        alike = [pair for pair, content in zip(scored, contents, strict=True) if content == contents[-1]]
+        configurations = [self._configuration(result) for result, _ in alike]
+        newest = next(filter(any, reversed(configurations)), UNKNOWN_CONFIGURATION)
+        return [pair for pair, own in zip(alike, configurations, strict=True) if not own.is_other_than(newest)]
+
+    def _configuration(self, result: StepResult) -> MetricConfiguration:
+        return result.configurations.get(self.dataset, {}).get(self.metric, UNKNOWN_CONFIGURATION)
 
     def _is_better(self, value: float, than: float) -> bool:
         return value < than if self.mode == "min" else value > than

@@ -65,8 +65,13 @@ _TYPES = {
 _DETAILS = ("intervals", "confidence", "conditions")
 
 
-def event_of(record: EvaluationRecord) -> Event | None:
-    """Return the event of a new entry of the ledger; None if entries of its outcome have none."""
+def event_of(record: EvaluationRecord, curves: Mapping[str, str]) -> Event | None:
+    """Return the event of a new entry of the ledger; None if entries of its outcome have none.
+
+    Args:
+        record: The entry.
+        curves: The name of the curve that the value of each metric belongs to, if it is a score.
+    """
     event_type = _TYPES.get(record.outcome)
     if event_type is None:
         return None
@@ -86,6 +91,7 @@ def event_of(record: EvaluationRecord) -> Event | None:
                 "examples": record.examples,
                 "duration_seconds": record.duration_seconds,
                 "notes": list(record.notes),
+                "curves": {metric: name for metric, name in curves.items() if name != record.dataset},
                 **{name: details[name] for name in _DETAILS},
             }
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from understudy.evaluator.records.comparable_curves import ComparableCurves
 from understudy.evaluator.records.entries import (
     COLUMNS,
     decode_resampled,
@@ -150,6 +152,7 @@ class Ledger:
 
     def _write(self, identity: Sequence[Any], content: Sequence[Any], values: bytes | None) -> EvaluationRecord:
         """Insert an entry and its resampled values, and add its event to the outbox, unless it is already there."""
+        curves = self.curves
         with self._using():
             with self._connection:
                 cursor = self._connection.execute(
@@ -166,7 +169,8 @@ class Ledger:
                     "scoring_digest = ?",
                     identity,
                 )
-                event = event_of(record) if is_new and self._outbox is not None else None
+                names = curves.names(record) if is_new and record.outcome is EvaluationOutcome.SCORED else {}
+                event = event_of(record, names) if is_new and self._outbox is not None else None
                 if event is not None and self._outbox is not None:
                     self._outbox.put(self._connection, event)
             if is_new:
@@ -309,25 +313,25 @@ class Ledger:
             )
             return {dataset: (content, int(sequence)) for dataset, content, sequence in rows}
 
-    def first_contents(self) -> dict[str, str]:
-        """Return the content of each dataset that was scored first."""
+    @functools.cached_property
+    def curves(self) -> ComparableCurves:
+        """The curves that the scores belong to. The first use reads all entries."""
+        scored = (EvaluationOutcome.SCORED.value,)
         with self._using():
-            rows = self._connection.execute(
+            contents = self._connection.execute(
                 "SELECT dataset, dataset_digest, MIN(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
-                (EvaluationOutcome.SCORED.value,),
-            )
-            return {dataset: content for dataset, content, _ in rows}
-
-    def first_configurations(self) -> dict[tuple[str, str], str]:
-        """Return what identifies the first known configuration of each metric, by the dataset and the metric."""
-        with self._using():
-            rows = self._connection.execute(
+                scored,
+            ).fetchall()
+            configurations = self._connection.execute(
                 "SELECT dataset, digests.key, digests.value, MIN(sequence) "
                 "FROM evaluations, json_each(details, '$.metric_digests') AS digests "
                 "WHERE outcome = ? GROUP BY dataset, digests.key",
-                (EvaluationOutcome.SCORED.value,),
-            )
-            return {(dataset, metric): digest for dataset, metric, digest, _ in rows}
+                scored,
+            ).fetchall()
+        return ComparableCurves(
+            {dataset: content for dataset, content, _ in contents},
+            {(dataset, metric): digest for dataset, metric, digest, _ in configurations},
+        )
 
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""

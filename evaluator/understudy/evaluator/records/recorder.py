@@ -77,7 +77,6 @@ class Recorder:
         )
         self._recorded = ledger.identities()
         self._contents = ledger.contents()
-        summaries.begin_with(ledger.first_contents(), ledger.first_configurations())
         self._requested: dict[CheckpointKey, dict[str, EvaluationDataset]] = {}
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:

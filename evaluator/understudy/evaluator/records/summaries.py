@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from understudy.evaluator.records.comparable_curves import ComparableCurves
 from understudy.evaluator.types import EvaluationRecord
 
 Point = tuple[int, str]
@@ -16,40 +17,40 @@ class Summaries:
     """Event files with one scalar per metric at the checkpoint's step. For one thread at a time.
 
     Args:
-        directory: The folder of the runs, one subfolder for each dataset, and one for each later content of it and each
-            later configuration of a metric, so that no curve mixes what cannot be compared; created at the first write.
+        directory: The folder of the runs, one subfolder for each name of a curve; created at the first write.
+        curves: Names the curves.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, curves: ComparableCurves) -> None:
         self._directory = directory
+        self._curves = curves
         self._writers: dict[str, Any] = {}
-        self._first_contents: dict[str, str] = {}
-        self._first_configurations: dict[tuple[str, str], str] = {}
-
-    def begin_with(self, contents: Mapping[str, str], configurations: Mapping[tuple[str, str], str]) -> None:
-        """Set the first content of each dataset, and the first configuration of each dataset's metrics.
-
-        Their run has the dataset's name.
-        """
-        self._first_contents = dict(contents)
-        self._first_configurations = dict(configurations)
 
     def write(self, record: EvaluationRecord) -> None:
         """Write the metrics of a record and flush them; a record without metrics writes nothing."""
-        for run, metrics in self.runs_of(record).items():
+        runs = self.runs_of(record)
+        for run, metrics in runs.items():
             self._write(run, record.step, metrics)
+        self._flush(runs)
 
     def points(self, run: str) -> set[Point]:
         """Return the points that the event files of a run hold. On any thread."""
         return set(_points_in(self._directory / run))
 
     def complete(self, records: Iterable[EvaluationRecord], known: Mapping[str, set[Point]]) -> None:
-        """Write the points of these records that their runs lack, for example after a process was killed."""
+        """Write the points of these records that their runs lack, for example after a process was killed.
+
+        They are flushed once, at the end.
+        """
+        written = set()
         for record in records:
             for run, metrics in self.runs_of(record).items():
                 missing = {name: value for name, value in metrics.items() if (record.step, name) not in known[run]}
-                self._write(run, record.step, missing)
-                known[run].update((record.step, name) for name in missing)
+                if missing:
+                    self._write(run, record.step, missing)
+                    known[run].update((record.step, name) for name in missing)
+                    written.add(run)
+        self._flush(written)
 
     def close(self) -> None:
         """Close every event file. Idempotent."""
@@ -59,25 +60,25 @@ class Summaries:
 
     def runs_of(self, record: EvaluationRecord) -> dict[str, dict[str, float]]:
         """Return the metrics of a record by the names of the runs that they belong to."""
-        content = record.dataset_digest
-        is_first = self._first_contents.setdefault(record.dataset, content) == content
-        of_content = record.dataset if is_first else f"{record.dataset}-{content[:8]}"
         runs: dict[str, dict[str, float]] = {}
-        for name, value in record.metrics.items():
-            own = record.metric_digests.get(name, "")
-            is_later = own != "" and self._first_configurations.setdefault((record.dataset, name), own) != own
-            runs.setdefault(f"{of_content}-{own[:8]}" if is_later else of_content, {})[name] = value
+        for name, curve in self._curves.names(record).items():
+            runs.setdefault(curve, {})[name] = record.metrics[name]
         return runs
 
     def _write(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
-        if not metrics:
-            return
+        """Write the values as one summary, which takes a fraction of the time of one for each."""
         import tensorflow as tf
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        with self._writer(run).as_default(step=step):
-            for name, value in metrics.items():
-                tf.summary.scalar(name, value)
-        self._writer(run).flush()
+        summary = tf.compat.v1.Summary()
+        for name, value in metrics.items():
+            summary.MergeFromString(scalar_pb(name, value).SerializeToString())
+        with self._writer(run).as_default():
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=step)
+
+    def _flush(self, runs: Iterable[str]) -> None:
+        for run in runs:
+            self._writer(run).flush()
 
     def _writer(self, run: str) -> Any:
         import tensorflow as tf

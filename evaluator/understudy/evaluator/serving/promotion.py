@@ -14,7 +14,7 @@ from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.layout import BEST_FILE
 from understudy.evaluator.evaluator_errors import ConfigurationError, StorageError
 from understudy.evaluator.settings import MonitorMode, VersionPolicy
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, MetricConfiguration
+from understudy.evaluator.types import UNKNOWN_CONFIGURATION, EvaluationOutcome, EvaluationRecord, MetricConfiguration
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Ranking:
     def _comparable(self) -> dict[int, float]:
         """Return the values of the steps that are configured as the newest one."""
         known = (step for step, configuration in self._configurations.items() if any(configuration))
-        newest = self._configurations.get(max(known, default=-1), MetricConfiguration("", ""))
+        newest = self._configurations.get(max(known, default=-1), UNKNOWN_CONFIGURATION)
         return {
             step: value for step, value in self._values.items() if not newest.is_other_than(self._configurations[step])
         }

@@ -60,9 +60,13 @@ class DeliveryError(Exception):
 
 
 def metrics_of(event: Event) -> dict[str, float]:
-    """Return the metrics of an event that a checkpoint was scored, by ``DATASET/METRIC``."""
-    dataset = event.data["dataset"]
-    return {f"{dataset}/{name}": float(value) for name, value in event.data["metrics"].items()}
+    """Return the metrics of an event that a checkpoint was scored, by ``DATASET/METRIC``.
+
+    The name of the dataset has an addition where a value cannot be compared with the first ones: on other examples, or
+    of a metric that is configured otherwise. So no curve mixes them.
+    """
+    dataset, curves = event.data["dataset"], event.data.get("curves", {})
+    return {f"{curves.get(name, dataset)}/{name}": float(value) for name, value in event.data["metrics"].items()}
 
 
 def load_exporter(name: str) -> MakeExporter:

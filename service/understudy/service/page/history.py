@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import (
+    UNKNOWN_CONFIGURATION,
     WHOLE_CHECKPOINT,
     EvaluationOutcome,
     EvaluationRecord,
@@ -178,7 +179,7 @@ class _HeldSeries:
         self.points: list[Point] = []
         self.values = 0
         self.not_finite = 0
-        self._configuration = MetricConfiguration("", "")
+        self._configuration = UNKNOWN_CONFIGURATION
         self._newest = -1
 
     def add(self, point: Point, configuration: MetricConfiguration) -> None:
