@@ -176,10 +176,17 @@ def losses_in_tensorboard(harness: RecorderHarness, run: str) -> list[tuple[int,
 
 def values_in_tensorboard(harness: RecorderHarness, run: str, metric: str) -> list[tuple[int, float]]:
     import tensorflow as tf
+
+    return [
+        (event.step, float(tf.make_ndarray(event.tensor_proto)))
+        for event in points_in_tensorboard(harness, run, metric)
+    ]
+
+
+def points_in_tensorboard(harness: RecorderHarness, run: str, metric: str) -> Any:
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-    events = EventMultiplexer().AddRunsFromDirectory(str(harness.folder / "tensorboard")).Reload()
-    return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events.Tensors(run, metric)]
+    return EventMultiplexer().AddRunsFromDirectory(str(harness.folder / "tensorboard")).Reload().Tensors(run, metric)
 
 
 @pytest.mark.parametrize("lost_bytes", [0, 1, 70, 10**6])
@@ -198,6 +205,8 @@ def test_summaries_that_a_crash_left_out_are_written_on_recovery_and_none_twice(
         restarted.close()
 
     assert sorted(losses_in_tensorboard(harness, "validation")) == [(10, 1.25), (20, 2.5), (30, 3.75)]
+    times = {event.step: event.wall_time for event in points_in_tensorboard(harness, "validation", "accuracy")}
+    assert times == {record.step: record.recorded_at for record in harness.told}, "also if it was written later"
 
 
 def test_tensorboard_reads_one_run_per_dataset_at_the_right_steps(harness: RecorderHarness) -> None:
@@ -220,6 +229,17 @@ def test_a_result_file_that_cannot_be_written_does_not_undo_the_entry(
 
     assert harness.ledger.page() == [record]
     assert "result file not written" in caplog.text
+
+
+def test_a_summary_that_cannot_be_written_does_not_undo_the_entry(
+    harness: RecorderHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    (harness.folder / "tensorboard").write_text("no folder")
+
+    record = harness.score(1, DATASETS[0], loss=0.5)
+
+    assert harness.ledger.page() == [record]
+    assert "summary not written" in caplog.text
 
 
 def test_a_closed_recorder_leaves_the_ledger_to_its_owner(harness: RecorderHarness) -> None:
