@@ -30,6 +30,7 @@ from understudy.service.collectors import EvaluatorCollector, RunCollector
 from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
 from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.fleet.fleet_metrics import FleetMetrics
+from understudy.service.refreshed_files import ReloadGauge
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
 from understudy.service.traffic.traffic_metrics import DriftMetrics, RequestLogMetrics
@@ -108,6 +109,7 @@ def _every_metric() -> list[Metric]:
     observer = ServiceObserver(registry, statistics=InferenceStatistics(), on_record=lambda: None)
     RpcMetrics(registry, [RpcMethod(service="understudy.v1.PredictionService", name="Predict", rpc_type="unary")])
     RefusalCounter(registry)
+    ReloadGauge(registry).show("certificates", is_current=True)
     RequestLogMetrics(registry)
     DriftMetrics(registry).computed(_drift())
     SpanExport(registry).shutdown()

@@ -46,7 +46,7 @@ class Keys:
     other: Path
 
     def accepted(self, *files: Path, run: str = "run") -> AcceptedKeys:
-        return AcceptedKeys.read([public_file(file) for file in files or (self.own,)], run=run)
+        return AcceptedKeys([public_file(file) for file in files or (self.own,)], run=run)
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +56,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     for file in (pairs.own, pairs.other):
         write_key_pair(file)
     return pairs
+
+
+def write_keys(file: Path, *pairs: Path) -> Path:
+    """Put the public keys of some pairs into one file, as a whole."""
+    new = file.with_name("new.pem")
+    new.write_bytes(b"".join(public_file(pair).read_bytes() for pair in pairs))
+    return new.replace(file)
 
 
 def write(folder: Path) -> None:
@@ -102,10 +109,10 @@ def test_an_unsigned_checkpoint_is_refused_until_it_is_signed(run: RunDir, keys:
     assert fetched(run, keys.accepted()) == b"the model " * 20
 
 
-def test_a_checkpoint_signed_with_another_key_is_refused_by_both_identifiers(run: RunDir, keys: Keys) -> None:
+def test_a_checkpoint_signed_with_another_key_is_refused_by_its_identifier(run: RunDir, keys: Keys) -> None:
     publish(run, keys.other)
-    other, own = (SigningKey.read(file).identifier for file in (keys.other, keys.own))
-    assert f"signed with the key {other}; accepted is {own}" in refusal(run, keys.accepted())
+    other = SigningKey.read(keys.other).identifier
+    assert f"signed with the key {other}, which is not accepted" in refusal(run, keys.accepted())
 
 
 def test_a_signed_checkpoint_is_of_its_step_and_run_only(run: RunDir, keys: Keys, tmp_path: Path) -> None:
@@ -317,12 +324,117 @@ def test_a_key_of_another_kind_is_refused_by_what_it_is(tmp_path: Path) -> None:
     key = tmp_path / "trainer.key"
     write_key_pair(key)
     with pytest.raises(KeyFileError, match="is a private key, which belongs to the trainer alone"):
-        AcceptedKeys.read([key], run="run")
+        AcceptedKeys([key], run="run")
     public_file(key).chmod(0o600)
     with pytest.raises(KeyFileError, match="no private key in PEM format"):
         SigningKey.read(public_file(key))
     with pytest.raises(KeyFileError, match="cannot be read: No such file"):
         SigningKey.read(tmp_path / "missing")
+
+
+def test_a_file_holds_several_keys_of_which_each_is_accepted(run: RunDir, keys: Keys, tmp_path: Path) -> None:
+    accepted = AcceptedKeys([write_keys(tmp_path / "keys.pem", keys.own, keys.other)], run="run")
+    for step, key in ((1, keys.own), (2, keys.other)):
+        publish(run, key, step)
+        assert fetched(run, accepted, step) == b"the model " * 20
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not one public key in PEM format after the other"),
+        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "holds what is no public key"),
+        (b"#" * 70_000, "too many for a file of keys"),
+        (None, "cannot be read"),
+        ("cut off", "the last one is cut off"),
+        ("private", "is a private key"),
+    ],
+)
+def test_keys_that_cannot_be_used_change_nothing_and_are_logged_once(
+    keys: Keys, tmp_path: Path, content: bytes | str | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_keys(tmp_path / "keys.pem", keys.own)
+    accepted = AcceptedKeys([file], run="run")
+    before = accepted.identifiers
+    if content is None:
+        file.unlink()
+    elif content == "cut off":
+        file.write_bytes(file.read_bytes() + public_file(keys.other).read_bytes()[:60])
+    elif content == "private":
+        file.write_bytes(file.read_bytes() + keys.other.read_bytes())
+    else:
+        assert isinstance(content, bytes)
+        file.write_bytes(content)
+    accepted.refresh()
+    accepted.refresh()
+    assert (accepted.identifiers, accepted.is_current) == (before, False)
+    (line,) = [record for record in caplog.records if "kept the old keys" in record.message]
+    assert reason in line.__dict__["reason"]
+    write_keys(file, keys.other)
+    accepted.refresh()
+    assert accepted.is_current
+    assert accepted.identifiers == {SigningKey.read(keys.other).identifier}
+
+
+def test_a_refused_checkpoint_is_looked_at_again_once_its_key_is_accepted(
+    run: RunDir, keys: Keys, tmp_path: Path
+) -> None:
+    file = write_keys(tmp_path / "keys.pem", keys.own)
+    accepted = AcceptedKeys([file], run="run")
+    source = RunSource(run, accepted=accepted)
+    publish(run, keys.own, 1)
+    publish(run, keys.other, 2)
+    publish(run, None, 3)
+    first, refused, unsigned = source.poll()
+    seen = source.peek()
+    assert source.poll() == [first, refused, unsigned]
+    write_keys(file, keys.own, keys.other)
+    assert source.peek() == seen
+    accepted.refresh()
+    assert source.peek() != seen
+    same, accepted_now, still_unsigned = source.poll()
+    assert (same, still_unsigned.digest) == (first, unsigned.digest)
+    assert accepted_now.digest != refused.digest
+    assert accepted_now.fetch(run.leases / "2").step == 2
+
+
+def test_a_checkpoint_is_refused_once_its_key_is_no_longer_accepted(run: RunDir, keys: Keys, tmp_path: Path) -> None:
+    file = write_keys(tmp_path / "keys.pem", keys.own, keys.other)
+    accepted = AcceptedKeys([file], run="run")
+    source = RunSource(run, accepted=accepted)
+    publish(run, keys.own, 1)
+    publish(run, keys.other, 2)
+    first, second = source.poll()
+    write_keys(file, keys.own)
+    accepted.refresh()
+    with pytest.raises(UntrustedCheckpointError, match="which is not accepted"):
+        second.fetch(run.leases / "2")
+    same, refused = source.poll()
+    assert same == first
+    with pytest.raises(UntrustedCheckpointError, match="which is not accepted"):
+        refused.fetch(run.leases / "2")
+
+
+def test_a_foreign_file_is_looked_at_again_when_the_accepted_keys_change(
+    theirs: Path, tmp_path: Path, keys: Keys, write_keras: WriteKeras
+) -> None:
+    clock = Clock()
+    file = write_keys(tmp_path / "keys.pem", keys.own)
+    accepted = AcceptedKeys([file], run="theirs")
+    source = FolderSource(theirs, tmp_path / "staging", accepted=accepted, clock=clock)
+    sign_checkpoint(write_keras(theirs / "model-0100.keras"), SigningKey.read(keys.other))
+    assert "which is not accepted" in foreign_refusal(source, clock, tmp_path / "lease")
+    seen = source.peek()
+    write_keys(file, keys.other)
+    accepted.refresh()
+    assert source.peek() != seen
+    (signed,) = source.poll()
+    assert signed.fetch(tmp_path / "lease").step == 100
+    write_keys(file, keys.own)
+    accepted.refresh()
+    (refused,) = source.poll()
+    with pytest.raises(UntrustedCheckpointError, match="which is not accepted"):
+        refused.fetch(tmp_path / "lease")
 
 
 def test_a_key_of_openssl_will_do(run: RunDir, tmp_path: Path) -> None:
@@ -334,4 +446,4 @@ def test_a_key_of_openssl_will_do(run: RunDir, tmp_path: Path) -> None:
     subprocess.run([openssl, "pkey", "-in", key, "-pubout", "-out", public_file(key)], check=True, timeout=30)
     key.chmod(0o600)
     publish(run, key)
-    assert fetched(run, AcceptedKeys.read([public_file(key)], run="run"))
+    assert fetched(run, AcceptedKeys([public_file(key)], run="run"))

@@ -19,7 +19,7 @@ import trustme
 from click.testing import CliRunner
 from integration.test_callers import entry
 
-from testkit.certificates import Credentials
+from testkit.certificates import Credentials, replace
 from testkit.checkpoints import Chief, ones, step_model
 from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.html_pages import Page
@@ -229,12 +229,16 @@ def test_only_signed_checkpoints_are_taken_from_an_evaluator(evaluate: Start, fo
     evaluator.wait_ready()
     required = {"run_name": "run", "require_signature": (public_file(tmp_path / "trainer.key"),)}
     assert follow("one", evaluator.grpc, **required).wait_ready() == 10
-    other = follow("two", evaluator.grpc, **{**required, "require_signature": (public_file(tmp_path / "other.key"),)})
+    accepted = tmp_path / "accepted.pem"
+    replace(accepted, public_file(tmp_path / "other.key").read_bytes())
+    other = follow("two", evaluator.grpc, **{**required, "require_signature": (accepted,)})
     until(told(evaluator.client(), "two", "is signed with the key"))
     page = " ".join(Page(httpx.get(f"http://{evaluator.http}/").text).text.split())
     assert "1 of 2 connected servers serve step 10" in page
     assert re.search(r"two\S*127\.0\.0\.1:\d+ ?behind ?nothing.*is signed with the key", page)
     assert other.answers("/readyz") == 503
+    replace(accepted, public_file(tmp_path / "trainer.key").read_bytes())
+    assert other.wait_ready() == 10
 
 
 def test_an_evaluator_of_another_model_or_run_is_not_followed(

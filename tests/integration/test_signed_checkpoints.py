@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from integration.conftest import Run
 
+from testkit.certificates import replace
 from testkit.checkpoints import Chief, ones, step_model
 from testkit.in_process import RunningService, until
 from testkit.preloading import preloaded
@@ -77,6 +78,37 @@ def test_only_signed_checkpoints_of_this_run_and_step_are_served(run_service: Ru
     assert client.predict(ones(2)).step == 1
     signing(tmp_path, other).publish(7)
     until(lambda: client.predict(ones(2)).step == 7)
+
+
+def test_keys_are_added_and_removed_while_the_service_runs(run_service: Run, tmp_path: Path, key: Path) -> None:
+    new = tmp_path / "new.key"
+    write_key_pair(new)
+    accepted = tmp_path / "accepted.pem"
+    replace(accepted, public_file(key).read_bytes())
+    signing(tmp_path, key).publish(1)
+    service = run_service(evaluator={**EVALUATOR, "require_signature": (accepted,)})
+    assert service.wait_ready() == 1
+    client = service.client()
+    signing(tmp_path, new).publish(2)
+    assert "is signed with the key" in reason_of(service, 2)
+
+    replace(accepted, public_file(key).read_bytes() + public_file(new).read_bytes())
+    until(lambda: client.predict(ones(2)).step == 2)
+
+    def is_current() -> float:
+        return service.metric("understudy_last_reload_successful", files="signature_keys")
+
+    replace(accepted, b"damaged")
+    until(lambda: is_current() == 0)
+    signing(tmp_path, new).publish(3)
+    until(lambda: client.predict(ones(2)).step == 3)
+
+    replace(accepted, public_file(key).read_bytes())
+    until(lambda: is_current() == 1)
+    until(lambda: client.predict(ones(2)).step == 1)  # what the removed key signed is not served any more
+    signing(tmp_path, new).publish(4)
+    assert "is signed with the key" in reason_of(service, 4)
+    assert client.predict(ones(2)).step == 1
 
 
 def test_a_file_exchanged_before_the_load_is_not_loaded(run_service: Run, tmp_path: Path, key: Path) -> None:

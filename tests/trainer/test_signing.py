@@ -29,7 +29,7 @@ def key(tmp_path: Path) -> Path:
 
 def accepted_steps(run_dir: Path, *keys: Path, name: str | None = None) -> list[int]:
     """Return the steps whose checkpoints are whole and signed."""
-    accepted = AcceptedKeys.read([public_file(key) for key in keys], run=name or run_dir.name)
+    accepted = AcceptedKeys([public_file(key) for key in keys], run=name or run_dir.name)
     found = RunSource(RunDir(run_dir), accepted=accepted).poll()
     return [checkpoint.fetch(run_dir / "leases" / str(checkpoint.step)).step for checkpoint in found]
 

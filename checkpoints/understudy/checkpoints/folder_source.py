@@ -28,7 +28,7 @@ from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint
+from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint, is_refused
 from understudy.checkpoints.stable_copy import FileChangedError
 from understudy.checkpoints.staging import ForeignCheckpoint, Staging
 from understudy.checkpoints.step_registry import StepRegistry, last_integer, number_beyond_steps
@@ -60,11 +60,11 @@ class FolderSource:
     staging folder stores the steps. Two files with the same model are one checkpoint. Overwriting a file gives a new
     checkpoint; the old one can be fetched until the new one is found.
 
-    Each file is read once, newest first, and a `poll` reads for about `_READING_SECONDS`. Files whose names have no
-    integer of their own get their steps from the counter: a few are read in order; more have their steps reserved in
-    order before any is read. A file that is deleted before it is read gives a checkpoint whose `fetch` raises
-    CheckpointGoneError, and one whose step would be above `MAX_STEP` or negative one whose `fetch` raises
-    DamagedCheckpointError.
+    Each file is read once, newest first, and again when it or the accepted keys change. A `poll` reads for about
+    `_READING_SECONDS`. Files whose names have no integer of their own get their steps from the counter: a few are read
+    in order; more have their steps reserved in order before any is read. A file that is deleted before it is read gives
+    a checkpoint whose `fetch` raises CheckpointGoneError, and one whose step would be above `MAX_STEP` or negative one
+    whose `fetch` raises DamagedCheckpointError.
 
     Args:
         directory: The writer's folder. This source never writes to it.
@@ -99,6 +99,7 @@ class FolderSource:
         self._staging = Staging(staging)
         self._steps_file = staging / "steps.json"
         self._book = StepRegistry(self._steps_file)
+        self._keys = self._accepted_now()
 
     @property
     def is_complete(self) -> bool:
@@ -113,6 +114,7 @@ class FolderSource:
         found = {origin.path: (origin, stamps) for origin, stamps in self._list()}
         gone = [self._gone(file) for path, file in self._files.items() if path not in found and file.waits]
         self._files = {path: file for path, file in self._files.items() if path in found}
+        self._unsettle_decided()
         unread = [item for item in found.values() if self._note(*item)]
         self._is_complete = self._read(unread, wanted)
         self._book.keep_reserved([file.identity for file in self._files.values()])
@@ -160,8 +162,19 @@ class FolderSource:
         return in_order, later
 
     def peek(self) -> object:
-        """See `CheckpointSource`. Always None: no check is cheaper than a poll."""
-        return None
+        """See `CheckpointSource`. It differs only if the accepted keys do: no check of files is cheaper than a poll."""
+        return self._accepted_now()
+
+    def _accepted_now(self) -> frozenset[str]:
+        return frozenset() if self._accepted is None else self._accepted.identifiers
+
+    def _unsettle_decided(self) -> None:
+        """Have those read again that were refused without a new key, or accepted by one that was removed."""
+        before, self._keys = self._keys, self._accepted_now()
+        if self._keys == before:
+            return
+        for file in self._files.values():
+            file.settled &= not (before - self._keys or is_refused(file.checkpoint))
 
     def check(self) -> None:
         """Raise UnsupportedFormatError if the folder's content is not supported; see `poll`."""

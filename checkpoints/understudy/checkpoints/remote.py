@@ -54,8 +54,8 @@ class RemoteFolderSource:
         return self._local.poll(wanted)
 
     def peek(self) -> object:
-        """See `CheckpointSource`. Always None: no check is cheaper than a poll."""
-        return None
+        """See `CheckpointSource`, and that of the mirror's source."""
+        return self._local.peek()
 
     def fetch(self) -> None:
         """Update the mirror to the folder's current content. A file that changes meanwhile is fetched next time.

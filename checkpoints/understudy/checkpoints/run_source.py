@@ -19,7 +19,7 @@ from understudy.checkpoints.checkpoint_errors import (
 from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir, parse_step
 from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint, UnreadableCheckpoint
+from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint, UnreadableCheckpoint, is_refused
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class RunSource:
 
     A poll lists the folder once and opens only the manifests of new names. If nothing has changed, it does not list
     the folder, however many checkpoints there are: it looks again only at those that could not be read. A folder with a
-    number above `MAX_STEP` is no checkpoint; it is named in the log once.
+    number above `MAX_STEP` is no checkpoint; it is named in the log once. When the accepted keys have changed, a poll
+    reads again what they may decide otherwise.
 
     Args:
         run_dir: The run folder.
@@ -70,6 +71,7 @@ class RunSource:
         self._folders: dict[int, _FolderStamp] = {}
         self._listing: _Listing | None = None
         self._found: list[Checkpoint] = []
+        self._keys = self._accepted_now()
 
     @property
     def is_complete(self) -> bool:
@@ -78,14 +80,34 @@ class RunSource:
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
-        if self._listing is None or not self._listing.is_still_true(self.peek()) or self._unread:
+        self._forget_decided()
+        if self._listing is None or not self._listing.is_still_true(self._changed_at()) or self._unread:
             self._refresh(wanted)
         elif self._retries:
             self._retry()
         return self._found
 
     def peek(self) -> object:
-        """See `CheckpointSource`. Committing a checkpoint renames its folder, which changes the parent's time."""
+        """See `CheckpointSource`."""
+        return self._changed_at(), self._accepted_now()
+
+    def _accepted_now(self) -> frozenset[str]:
+        return frozenset() if self._accepted is None else self._accepted.identifiers
+
+    def _forget_decided(self) -> None:
+        """Forget what was refused without a new key, or accepted by one that was removed, so that it is read again."""
+        before, self._keys = self._keys, self._accepted_now()
+        if self._keys == before:
+            return
+        refused = [step for step, known in self._unreadable.items() if is_refused(known[1])]
+        for step in refused:
+            del self._unreadable[step]
+        if before - self._keys:
+            self._known.clear()
+        self._listing = None
+
+    def _changed_at(self) -> int | None:
+        """Return when the folder was changed. Committing a checkpoint renames a folder in it, which changes that."""
         try:
             return self._run.checkpoints.stat().st_mtime_ns
         except OSError:
@@ -94,8 +116,8 @@ class RunSource:
     def _refresh(self, wanted: Collection[int]) -> None:
         limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
         began = time.monotonic()
-        peek = self.peek()
-        is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(peek)
+        changed_at = self._changed_at()
+        is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(changed_at)
         folders = self._folders if is_known else self._list()
         seconds = time.monotonic() - began
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
@@ -112,7 +134,7 @@ class RunSource:
         self._publish(gone)
         self._folders = folders if self._unread else {}
         if not is_known:
-            self._listing = _Listing.of(peek, seconds=seconds)
+            self._listing = _Listing.of(changed_at, seconds=seconds)
         if gone:
             self._listing = self._listing and self._listing.expired()
 
@@ -193,24 +215,24 @@ class RunSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _Listing:
-    """When a folder was listed, and its `peek` at that time."""
+    """A listing of a folder: the folder's modification time, None if there is none, and until when it is valid."""
 
-    peek: object
+    changed_at: int | None
     expires_at: float
 
     @classmethod
-    def of(cls, peek: object, *, seconds: float) -> _Listing:
-        """Return a listing that was made after a peek, in this time. It stays valid for some time."""
-        is_old = isinstance(peek, int) and time.time_ns() - peek > _COARSE_NS
+    def of(cls, changed_at: int | None, *, seconds: float) -> _Listing:
+        """Return a listing that took this time. It stays valid for some time."""
+        is_old = changed_at is not None and time.time_ns() - changed_at > _COARSE_NS
         valid = max(_LISTING_SECONDS, seconds / _LISTING_SHARE) if is_old else 0.0
-        return cls(peek=peek, expires_at=time.monotonic() + valid)
+        return cls(changed_at=changed_at, expires_at=time.monotonic() + valid)
 
     def expired(self) -> _Listing:
         """Return the listing, to be made again."""
-        return _Listing(peek=self.peek, expires_at=0.0)
+        return _Listing(changed_at=self.changed_at, expires_at=0.0)
 
-    def is_still_true(self, peek: object) -> bool:
-        return peek == self.peek and time.monotonic() < self.expires_at
+    def is_still_true(self, changed_at: int | None) -> bool:
+        return changed_at == self.changed_at and time.monotonic() < self.expires_at
 
 
 def _gone(run: RunDir, step: int) -> UnreadableCheckpoint:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.checkpoints.checkpoint_errors import KeyFileError, UntrustedCheckpointError
+from understudy.checkpoints.stable_copy import Stamp
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -33,10 +35,15 @@ _LINE = re.compile(rb"understudy-signature 1 key=([0-9a-f]{16}) ed25519=([0-9a-f
 LINE_BYTES = 181
 """The length of a signature's line."""
 
-_LARGEST_KEY_BYTES = 2**14
+_LARGEST_KEY_BYTES = 2**16
+
+_PEM_BLOCK = re.compile(rb"-----BEGIN [^-\r\n]+-----.+?-----END [^-\r\n]+-----", re.DOTALL)
+
+_log = logging.getLogger(__name__)
 
 REQUIRE_SIGNATURE = {
-    "help": "Read only checkpoints that are signed with the private key of one of these public keys.",
+    "help": "Read only checkpoints that are signed with the private key of one of the public keys in these files. The "
+    "service reads them again when they change.",
     "metavar": "FILES",
 }
 """The metadata of a setting for the keys to accept."""
@@ -96,31 +103,61 @@ class Signer:
         return AcceptedKeys(keys={self.key.identifier: self.key.key.public_key()}, run=self.run)
 
 
-@dataclass(frozen=True, kw_only=True)
 class AcceptedKeys:
-    """The public keys whose signatures are accepted, and the run that a checkpoint must be of. Thread-safe.
+    """The public keys whose signatures are accepted, and the run that a checkpoint must be of.
 
-    Attributes:
-        keys: The keys by their identifiers.
+    Thread-safe, but for `refresh`: one thread at a time.
+
+    Args:
+        files: Files with one or several public keys each, in PEM format.
+        keys: Keys that are accepted as well, by their identifiers.
         run: The name of the run.
+
+    Raises:
+        KeyFileError: A file cannot be read, or holds something else than public Ed25519 keys.
     """
 
-    keys: Mapping[str, Ed25519PublicKey]
-    run: str
+    def __init__(
+        self, files: Sequence[Path] = (), *, keys: Mapping[str, Ed25519PublicKey] | None = None, run: str
+    ) -> None:
+        self.run = run
+        self._files = files
+        self._others = keys or {}
+        self._stamps = _stamps(files)
+        self._keys = {**self._others, **_read_all(files)}
+        self._is_current = True
 
-    @classmethod
-    def read(cls, files: Sequence[Path], *, run: str) -> AcceptedKeys:
-        """Read public keys in PEM format.
+    @property
+    def identifiers(self) -> frozenset[str]:
+        """The identifiers of the keys."""
+        return frozenset(self._keys)
 
-        Raises:
-            KeyFileError: A file cannot be read, or is no public Ed25519 key.
-        """
-        keys = [_read_public(file) for file in files]
-        return cls(keys={_identifier(key): key for key in keys}, run=run)
+    @property
+    def is_current(self) -> bool:
+        """Whether the keys are those of the files; if not, `refresh` could not use what the files hold."""
+        return self._is_current
+
+    def refresh(self) -> None:
+        """Read the files again if they changed. What cannot be used is logged once, and changes nothing."""
+        stamps = _stamps(self._files)
+        if stamps == self._stamps:
+            return
+        try:
+            keys = {**self._others, **_read_all(self._files)}
+        except KeyFileError as error:
+            self._stamps, self._is_current = stamps, False
+            _log.error(
+                "kept the old keys of signatures, because the new ones cannot be used", extra={"reason": str(error)}
+            )
+            return
+        if _stamps(self._files) != stamps:  # written meanwhile; the next call reads them
+            return
+        self._stamps, self._is_current, self._keys = stamps, True, keys
+        _log.info("the accepted keys of signatures were read again", extra={"keys": ", ".join(keys)})
 
     def also(self, other: AcceptedKeys) -> AcceptedKeys:
-        """Return these keys and others."""
-        return AcceptedKeys(keys={**self.keys, **other.keys}, run=self.run)
+        """Return these keys, and those of another as they are now."""
+        return AcceptedKeys(self._files, keys={**self._others, **other._keys}, run=self.run)
 
     def check(self, content: bytes, line: bytes, purpose: bytes, *, origin: Path) -> None:
         """Check the signature of some content.
@@ -140,11 +177,14 @@ class AcceptedKeys:
         if found is None:
             raise UntrustedCheckpointError(f"{origin} has a signature file that is no signature of understudy")
         identifier = found[1].decode()
-        if identifier not in self.keys:
-            accepted = " and ".join(self.keys)
-            raise UntrustedCheckpointError(f"{origin} is signed with the key {identifier}; accepted is {accepted}")
+        key = self._keys.get(identifier)
+        if key is None:
+            raise UntrustedCheckpointError(
+                f"{origin} is signed with the key {identifier}, which is not accepted; if it may be, add its public "
+                "key to a file of --require-signature"
+            )
         try:
-            self.keys[identifier].verify(bytes.fromhex(found[2].decode()), purpose + content)
+            key.verify(bytes.fromhex(found[2].decode()), purpose + content)
         except InvalidSignature:
             raise UntrustedCheckpointError(
                 f"{origin} is not what was signed with the key {identifier}: it was altered, or its signature was"
@@ -175,7 +215,7 @@ def accepted_keys(files: Sequence[Path], *, run: str | None, folder: Path) -> Ac
     Raises:
         KeyFileError: A key cannot be read.
     """
-    return AcceptedKeys.read(files, run=run or run_name(folder)) if files else None
+    return AcceptedKeys(files, run=run or run_name(folder)) if files else None
 
 
 def write_key_pair(file: Path) -> str:
@@ -206,19 +246,42 @@ def public_file(file: Path) -> Path:
     return file.with_name(file.name + PUBLIC_SUFFIX)
 
 
-def _read_public(file: Path) -> Ed25519PublicKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+def _read_all(files: Sequence[Path]) -> dict[str, Ed25519PublicKey]:
+    return {_identifier(key): key for file in files for key in _read_public(file)}
 
+
+def _stamps(files: Sequence[Path]) -> list[Stamp | None]:
+    """Return what changes when a file is written, replaced or deleted."""
+    return [_stamp(file) for file in files]
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        return Stamp.of(file.stat())
+    except OSError:
+        return None
+
+
+def _read_public(file: Path) -> list[Ed25519PublicKey]:
     content = _read_key(file, is_private=False)
     if b"PRIVATE KEY" in content:
         raise KeyFileError(f"{file} is a private key, which belongs to the trainer alone; give its public key")
+    blocks = _PEM_BLOCK.findall(content)
+    if not blocks or len(blocks) != content.count(b"-----BEGIN"):
+        raise KeyFileError(f"{file} is not one public key in PEM format after the other, or the last one is cut off")
+    return [_parse_public(file, block) for block in blocks]
+
+
+def _parse_public(file: Path, block: bytes) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     try:
-        key: Any = load_pem_public_key(content)
+        key: Any = load_pem_public_key(block)
     except Exception as error:
-        raise KeyFileError(f"{file} is no public key in PEM format: {error}") from error
+        raise KeyFileError(f"{file} holds what is no public key in PEM format: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise KeyFileError(f"{file} is a key of another kind; expected is an Ed25519 key of understudy keygen")
+        raise KeyFileError(f"{file} holds a key of another kind; expected is an Ed25519 key of understudy keygen")
     return key
 
 
@@ -227,9 +290,12 @@ def _read_key(file: Path, *, is_private: bool) -> bytes:
         with file.open("rb") as opened:
             if is_private:
                 _check_mode(file, os.fstat(opened.fileno()))
-            return opened.read(_LARGEST_KEY_BYTES)
+            content = opened.read(_LARGEST_KEY_BYTES + 1)
     except OSError as error:
         raise KeyFileError(f"the key {file} cannot be read: {error.strerror}") from error
+    if len(content) > _LARGEST_KEY_BYTES:
+        raise KeyFileError(f"{file} has more than {_LARGEST_KEY_BYTES} bytes, too many for a file of keys")
+    return content
 
 
 def _check_mode(file: Path, status: os.stat_result) -> None:

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import (
+    CheckpointError,
+    CheckpointGoneError,
+    DamagedCheckpointError,
+    UntrustedCheckpointError,
+)
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import link_or_copy
 from understudy.checkpoints.layout import MANIFEST_FILE
@@ -199,3 +204,8 @@ class UnreadableCheckpoint:
         """Raise the error that was found. See `Checkpoint`."""
         del into, verify
         raise type(self.error)(str(self.error)) from self.error
+
+
+def is_refused(checkpoint: Checkpoint | None) -> bool:
+    """Return whether a checkpoint was not signed as required."""
+    return isinstance(checkpoint, UnreadableCheckpoint) and isinstance(checkpoint.error, UntrustedCheckpointError)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.signing import AcceptedKeys
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import DatasetNotFoundError, LoadError, VersionNotFoundError
 from understudy.evaluator.lifecycle import EvaluatorLifecycle
@@ -32,6 +33,11 @@ class EvaluatorState(EvaluatorLifecycle):
     def status(self) -> list[VersionStatus]:
         """Return the state of every version discovered, newest first."""
         return self._components.version_monitor.statuses(serving=self.serving_step)
+
+    @property
+    def accepted_keys(self) -> AcceptedKeys | None:
+        """The keys of which one must have signed each checkpoint; None if they need not be signed."""
+        return self._inputs.accepted
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return the checkpoints that can be requested, by ascending step."""

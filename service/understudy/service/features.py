@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from importlib import metadata
@@ -24,6 +24,7 @@ from understudy.service.events.destinations import Destinations, destinations_of
 from understudy.service.events.event_metrics import EventMetrics
 from understudy.service.events.exporter import ExporterContext
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
+from understudy.service.refreshed_files import RefreshedFiles, ReloadGauge, keep_refreshing
 from understudy.service.served_model import PredictionSampler, ServedModel
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates
@@ -32,9 +33,6 @@ from understudy.service.traffic.traffic_sample import TrafficSample
 
 if TYPE_CHECKING:
     from understudy.service.tracing.tracing import Tracing
-
-REFRESH_SECONDS = 1.0
-"""How often to check whether certificates and callers have changed."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,6 +56,7 @@ class Features:
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._refusals = RefusalCounter(registry)
+        self._reloads = ReloadGauge(registry)
 
     def certificates(self) -> ServerCertificates | None:
         """Return the certificates for TLS, which are read again when they change."""
@@ -65,7 +64,7 @@ class Features:
         if files is None:
             return None
         certificates = ServerCertificates(files)
-        self._keep_refreshing(certificates.refresh)
+        self._keep_refreshing("certificates", certificates)
         return certificates
 
     async def guard(self) -> Guard | None:
@@ -77,7 +76,7 @@ class Features:
         from understudy.service.callers.guard import CallerGuard
 
         directory = await self._loop.run_in_executor(self._executor, CallerDirectory, file)
-        self._keep_refreshing(directory.refresh)
+        self._keep_refreshing("callers", directory)
         return CallerGuard(directory, self._refusals)
 
     async def tracing(self) -> Tracing | None:
@@ -152,16 +151,14 @@ class Features:
             self._stack.push_async_callback(self._loop.run_in_executor, self._executor, sample.close)
         return samples
 
-    def _keep_refreshing(self, refresh: Callable[[], None]) -> None:
-        self._stack.push_async_callback(_cancelled, asyncio.create_task(self._refresh(refresh)))
+    def refresh_keys(self, evaluator: Evaluator) -> None:
+        """Read the accepted keys of signatures again when their files change."""
+        if evaluator.accepted_keys is not None:
+            self._keep_refreshing("signature_keys", evaluator.accepted_keys)
 
-    async def _refresh(self, refresh: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self._loop.run_in_executor(self._executor, refresh)
-            except Exception as error:  # noqa: BLE001 - else later changes would never be used
-                _log.warning("cannot use a changed file yet", reason=f"{type(error).__name__}: {error}")
+    def _keep_refreshing(self, name: str, files: RefreshedFiles) -> None:
+        task = asyncio.create_task(keep_refreshing(name, files, self._reloads, self._executor))
+        self._stack.push_async_callback(_cancelled, task)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -180,6 +180,7 @@ class Service:
             self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
             history = await self._start_evaluator(stack, opened.evaluator, observer)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
+            features.refresh_keys(opened.evaluator)
             await features.deliver(destinations, model)
             samplers = await features.samplers(opened.evaluator)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers), link)

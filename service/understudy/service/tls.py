@@ -26,11 +26,14 @@ class TlsFiles:
         certificate: The service's certificate, followed by the intermediate ones.
         key: Its private key, unencrypted.
         client_ca: The certificates of the authorities that sign clients' certificates; None to accept every client.
+        requires_client: Whether clients need a certificate if there are such authorities; else one is verified if the
+            client has it.
     """
 
     certificate: Path
     key: Path
     client_ca: Path | None
+    requires_client: bool = True
 
     def stamp(self) -> _Stamp:
         """Return a value that changes when a file is written, replaced or deleted."""
@@ -45,6 +48,7 @@ class Certificates:
         certificate: The service's certificate chain, PEM.
         key: Its private key, PEM.
         client_ca: The authorities of clients' certificates, PEM; None to accept every client.
+        requires_client: Whether clients need a certificate.
         context: The same for Python's own servers, TLS 1.2 or newer. It verifies a client's certificate if the client
             sends one.
     """
@@ -52,6 +56,7 @@ class Certificates:
     certificate: bytes
     key: bytes
     client_ca: bytes | None
+    requires_client: bool
     context: ssl.SSLContext
 
     @classmethod
@@ -76,7 +81,13 @@ class Certificates:
             _check_certificates("--tls-client-ca", files.client_ca, client_ca)
             context.load_verify_locations(cadata=_text(client_ca))
             context.verify_mode = ssl.CERT_OPTIONAL
-        return cls(certificate=certificate, key=key, client_ca=client_ca, context=context)
+        return cls(
+            certificate=certificate,
+            key=key,
+            client_ca=client_ca,
+            requires_client=client_ca is not None and files.requires_client,
+            context=context,
+        )
 
 
 class ServerCertificates:
@@ -93,12 +104,18 @@ class ServerCertificates:
         self._files = files
         self._stamp = files.stamp()
         self._current = Certificates.read(files)
+        self._is_current = True
         self._callbacks: list[Callable[[Certificates], None]] = []
 
     @property
     def current(self) -> Certificates:
         """The newest certificates that could be used; the same object until they change."""
         return self._current
+
+    @property
+    def is_current(self) -> bool:
+        """Whether `current` is what the files hold; if not, that cannot be used."""
+        return self._is_current
 
     def on_change(self, callback: Callable[[Certificates], None]) -> None:
         """Call a function after each change, on the thread that calls `refresh`."""
@@ -116,14 +133,14 @@ class ServerCertificates:
         try:
             read = Certificates.read(self._files)
         except SettingsError as error:
-            self._stamp = stamp
+            self._stamp, self._is_current = stamp, False
             _log.error("kept the old certificate, because the new one cannot be used", reason=str(error))
             return
         if self._files.stamp() != stamp:  # written meanwhile; the next call reads them
             return
         for callback in self._callbacks:
             callback(read)
-        self._stamp, self._current = stamp, read
+        self._stamp, self._is_current, self._current = stamp, True, read
         _log.info("new connections use the new certificate", file=str(self._files.certificate))
 
 

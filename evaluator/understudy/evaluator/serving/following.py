@@ -183,6 +183,8 @@ class NetworkFollowing:
 
     def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
         """See `CheckpointSource`. A downloaded checkpoint goes before another one of the same step."""
+        with self._changed:
+            self._changed.notify_all()  # the accepted keys may have changed
         downloaded = self._downloaded.poll(wanted)
         shared = () if self._shared is None else self._shared.poll(wanted)
         sources = (downloaded, shared)
@@ -250,9 +252,15 @@ class NetworkFollowing:
             self._wait(decision, retry if failures else _RECHECK_SECONDS)
 
     def _wait(self, decision: ServingDecision | None, seconds: float) -> None:
-        """Wait, until there is another decision or this is closed at most."""
+        """Wait, until there is another decision, other keys are accepted, or this is closed at most."""
+        keys = self._accepted_now()
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self.current != decision, seconds)
+            self._changed.wait_for(
+                lambda: self._closing or self.current != decision or self._accepted_now() != keys, seconds
+            )
+
+    def _accepted_now(self) -> frozenset[str]:
+        return frozenset() if self._accepted is None else self._accepted.identifiers
 
     def _failed(self, decision: ServingDecision | None, error: Exception, failures: int) -> None:
         step = None if decision is None else decision.step

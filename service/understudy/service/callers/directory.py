@@ -72,8 +72,14 @@ class CallerDirectory:
         self._file = file
         self._clock = clock
         self._stamp = file_stamp(file)
+        self._is_current = True
         self._known = _Known(content := CallersFile.read(file), _keys_of(content, {}))
         self._refresh_keys(self._known)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the callers are those of the file; if not, what it holds cannot be used."""
+        return self._is_current
 
     def identify(self, authorization: str | bytes | None, certificate_names: Callable[[], Sequence[str]]) -> Caller:
         """Return the caller with this token, or else with a certificate that has one of these names.
@@ -119,12 +125,12 @@ class CallerDirectory:
         try:
             content = CallersFile.read(self._file)
         except SettingsError as error:
-            self._stamp = stamp
+            self._stamp, self._is_current = stamp, False
             _log.error("kept the old callers, because the new file cannot be used", reason=str(error))
             return self._known.content
         if file_stamp(self._file) != stamp:  # written meanwhile; the next call reads it
             return self._known.content
-        self._stamp = stamp
+        self._stamp, self._is_current = stamp, True
         _log.info("the callers have changed", file=str(self._file))
         return content
 
