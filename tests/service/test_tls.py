@@ -102,6 +102,20 @@ def test_half_of_the_settings_of_tls_is_refused() -> None:
         ServeSettings(run_dir=RUN, tls_cert=FILE, tls_key=FILE, insecure=True)
 
 
+def test_optional_client_certificates_are_refused_where_nothing_would_name_the_others() -> None:
+    tls: dict[str, Any] = {"run_dir": RUN, "tls_cert": FILE, "tls_key": FILE, "tls_client_auth": "optional"}
+    for name in ("tls_client_ca", "callers"):
+        given = {**tls, name: FILE}
+        with pytest.raises(SettingsError, match="goes with tls_client_ca and callers"):
+            ServeSettings(**given)
+    both = {**tls, "tls_client_ca": FILE, "callers": FILE}
+    with pytest.raises(SettingsError, match=r"gRPC for Python can only require client certificates.*--frontend envoy"):
+        ServeSettings(**both)
+    files = ServeSettings(**both, frontend="envoy").tls_files
+    assert files is not None
+    assert not files.requires_client
+
+
 def test_files_that_cannot_be_used_are_named(server: Credentials, authority: trustme.CA, tmp_path: Path) -> None:
     other = Credentials(tmp_path / "other", authority, "127.0.0.1")
     missing, text = tmp_path / "missing.pem", tmp_path / "text.pem"
@@ -117,7 +131,7 @@ def test_files_that_cannot_be_used_are_named(server: Credentials, authority: tru
         ({"key": other.key}, f"--tls-key {other.key} is not the key of the certificate in {server.certificate}"),
     ):
         with pytest.raises(SettingsError) as refused:
-            Certificates.read(TlsFiles(**{**good, **changed}))
+            Certificates.read(TlsFiles(**{**good, **changed}))  # type: ignore[arg-type]  # all are files
         assert str(refused.value).startswith(error)
 
 

@@ -88,8 +88,8 @@ class HttpServer:
     Args:
         app: The application.
         listener: A bound socket, which the server closes.
-        certificates: The certificates for HTTPS; None to serve HTTP. If they name authorities of clients, callers
-            without a certificate reach `PROBES` only.
+        certificates: The certificates for HTTPS; None to serve HTTP. If clients need certificates, callers without one
+            reach `PROBES` only.
         max_connections: The most connections at once.
     """
 
@@ -101,10 +101,9 @@ class HttpServer:
         *,
         max_connections: int,
     ) -> None:
-        needs_certificate = certificates is not None and certificates.current.client_ca is not None
         config = uvicorn.Config(
             app,
-            http=limited(_CertificateConnection if needs_certificate else HttpConnection, max_connections),
+            http=limited(_protocol(certificates), max_connections),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -223,17 +222,37 @@ def limited(protocol: type[HttpConnection], max_connections: int) -> type[HttpCo
 
 
 class _CertificateConnection(HttpConnection):
-    """A connection whose caller reaches `PROBES` only, unless it has a certificate."""
+    """A connection whose requests carry the names in its caller's certificate, if it has one."""
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         if certificate is None:
-            self.app = _probes_only(self.app)
+            self.app = self.without_certificate(self.app)
         else:
             names = certificate_names(ssl.DER_cert_to_PEM_cert(certificate).encode("ascii"))
             self.app = _with_names(self.app, names)
+
+    @staticmethod
+    def without_certificate(app: Any) -> Any:
+        """Return what serves a caller without a certificate."""
+        return app
+
+
+class _RequiredCertificateConnection(_CertificateConnection):
+    """A connection whose caller reaches `PROBES` only, unless it has a certificate."""
+
+    @staticmethod
+    def without_certificate(app: Any) -> Any:
+        """See `_CertificateConnection`."""
+        return _probes_only(app)
+
+
+def _protocol(certificates: ServerCertificates | None) -> type[HttpConnection]:
+    if certificates is None or certificates.current.client_ca is None:
+        return HttpConnection
+    return _RequiredCertificateConnection if certificates.current.requires_client else _CertificateConnection
 
 
 def _with_names(app: Any, names: tuple[str, ...]) -> Any:

@@ -86,8 +86,16 @@ class ListeningSettings:
         default=None,
         metadata={
             "help": "Require certificates of clients, signed by one of these authorities, in PEM. /healthz and /readyz "
-            "need none.",
+            "need none. --tls-client-auth optional makes them optional.",
             "metavar": "FILE",
+        },
+    )
+    tls_client_auth: str = field(
+        default="required",
+        metadata={
+            "help": "With --tls-client-ca: whether every client needs a certificate, or one is verified if a client "
+            "has it, and the others need a token of --callers. The grpcio front end can only require certificates.",
+            "choices": ("required", "optional"),
         },
     )
     callers: Path | None = field(
@@ -197,12 +205,26 @@ class ListeningSettings:
             raise SettingsError(f"{given} is given without {missing}; give both for TLS, or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise SettingsError("tls_client_ca is given without TLS; give tls_cert and tls_key too")
+        if self.tls_client_auth == "optional":
+            self._check_optional_certificates()
         if self.insecure and self.tls_cert is not None:
             raise SettingsError("insecure is given with tls_cert; give one of them")
         if not (self.insecure or self.tls_cert or is_loopback(self.host)):
             raise SettingsError(
                 f"host is {self.host}, where other machines can call the service; give --tls-cert and --tls-key, or "
                 "--insecure to serve them without TLS"
+            )
+
+    def _check_optional_certificates(self) -> None:
+        if self.tls_client_ca is None or self.callers is None:
+            raise SettingsError(
+                "tls_client_auth is optional, which goes with tls_client_ca and callers: a client without a "
+                "certificate is known by its token"
+            )
+        if self.frontend == "grpcio":
+            raise SettingsError(
+                "tls_client_auth is optional, and gRPC for Python can only require client certificates or ask for "
+                "none; give --frontend envoy, or leave out --tls-client-auth or --tls-client-ca"
             )
 
     def _check_limits(self) -> None:
@@ -225,7 +247,12 @@ class ListeningSettings:
         """The files of TLS; None without TLS."""
         if self.tls_cert is None or self.tls_key is None:
             return None
-        return TlsFiles(certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca)
+        return TlsFiles(
+            certificate=self.tls_cert,
+            key=self.tls_key,
+            client_ca=self.tls_client_ca,
+            requires_client=self.tls_client_auth == "required",
+        )
 
     @property
     def max_message_bytes(self) -> int:

@@ -47,11 +47,13 @@ def test_streams_may_be_silent_for_ever_and_connections_may_not(tmp_path: Path) 
 
 def test_tls_begins_with_1_2_and_requires_certificates_only_if_there_is_an_authority(tmp_path: Path) -> None:
     mine = Credentials(tmp_path, trustme.CA(), "127.0.0.1")
-    for client_ca in (None, mine.ca):
-        files = TlsFiles(certificate=mine.certificate, key=mine.key, client_ca=client_ca)
+    for client_ca, requires in ((None, True), (mine.ca, True), (mine.ca, False)):
+        files = TlsFiles(certificate=mine.certificate, key=mine.key, client_ca=client_ca, requires_client=requires)
         socket = transport_socket(tmp_path, Certificates.read(files))["typed_config"]
         assert socket["common_tls_context"]["tls_params"]["tls_minimum_protocol_version"] == "TLSv1_2"
-        assert socket["require_client_certificate"] == (client_ca is not None)
+        assert socket["require_client_certificate"] == (client_ca is not None and requires)
+        context = socket["common_tls_context"]
+        assert ("validation_context_sds_secret_config" in context) == (client_ca is not None)
 
 
 def test_envoy_removes_the_certificate_that_a_caller_claims_to_have(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def transport_socket(folder: Path, certificates: Certificates) -> dict[str, Any]
         "typed_config": {
             "@type": f"{_TLS_TYPES}.DownstreamTlsContext",
             "common_tls_context": common,
-            "require_client_certificate": certificates.client_ca is not None,
+            "require_client_certificate": certificates.requires_client,
         },
     }
 

@@ -160,7 +160,7 @@ def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used),
         change,  # type: ignore[arg-type]  # the stubs lack None, which means no change
-        require_client_authentication=used.client_ca is not None,
+        require_client_authentication=used.requires_client,
     )
 
 
