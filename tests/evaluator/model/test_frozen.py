@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -95,6 +97,50 @@ def test_a_frozen_slot_predicts_the_same_for_every_number_of_examples(
         assert_close(slot.forward(batch), outputs)
         assert_close(slot.launch(batch)(), outputs)
     assert slot.traces == 1
+
+
+_FEW_FILES = """
+import os, resource, sys
+from pathlib import Path
+import tensorflow as tf
+from understudy.evaluator.evaluator_errors import NotFrozenError
+from understudy.evaluator.model import frozen
+from understudy.evaluator.model.slot import Slot
+
+frozen.MIN_GAIN = frozen.MIN_GAIN_OF_EACH = frozen._TIMED_SECONDS = 0.0
+slot = Slot(tf.distribute.MirroredStrategy(["CPU:0"]), Path(sys.argv[1]), max_batch_size=4)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+before = 0
+for free in (0, 1, 4, 16):
+    for _ in range(free - before):
+        os.close(taken.pop())
+    before = free
+    try:
+        slot.freeze(limit_mib=64, check_wanted=lambda: None)
+    except NotFrozenError as error:
+        print(error)
+while taken:
+    os.close(taken.pop())
+slot.freeze(limit_mib=64, check_wanted=lambda: None)
+print(slot.predict_note)
+"""
+
+
+def test_a_model_is_not_frozen_where_few_files_can_be_opened_and_the_process_goes_on(tmp_path: Path) -> None:
+    dense().save(tmp_path / "model.keras")
+    command = [sys.executable, "-c", _FEW_FILES, str(tmp_path / "model.keras")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    *refused, last = ended.stdout.splitlines()
+    assert [line.split()[0] for line in refused] == ["0", "1", "4", "16"]
+    assert all("more files can be opened, and making constants needs 32; raise the limit" in line for line in refused)
+    assert last == "Predict uses constants for the weights"
 
 
 @pytest.mark.parametrize("name", ["images with BatchNorm", "nested structures", "a mask and any length"])

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import resource
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,9 @@ _MEBIBYTE = 2**20
 _MAX_GRAPH_BYTES = 2**30
 """A graph of more than 2 GiB cannot be serialized."""
 
+_FREE_FILES = 32
+"""How many files the process must be able to open. If its optimizer cannot open one, TensorFlow 2.21 may end it."""
+
 _MIN_ROUNDS = 3
 _TIMED_SECONDS = 0.2
 """How many times, and how long, each batch size is timed at least."""
@@ -74,13 +79,15 @@ def freeze(
         check_wanted: Called between the parts of the work; raises FreezingCancelledError.
 
     Raises:
-        NotFrozenError: The model has no variables or changes them, the constants take too much memory, the outputs
-            differ by more than `TOLERANCE`, or constants make it no faster (NoFasterError).
+        NotFrozenError: The model has no variables or changes them, the constants take too much memory, the process can
+            open too few files, the outputs differ by more than `TOLERANCE`, or constants make it no faster
+            (NoFasterError).
     """
     (function,) = forward.functions
     if forward.draws_random_numbers:
         raise NotFrozenError("the model draws random numbers, so that its outputs cannot be compared")
     _check_memory(forward, limit_mib)
+    _check_files()
     check_wanted()
     frozen = forward.with_function(with_constants(function, forward.variables))
     gains = []
@@ -196,6 +203,22 @@ def _check_memory(forward: ForwardPass, limit_mib: int) -> None:
     if needed > limit_mib * _MEBIBYTE:
         raise NotFrozenError(
             f"constants would take about {math.ceil(needed / _MEBIBYTE)} MiB, and frozen_memory_mib is {limit_mib}"
+        )
+
+
+def _check_files() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        opened = sum(int(file.name) < limit for file in Path("/dev/fd").iterdir()) - 1  # without that of this listing
+        free = limit - opened
+    except OSError:  # there is none to list them with
+        free = 0
+    if free < _FREE_FILES:
+        raise NotFrozenError(
+            f"{free} more files can be opened, and making constants needs {_FREE_FILES}; raise the limit of open files "
+            f"(ulimit -n), which is {limit}"
         )
 
 
