@@ -7,7 +7,7 @@ source tools/debian_packages.sh
 target=.tools/nghttp2
 [ -x "$target/usr/bin/h2load" ] && exit 0
 command -v h2load >/dev/null && exit 0
-unpack_debian_packages "$target" nghttp2-client libnghttp2-14 libev4 libjansson4 libjemalloc2 libxml2 || {
+unpack_debian_packages --with-dependencies "$target" nghttp2-client || {
   echo "so h2load could not be fetched; where there is no apt, install nghttp2 and put h2load on PATH" >&2
   exit 1
 }
