@@ -37,7 +37,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 def compared(ledger: Ledger, *entries: dict[str, Any]) -> ComparedDataset:
     for step, entry in enumerate(entries, start=1):
         metrics = {"loss": float(step), "top": 0.5}
-        score = {"dataset": "test", "outcome": EvaluationOutcome.SCORED, "metrics": metrics, "examples": 9}
+        score: dict[str, Any] = {
+            "dataset": "test",
+            "outcome": EvaluationOutcome.SCORED,
+            "metrics": metrics,
+            "examples": 9,
+        }
         ledger.append(step=step, checkpoint_digest=f"d{step}", **(score | entry))
     (found,) = recorded(Evaluations(ledger), 1, 2)  # type: ignore[arg-type]  # the part that is used
     return found
