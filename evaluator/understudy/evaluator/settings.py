@@ -185,6 +185,14 @@ class EvaluatorSettings:
             "metavar": "MS",
         },
     )
+    concurrent_batches: int | None = field(
+        default=None,
+        metadata={
+            "help": "Batches of predictions that may run at the same time, for models that do not use all cores; found "
+            "by --self-tuning unless given, 1 at first. Has no effect with GPUs.",
+            "metavar": "N",
+        },
+    )
     self_tuning: bool = field(
         default=True,
         metadata={
@@ -289,12 +297,9 @@ class EvaluatorSettings:
         self._check_at_least("slots", MIN_SLOTS)
         for name in ("evaluation_batch_size", "load_attempts", "max_device_failures", "follow_download_mib"):
             self._check_at_least(name, 1)
-        if self.max_batch_size is not None:
-            self._check_at_least("max_batch_size", 1)
+        self._check_numbers_if_given()
         self._check_at_least("max_queue_examples", self.max_batch_size or 1)
         self._check_at_least("frozen_memory_mib", 0)
-        if self.max_batch_delay_ms is not None:
-            self._check_at_least("max_batch_delay_ms", 0)
         self._check_durations()
         if self.monitor_mode not in ("min", "max", None):
             raise ConfigurationError(f"monitor_mode is {self.monitor_mode!r}; give min or max")
@@ -317,6 +322,11 @@ class EvaluatorSettings:
         self._check_rollout()
         if isinstance(self.version_policy, str) and self.version_policy not in ("latest", "best"):
             raise ConfigurationError(f"version_policy is {self.version_policy!r}; give latest, best or a step")
+
+    def _check_numbers_if_given(self) -> None:
+        for name, least in (("max_batch_size", 1), ("concurrent_batches", 1), ("max_batch_delay_ms", 0)):
+            if getattr(self, name) is not None:
+                self._check_at_least(name, least)
 
     def _check_durations(self) -> None:
         for name in ("stream_idle_timeout_seconds", "poll_interval_seconds", "load_retry_seconds"):

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit.engine_calls import predict_on
-from understudy.evaluator.batching.device_thread import Cost
-from understudy.evaluator.batching.engine import Engine, EngineSettings
+from testkit.engine_harness import TIMEOUT, CountedHandle, EngineHarness, outputs
 from understudy.evaluator.batching.request_queue import MAX_PREDICTS_BEFORE_EVALUATE, LatencyEstimator
 from understudy.evaluator.evaluator_errors import (
     DeadlineExceededError,
@@ -27,114 +26,7 @@ from understudy.evaluator.evaluator_errors import (
     NotReadyError,
     OverloadedError,
 )
-from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction
-
-TIMEOUT = 10.0
-
-
-class ControlledSlot:
-    """Doubles its examples when it is told to, and remembers the size of each batch."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.began = threading.Semaphore(0)
-        self.batches: list[int] = []
-        self.launched: list[int] = []
-        self.threads: list[int] = []
-
-    def forward(self, inputs: Arrays) -> dict[str, Array]:
-        self.batches.append(len(inputs["x"]))
-        self.threads.append(threading.get_ident())
-        self.began.release()
-        assert self.go.wait(TIMEOUT)
-        if np.any(inputs["x"] < 0):
-            raise InvalidInputError("the model refused the values")
-        return {"y": inputs["x"] * 2}
-
-    def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
-        """Begin at once; be done when told to."""
-        self.launched.append(len(inputs["x"]))
-        return lambda: self.forward(inputs)
-
-    def try_out(self) -> None:
-        """Succeed."""
-
-    def wait_until_busy(self) -> None:
-        assert self.began.acquire(timeout=TIMEOUT)
-
-
-class CountedHandle:
-    def __init__(self, slot: ControlledSlot, step: int = 7) -> None:
-        self.slot = slot
-        self.step = step
-        self.released = 0
-
-    def release(self) -> None:
-        self.released += 1
-
-
-class Recorder(SilentObserver):
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-        self.computed: list[dict[str, Any]] = []
-        self.queue_examples: list[int] = []
-
-    def rejected(self, reason: str) -> None:
-        self.reasons.append(reason)
-
-    def queue_changed(self, rows: int) -> None:
-        self.queue_examples.append(rows)
-
-    def batch_computed(self, operation: Any, **values: Any) -> None:
-        self.computed.append({"operation": operation, **values})
-
-
-class EngineHarness:
-    """An engine with a puppet for a slot."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.observer = Recorder()
-        self.slot = ControlledSlot()
-        self.handles: list[CountedHandle] = []
-        self.engine = Engine(EngineSettings(**settings), self.observer)
-
-    def borrow(self) -> CountedHandle:
-        self.handles.append(CountedHandle(self.slot))
-        return self.handles[-1]
-
-    def predict(
-        self, *values: float, key: Any = 1, deadline: float | None = None, width: int = 1
-    ) -> Future[Prediction]:
-        rows = np.repeat(np.array(values, np.float32)[:, None], width, axis=1)
-        return predict_on(self.engine, {"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
-
-    def submit(self, value: float) -> Future[Prediction]:
-        """Queue one example without waking the device."""
-        token: Future[Prediction] = Future()
-        inputs = {"x": np.array([[value]], np.float32)}
-        sink = FutureSink()
-        self.engine.submit(inputs, borrow=self.borrow, key=1, deadline=None, token=token, sink=sink, dispatch=False)
-        return token
-
-    def batches_take(self, seconds: float, *, rows: int = 1) -> None:
-        """Have the engine believe so of batches like those that `submit` makes."""
-        group = (1, ("x", np.dtype(np.float32), (1,)))
-        for _ in range(8):
-            self.engine._judge.observe(group, rows, Cost(seconds, seconds), inline=False)
-
-    def occupy(self) -> Future[Prediction]:
-        """Keep the device busy until `go`."""
-        first = self.predict(0.0)
-        self.slot.wait_until_busy()
-        return first
-
-    def go(self) -> None:
-        self.slot.go.set()
-
-    def close(self) -> None:
-        self.go()
-        self.engine.close(TIMEOUT)
+from understudy.evaluator.types import Array, Arrays
 
 
 @pytest.fixture
@@ -142,10 +34,6 @@ def harness() -> Iterator[EngineHarness]:
     built = EngineHarness(max_batch_size=8, max_queue_examples=16)
     yield built
     built.close()
-
-
-def outputs(future: Future[Prediction]) -> list[float]:
-    return [float(value) for value in future.result(TIMEOUT).outputs["y"][:, 0]]
 
 
 def test_a_request_runs_at_once_where_nothing_else_does(harness: EngineHarness) -> None:
@@ -577,9 +465,9 @@ def test_the_observer_learns_of_every_batch(harness: EngineHarness) -> None:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30))
-def test_every_request_gets_its_own_examples_whatever_it_shared_a_batch_with(sizes: list[int]) -> None:
-    harness = EngineHarness(max_batch_size=16, max_queue_examples=1000)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30), threads=st.integers(1, 3))
+def test_every_request_gets_its_own_examples_whatever_it_shared_a_batch_with(sizes: list[int], threads: int) -> None:
+    harness = EngineHarness(max_batch_size=16, max_queue_examples=1000, concurrent_batches=threads)
     harness.occupy()
     futures: list[tuple[Callable[[], list[float]], list[float]]] = []
     for index, rows in enumerate(sizes):
@@ -694,7 +582,7 @@ def test_an_evaluation_does_not_wait_for_company(gathering: EngineHarness) -> No
 def test_batches_follow_a_change_of_their_settings(harness: EngineHarness) -> None:
     harness.occupy()
     futures = [harness.predict(1.0) for _ in range(4)]
-    harness.engine.set_batching(max_batch_size=2, gathering_seconds=0.0)
+    harness.engine.set_batching(max_batch_size=2, gathering_seconds=0.0, concurrent_batches=1)
     harness.go()
     for future in futures:
         future.result(TIMEOUT)

@@ -14,7 +14,7 @@ from keras import layers, ops
 
 from testkit import sample_models
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
+from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges, may_overlap
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch
 
@@ -166,3 +166,32 @@ def test_a_model_that_must_see_whole_batches_is_checked_too(strategy: Callable[[
         scorer.update(scorer.start(), Batch(inputs={"tokens": tokens}, targets={"targets": labels}))
     with pytest.raises(InvalidInputError, match="input 'tokens' has 4 in example 0"):
         scorer.update(scorer.start(), Batch(inputs={"tokens": tokens + 4}, targets={"targets": labels}))
+
+
+def traced(function: Callable[[Any], Any]) -> Any:
+    return tf.function(function, input_signature=[tf.TensorSpec([None], tf.float32)]).get_concrete_function()
+
+
+def test_calls_may_overlap_unless_they_change_a_variable_or_run_python() -> None:
+    variable = tf.Variable(1.0)
+
+    def repeated(x: Any) -> Any:
+        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * variable), (0, x))[1]
+
+    def in_a_loop(x: Any) -> Any:
+        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * variable.assign_add(1.0)), (0, x))[1]
+
+    assert may_overlap(traced(repeated))
+    assert not may_overlap(traced(lambda x: x * variable.assign_add(1.0)))
+    assert not may_overlap(traced(in_a_loop))
+    assert not may_overlap(traced(lambda x: tf.numpy_function(np.sin, [x], tf.float32)))
+    assert not may_overlap(traced(lambda x: tf.py_function(ops.sin, [x], tf.float32)))
+
+
+def test_a_model_with_weights_and_lookups_may_overlap_and_one_that_draws_random_numbers_may_not(
+    make_slot: MakeSlot,
+) -> None:
+    assert make_slot(two_tables()).may_overlap
+    inputs = keras.Input((3,))
+    noisy = keras.Model(inputs, sample_models.Noise()(inputs))
+    assert not make_slot(noisy).may_overlap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
 from understudy.evaluator.tuning.choice import (
+    HALVES,
     LONGEST_CALL_SECONDS,
     MIN_GAIN,
     SIZES,
@@ -85,20 +87,52 @@ def test_batches_wait_for_company_only_if_a_call_costs_much_whatever_its_size() 
     assert choose([brief], cores=CORES).gathering_seconds == 0.0
 
 
+def paired(one: Measurement, *, slower: float) -> Measurement:
+    """Return a measurement whose calls take so many times as long with another one at the same time."""
+    wall, cpu = one.calls[8].wall_seconds / 8, one.calls[8].cpu_seconds / 8
+    pairs = {size: CallCost(wall_seconds=slower * wall * size, cpu_seconds=cpu * size) for size in HALVES}
+    return replace(one, pairs=pairs)
+
+
+def test_two_batches_run_at_the_same_time_if_one_leaves_a_core_idle() -> None:
+    usual = measured(Threads(), fixed=0.0, each=MILLISECOND)
+    found = choose([paired(usual, slower=1.0)], cores=CORES)
+    assert (found.concurrent_batches, found.threads) == (2, Threads())
+
+    assert choose([paired(usual, slower=2.0)], cores=CORES).concurrent_batches == 1, "they wait for each other"
+    assert choose([usual], cores=CORES).concurrent_batches == 1, "the model does not allow it"
+
+
+def test_one_thread_for_each_of_two_batches_is_chosen_with_them() -> None:
+    usual = measured(Threads(), fixed=100e-6, each=100e-6, used_cores=1.8)
+    alone = measured(ONE_THREAD, fixed=110e-6, each=110e-6)
+    assert choose([usual, alone], cores=CORES).threads == Threads()
+
+    found = choose([usual, paired(alone, slower=1.0)], cores=CORES)
+
+    assert (found.threads, found.concurrent_batches) == (ONE_THREAD, 2)
+
+
 def costs(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Mapping[int, CallCost]:
     seconds = st.floats(min_value=1e-6, max_value=2.0)
     sizes = SIZES[: draw(st.integers(min_value=1, max_value=len(SIZES)))]
     return {size: CallCost(wall_seconds=draw(seconds), cpu_seconds=draw(seconds)) for size in sizes}
 
 
+def pairs(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Mapping[int, CallCost]:
+    found = costs(draw)
+    return dict(zip(HALVES, found.values(), strict=False))
+
+
 @given(st.data())
 def test_whatever_is_measured_the_choice_is_one_of_the_candidates_and_within_bounds(data: st.DataObject) -> None:
     threads = [Threads(), ONE_THREAD, Threads(intra_op=1, inter_op=1)]
-    measurements = [Measurement(threads=one, calls=costs(data.draw)) for one in threads]
+    measurements = [Measurement(threads=one, calls=costs(data.draw), pairs=pairs(data.draw)) for one in threads]
 
     found = choose(measurements, cores=data.draw(st.integers(min_value=1, max_value=64)))
 
     assert found.threads in threads
+    assert found.concurrent_batches in {1, 2}
     assert found.max_batch_size in SIZES
     assert 0.0 <= found.gathering_seconds <= 0.005
     chosen = measurements[threads.index(found.threads)]

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from testkit.in_process import until
+from understudy.devices.host import usable_cores
 from understudy.evaluator.evaluator_errors import TrialError
 from understudy.evaluator.tuning.choice import SIZES, Threads, choose
 from understudy.evaluator.tuning.trial import TrialRequest, run_trial
@@ -41,6 +42,8 @@ def test_a_trial_measures_the_calls_of_a_model(request_of_a_tiny_model: TrialReq
     assert measured.threads == Threads(intra_op=1, inter_op=1)
     assert list(measured.calls) == list(SIZES[: len(measured.calls)])
     assert all(0 < call.wall_seconds < MOST_SECONDS and call.cpu_seconds > 0 for call in measured.calls.values())
+    assert bool(measured.pairs) is (usable_cores() > 1)
+    assert all(call.wall_seconds > 0 and call.cpu_seconds > 0 for call in measured.pairs.values())
     assert choose([measured], cores=2).threads == measured.threads
 
 

@@ -49,11 +49,12 @@ def test_what_is_found_for_a_model_is_in_effect_at_once_and_after_a_restart(run:
         assert first.max_batch_size == DEFAULT_MAX_BATCH_SIZE
         before = first.predict({"x": ones(3)}).result(WAIT_SECONDS).outputs["y"]
         until(file.exists)
-        (entry,) = json.loads(file.read_bytes())["found"]
+        document = json.loads(file.read_bytes())
+        (entry,) = document["found"]
         until(lambda: first.max_batch_size == entry["max_batch_size"])
         assert (first.predict({"x": ones(3)}).result(WAIT_SECONDS).outputs["y"] == before).all()
     entry["max_batch_size"] = 77
-    file.write_text(json.dumps({"format": 1, "found": [entry]}), encoding="utf-8")
+    file.write_text(json.dumps(document | {"found": [entry]}), encoding="utf-8")
 
     with create(run) as second:
         assert second.max_batch_size == 77

@@ -13,7 +13,9 @@ from understudy.evaluator.tuning import tuning_file
 from understudy.evaluator.tuning.choice import FoundSettings, Threads
 from understudy.evaluator.tuning.tuning_file import TUNING_FILE, Conditions, TuningFile, TuningStart
 
-FOUND = FoundSettings(threads=Threads(intra_op=1, inter_op=2), max_batch_size=512, gathering_seconds=0.002)
+FOUND = FoundSettings(
+    threads=Threads(intra_op=1, inter_op=2), max_batch_size=512, gathering_seconds=0.002, concurrent_batches=2
+)
 OTHER = FoundSettings(max_batch_size=64)
 HERE = Conditions(digest="here")
 
@@ -62,9 +64,10 @@ def test_the_file_does_not_grow_without_end(tmp_path: Path) -> None:
 
 def entry(**changed: str) -> str:
     """Return the text of a file with one entry."""
-    fields = {"threads": "{}", "max_batch_size": "64", "gathering_seconds": "0.0", **changed}
+    fields = {"threads": "{}", "max_batch_size": "64", "gathering_seconds": "0.0", "concurrent_batches": "1"}
+    fields |= changed
     found = ", ".join(f'"{name}": {value}' for name, value in fields.items())
-    return f'{{"format": 1, "found": [{{"architecture": "mlp", "conditions": "here", {found}}}]}}'
+    return f'{{"format": 2, "found": [{{"architecture": "mlp", "conditions": "here", {found}}}]}}'
 
 
 def test_an_entry_within_the_bounds_is_read(tmp_path: Path) -> None:
@@ -76,10 +79,11 @@ def test_an_entry_within_the_bounds_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "{", "[]", "null", "[" * 100_000, '{"format": 1}', '{"format": 99, "found": []}'),
-        '{"format": 1, "found": [{"threads": 1}]}',
+        *("", "{", "[]", "null", "[" * 100_000, '{"format": 2}', '{"format": 99, "found": []}'),
+        '{"format": 2, "found": [{"threads": 1}]}',
         *(entry(max_batch_size=size) for size in ("0", "-1", "1000000000", "1e999")),
         *(entry(gathering_seconds=seconds) for seconds in ("-1", "1000", "NaN")),
+        *(entry(concurrent_batches=number) for number in ("0", "3", "null")),
         *(entry(threads=threads) for threads in ('{"intra_op": 0}', '{"inter_op": 1000000}', '{"other": 1}')),
     ],
     ids=lambda content: content[-60:],
@@ -101,6 +105,7 @@ def test_conditions_change_with_the_machine_and_the_given_settings(
     assert Conditions.of(settings) == here
     assert Conditions.of(replace(settings, intra_op_threads=1)) != here
     assert Conditions.of(replace(settings, logical_cpus=2)) != here
+    assert Conditions.of(replace(settings, concurrent_batches=1)) != here
 
     monkeypatch.setattr(tuning_file, "usable_cores", lambda: 77)
 

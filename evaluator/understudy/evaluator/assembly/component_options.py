@@ -134,6 +134,7 @@ def engine_settings(
         gathering_seconds=found.gathering_seconds if given_delay is None and cpus_only else 0.0,
         max_device_failures=settings.max_device_failures,
         inline_batches=settings.inline_batches and cpus_only,
+        concurrent_batches=(settings.concurrent_batches or found.concurrent_batches) if cpus_only else 1,
         overlap_batches=not cpus_only,
     )
 
@@ -151,4 +152,5 @@ def trial_request(
         logical_cpus=settings.logical_cpus,
         frozen_memory_mib=settings.frozen_memory_mib,
         threads=threads,
+        pairs=settings.concurrent_batches != 1,
     )

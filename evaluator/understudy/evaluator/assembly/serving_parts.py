@@ -161,7 +161,11 @@ def _tuner(
 
     def apply(found: FoundSettings) -> None:
         batching = engine_settings(settings, devices, found)
-        engine.set_batching(max_batch_size=batching.max_batch_size, gathering_seconds=batching.gathering_seconds)
+        engine.set_batching(
+            max_batch_size=batching.max_batch_size,
+            gathering_seconds=batching.gathering_seconds,
+            concurrent_batches=batching.concurrent_batches,
+        )
 
     in_effect = device_settings(settings, tuning)
     return SelfTuner(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -45,7 +46,7 @@ _FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+:\s*(\S.*)$", re.MULTILINE)
 
 
 class BatchRunner:
-    """Computes batches and delivers the outcomes of their requests, errors included.
+    """Computes batches and delivers the outcomes of their requests, errors included. Thread-safe but for `launch`.
 
     Args:
         observer: Notified of each computed batch, and of dropped requests.
@@ -60,6 +61,7 @@ class BatchRunner:
         self._judge = judge
         self._health = health
         self._finished_at = 0.0
+        self._reporting = threading.Lock()
 
     def begin(self, request: Request) -> bool:
         """Mark a request as running; drop it and return False if it was cancelled or its deadline has passed."""
@@ -176,15 +178,16 @@ class BatchRunner:
             examples = {name: array[start:stop] for name, array in outputs.items()}
             outcomes.add(request, Prediction(outputs=examples, step=handle.step))
             start = stop
-        self._observer.batch_computed(
-            "predict",
-            examples=start,
-            queue_seconds=[began - request.arrived for request in batch],
-            fill_seconds=fill_seconds,
-            compute_seconds=compute_seconds,
-            step=handle.step,
-            tokens=[request.token for request in batch],
-        )
+        with self._reporting:
+            self._observer.batch_computed(
+                "predict",
+                examples=start,
+                queue_seconds=[began - request.arrived for request in batch],
+                fill_seconds=fill_seconds,
+                compute_seconds=compute_seconds,
+                step=handle.step,
+                tokens=[request.token for request in batch],
+            )
 
     def _fail(
         self, handle: BorrowedHandle, batch: Sequence[PredictRequest], error: Exception, outcomes: _Outcomes
@@ -210,18 +213,19 @@ class BatchRunner:
             request.future.set_exception(blamed)
             return
         self._health.answered()
-        self._observer.batch_computed(
-            "evaluate",
-            examples=request.examples,
-            queue_seconds=[began - request.arrived],
-            fill_seconds=0.0,
-            compute_seconds=time.monotonic() - began,
-        )
+        with self._reporting:
+            self._observer.batch_computed(
+                "evaluate",
+                examples=request.examples,
+                queue_seconds=[began - request.arrived],
+                fill_seconds=0.0,
+                compute_seconds=time.monotonic() - began,
+            )
         request.future.set_result(result)
 
 
 class DeviceHealth:
-    """Counts consecutive runs that fail because of a device. For one thread at a time.
+    """Counts consecutive runs that fail because of a device. Thread-safe; the listener must not run batches.
 
     Args:
         limit: The number of consecutive failures for ``FAILING``; twice as many give ``FAILED``, which is final.
@@ -231,14 +235,17 @@ class DeviceHealth:
     def __init__(self, limit: int, listener: DeviceListener) -> None:
         self._limit = limit
         self._listener = listener
+        self._lock = threading.Lock()
         self._failures = 0
         self._state = DeviceState.WORKING
 
     def answered(self) -> None:
         """Record a successful run."""
-        self._failures = 0
-        if self._state is DeviceState.FAILING:
-            self._become(DeviceState.WORKING, "")
+        if self._failures:
+            with self._lock:
+                self._failures = 0
+                if self._state is DeviceState.FAILING:
+                    self._become(DeviceState.WORKING, "")
 
     def raised(self, error: Exception, trial: Callable[[], object] | None) -> None:
         """Record the error of a run. An error of the caller's data shows that the devices work.
@@ -257,7 +264,8 @@ class DeviceHealth:
                 self.answered()
                 return
         if isinstance(error, _DEVICE_ERRORS):
-            self._count(error)
+            with self._lock:
+                self._count(error)
         elif isinstance(error, tf.errors.OpError | InvalidInputError):
             self.answered()
 

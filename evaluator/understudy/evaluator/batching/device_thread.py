@@ -35,13 +35,25 @@ class DeviceThread:
         wait: Called on the thread, with whether to wait for work; returns how many seconds it waited to fill the batch,
             or None after shutdown, or None if the launched job must be completed first.
         next_job: Called with these seconds when the device is free; returns the job.
+        name: The name of the thread.
     """
 
-    def __init__(self, *, wait: Callable[[bool], float | None], next_job: Callable[[float], Job]) -> None:
+    def __init__(
+        self,
+        *,
+        wait: Callable[[bool], float | None],
+        next_job: Callable[[float], Job],
+        name: str = "understudy-device",
+    ) -> None:
         self._wait = wait
         self._next_job = next_job
         self._device = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="understudy-device", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job is being taken or run."""
+        return self._device.locked()
 
     def start(self) -> None:
         """Start the thread."""

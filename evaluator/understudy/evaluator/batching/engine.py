@@ -1,4 +1,4 @@
-"""Runs all work on the devices one at a time on a thread, and merges queued requests into batches."""
+"""Merges queued requests into batches, and runs all work on the devices: one at a time, or a few batches at once."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ class EngineSettings:
         inline_batches: Whether a brief batch may run on the thread that calls `Engine.dispatch`.
         max_device_failures: The number of consecutive runs that fail because of a device before the state is
             ``FAILING``.
+        concurrent_batches: How many Predict batches may run at the same time, on threads of their own. What is queued
+            is shared out over the idle threads, except for brief batches, which would cost more CPU time than they
+            save. Work of evaluations still runs one at a time. Has no effect with ``overlap_batches``.
         overlap_batches: Whether to launch the next batch before the results of the current one are fetched, for
             devices that compute asynchronously. Has no effect if ``max_batch_delay_seconds`` is above 0.
     """
@@ -56,6 +59,7 @@ class EngineSettings:
     gathering_seconds: float = 0.0
     inline_batches: bool = True
     max_device_failures: int = 5
+    concurrent_batches: int = 1
     overlap_batches: bool = False
 
 
@@ -66,8 +70,9 @@ class Engine:
     Predict takes precedence over Evaluate, but not more than `MAX_PREDICTS_BEFORE_EVALUATE` times in a row. Cancelled
     requests, and those past their deadline, are dropped before they reach a device.
 
-    Batches run on the engine's thread, one at a time, or two if they overlap. If the settings allow it, a batch that
-    takes less time than waking that thread runs on the thread that calls `dispatch`; `InlineJudge` decides.
+    Batches run on the engine's thread, one at a time, or two if they overlap. With ``concurrent_batches``, more threads
+    take requests that wait while the first one is busy. If the settings allow it, a batch that takes less time than
+    waking that thread runs on the thread that calls `dispatch`; `InlineJudge` decides.
 
     Deadlines are on the `time.monotonic` clock, in seconds; None means none.
 
@@ -86,7 +91,7 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._observer = observer
-        self._latency = LatencyEstimator(settings.max_batch_size)
+        self._latency = LatencyEstimator(settings.max_batch_size, settings.concurrent_batches)
         self._admission = Admission(settings.max_queue_examples, self._latency)
         self._swept_at = -math.inf
         self._judge = InlineJudge()
@@ -94,25 +99,36 @@ class Engine:
         self._runner = BatchRunner(observer, self._latency, self._judge, health)
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
+        self._beside = threading.Condition(lock)
         self._room = threading.Condition(lock)
         self._scheduler = BatchScheduler(settings.max_batch_size)
         self._last_requests = 0
+        self._first_is_brief = False
         self._closing = False
         self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
         self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
+        self._others: list[DeviceThread] = []
         self._thread.start()
+        self._start_others()
 
     @property
     def settings(self) -> EngineSettings:
         """The present options."""
         return self._settings
 
-    def set_batching(self, *, max_batch_size: int, gathering_seconds: float) -> None:
-        """Change these two settings; the batches that are formed from now on follow them."""
+    def set_batching(self, *, max_batch_size: int, gathering_seconds: float, concurrent_batches: int) -> None:
+        """Change these settings; the batches that are formed from now on follow them."""
         with self._changed:
-            self._settings = replace(self._settings, max_batch_size=max_batch_size, gathering_seconds=gathering_seconds)
+            self._settings = replace(
+                self._settings,
+                max_batch_size=max_batch_size,
+                gathering_seconds=gathering_seconds,
+                concurrent_batches=concurrent_batches,
+            )
             self._scheduler.max_batch_size = max_batch_size
             self._latency.max_batch_size = max_batch_size
+            self._latency.concurrent_batches = concurrent_batches
+            self._start_others()
 
     def submit(
         self,
@@ -163,7 +179,7 @@ class Engine:
                 self._check(refusal)
                 self._scheduler.predicts.append(request)
                 if dispatch:
-                    self._changed.notify()
+                    self._wake()
                 self._observer.queue_changed(self._scheduler.predicts.examples)
         finally:
             for unwanted in dead:
@@ -181,7 +197,7 @@ class Engine:
             self._thread.do_here(self._take_brief_predicts)
         if self._scheduler.predicts:
             with self._changed:
-                self._changed.notify()
+                self._wake()
 
     def run(
         self,
@@ -237,8 +253,11 @@ class Engine:
             self._closing = True
             self._admission.close()
             self._changed.notify()
+            self._beside.notify_all()
             self._room.notify_all()
-        self._thread.join(timeout_seconds)
+        ends = time.monotonic() + timeout_seconds
+        for thread in (self._thread, *self._others):
+            thread.join(max(0.0, ends - time.monotonic()))
         with self._changed:
             abandoned = self._scheduler.drain()
         for request in abandoned:
@@ -312,6 +331,60 @@ class Engine:
         held_back = self._settings.max_batch_delay_seconds > 0
         return self._settings.inline_batches and not held_back and not self._scheduler.evaluates
 
+    def _start_others(self) -> None:
+        """Start the threads for the batches that run beside the first one."""
+        wanted = 1 if self._settings.overlap_batches else self._settings.concurrent_batches
+        while len(self._others) < wanted - 1 and not self._closing:
+            position = len(self._others)
+            other = DeviceThread(
+                wait=functools.partial(self._wait_beside, position),
+                next_job=self._next_job_beside,
+                name=f"understudy-device-{position + 2}",
+            )
+            self._others.append(other)
+            other.start()
+
+    def _wake(self) -> None:
+        """Wake a thread that may take what is queued: the first one if it is idle."""
+        if self._thread.is_busy:
+            self._beside.notify()
+        else:
+            self._changed.notify()
+
+    def _wait_beside(self, position: int, _patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
+        """Wait until requests are queued while the first thread is busy; return None after shutdown."""
+        with self._changed:
+            while not (
+                self._scheduler.predicts
+                and self._thread.is_busy
+                and position < self._settings.concurrent_batches - 1
+                and not self._settings.max_batch_delay_seconds
+                and not (self._first_is_brief and self._is_brief(self._scheduler.next_predicts()))
+            ):
+                if self._closing:
+                    return None
+                self._beside.wait()
+            return 0.0
+
+    def _next_job_beside(self, _fill_seconds: float) -> Job:
+        with self._changed:
+            return self._predicting(self._share_out(self._scheduler.extra_predict_batch))
+
+    def _share_out(self, take: Callable[[int], list[PredictRequest]]) -> list[PredictRequest]:
+        """Dequeue the share of one of the idle threads, the caller's, and wake the next one for the rest."""
+        others = self._others[: self._settings.concurrent_batches - 1]
+        idle = sum(not thread.is_busy for thread in (self._thread, *others))
+        if not idle or self._is_brief(self._scheduler.next_predicts()):
+            return take(self._settings.max_batch_size)
+        batch = take(math.ceil(self._scheduler.predicts.examples / (idle + 1)))
+        if self._scheduler.predicts:
+            self._beside.notify()
+        return batch
+
+    def _is_brief(self, batch: Sequence[PredictRequest]) -> bool:
+        """Whether a batch takes less time than a handover to another thread is worth; False while unknown."""
+        return bool(batch) and self._judge.is_brief(batch[0].group, sum(request.examples for request in batch))
+
     def _may_overlap(self) -> bool:
         """Whether a Predict batch is next, so that it can overlap the current batch."""
         return bool(self._scheduler.predicts) and not self._scheduler.is_evaluate_next()
@@ -338,17 +411,19 @@ class Engine:
     def _next_job(self, fill_seconds: float) -> Job:
         """Dequeue the next work."""
         with self._changed:
+            self._first_is_brief = False
             if self._scheduler.is_evaluate_next():
                 self._notify_room()
                 return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
-            batch = self._scheduler.next_predict_batch()
+            batch = self._share_out(self._scheduler.next_predict_batch)
+            self._first_is_brief = self._is_brief(batch)
             self._last_requests = len(batch)
             return self._predicting(batch, fill_seconds)
 
     def _take_brief_predicts(self) -> Job | None:
         with self._changed:
             batch = self._scheduler.next_predicts()
-            if not batch or not self._judge.is_brief(batch[0].group, sum(request.examples for request in batch)):
+            if not self._is_brief(batch):
                 return None
             return self._predicting(self._scheduler.extra_predict_batch(), inline=True)
 

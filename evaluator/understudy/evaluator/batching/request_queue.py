@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
@@ -230,14 +231,18 @@ class BatchScheduler:
         starved = self._predicts_in_a_row >= MAX_PREDICTS_BEFORE_EVALUATE
         return bool(self.evaluates) and (starved or not self.predicts)
 
-    def next_predict_batch(self) -> list[PredictRequest]:
-        """Dequeue the next Predict batch in its turn."""
+    def next_predict_batch(self, most_examples: int) -> list[PredictRequest]:
+        """Dequeue the next Predict batch in its turn; see `extra_predict_batch`."""
         self._predicts_in_a_row += 1
-        return self.extra_predict_batch()
+        return self.extra_predict_batch(most_examples)
 
-    def extra_predict_batch(self) -> list[PredictRequest]:
-        """Dequeue a Predict batch out of turn, or nothing if none is queued."""
-        return self.predicts.take_batch(self.max_batch_size)
+    def extra_predict_batch(self, most_examples: int | None = None) -> list[PredictRequest]:
+        """Dequeue a Predict batch out of turn, or nothing if none is queued.
+
+        It has at most this many examples, unless its first request alone has more.
+        """
+        most = self.max_batch_size if most_examples is None else min(most_examples, self.max_batch_size)
+        return self.predicts.take_batch(most)
 
     def next_predicts(self) -> list[PredictRequest]:
         """Return the batch that `extra_predict_batch` would dequeue."""
@@ -256,17 +261,21 @@ class BatchScheduler:
 
 
 class LatencyEstimator:
-    """Estimates how long queued examples take. Written by one thread at a time, read by any.
+    """Estimates how long queued examples take. Thread-safe.
 
     Args:
         max_batch_size: The maximum number of examples of one batch.
+        concurrent_batches: How many batches run at the same time.
 
     Attributes:
         max_batch_size: See the argument. It may be changed.
+        concurrent_batches: See the argument. It may be changed.
     """
 
-    def __init__(self, max_batch_size: int) -> None:
+    def __init__(self, max_batch_size: int, concurrent_batches: int = 1) -> None:
         self.max_batch_size = max_batch_size
+        self.concurrent_batches = concurrent_batches
+        self._lock = threading.Lock()
         self._recent: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._recent_large: deque[float] = deque(maxlen=_REMEMBERED_BATCHES)
         self._batch_seconds = 0.0
@@ -276,11 +285,12 @@ class LatencyEstimator:
         """Add the duration of a batch, including all work of its thread."""
         if examples > self.max_batch_size:
             return
-        self._recent.append(seconds)
-        self._batch_seconds = sum(self._recent) / len(self._recent)
-        if 2 * examples >= self.max_batch_size:
-            self._recent_large.append(seconds)
-            self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
+        with self._lock:
+            self._recent.append(seconds)
+            self._batch_seconds = sum(self._recent) / len(self._recent)
+            if 2 * examples >= self.max_batch_size:
+                self._recent_large.append(seconds)
+                self._full_batch_seconds = sum(self._recent_large) / len(self._recent_large)
 
     def estimate(self, examples: int) -> float:
         """Return how long this many examples are likely to take; 0 without measurements.
@@ -288,7 +298,8 @@ class LatencyEstimator:
         Full batches count as long as recent large batches took, and the rest as long as an average batch.
         """
         full, rest = divmod(examples, self.max_batch_size)
-        return full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
+        seconds = full * max(self._batch_seconds, self._full_batch_seconds) + (self._batch_seconds if rest else 0.0)
+        return seconds if self.concurrent_batches == 1 else max(self._batch_seconds, seconds / self.concurrent_batches)
 
 
 class Refusal(NamedTuple):

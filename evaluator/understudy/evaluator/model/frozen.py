@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import resource
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from understudy.checkpoints.low_priority import at_low_priority
 from understudy.compat import add_function, constants_for_variables, remove_function
 from understudy.evaluator.evaluator_errors import NoFasterError, NotFrozenError, first_line
 from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.graph_analysis import state_changes
 from understudy.evaluator.model.traced_call import size_of
 from understudy.evaluator.types import Array, Arrays
 
@@ -53,9 +53,6 @@ _MIN_ROUNDS = 3
 _TIMED_SECONDS = 0.2
 """How many times, and how long, each batch size is timed at least."""
 
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
-_CALLS = re.compile(r"(Stateful)?(Stateless)?(PartitionedCall|While|If|Case)$")
-_USES_VARIABLE = re.compile(r"(Assign.*|Resource.*|.*VariableOp|VarHandleOp|Rng.*|Stateful.*)$")
 _numbers = itertools.count()
 
 
@@ -182,18 +179,8 @@ def _remove_functions(names: Sequence[str]) -> None:
 
 
 def _check_only_reads(function: Any) -> None:
-    changing = sorted({node.op for node in _nodes(function) if _changes_state(node.op)})
-    if changing:
+    if changing := state_changes(function):
         raise NotFrozenError(f"the model changes its state while it predicts ({', '.join(changing)})")
-
-
-def _nodes(function: Any) -> Iterator[Any]:
-    graph = function.graph.as_graph_def()
-    return itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
-
-
-def _changes_state(operation: str) -> bool:
-    return bool(operation not in _READS and not _CALLS.fullmatch(operation) and _USES_VARIABLE.fullmatch(operation))
 
 
 def _check_memory(forward: ForwardPass, limit_mib: int) -> None:

@@ -1,4 +1,4 @@
-"""Properties of a traced function, read from its graph: the valid ids of its arguments, and random numbers.
+"""Properties of a traced function, read from its graph: the valid ids of its arguments, random numbers, and state.
 
 A CPU refuses an index outside a table and a label outside the classes. A GPU does not: the index gives zeros, the label
 NaN. Therefore ids and labels are checked on the host, for all devices.
@@ -23,6 +23,11 @@ _SPARSE_LOSS = "SparseSoftmaxCrossEntropyWithLogits"
 _RANDOM_OPERATION = re.compile(
     r"(Stateless|Stateful)?(Parameterized)?(Random|TruncatedNormal|StandardNormal|Uniform|Multinomial)"
 )
+
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+_CALLS = re.compile(r"(Stateful)?(Stateless)?(PartitionedCall|While|If|Case)$")
+_USES_VARIABLE = re.compile(r"(Assign.*|Resource.*|.*VariableOp|VarHandleOp|Rng.*|Stateful.*)$")
+_RUNS_PYTHON = re.compile(r"(Eager)?PyFunc(Stateless)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +200,26 @@ def draws_random_numbers(function: Any) -> bool:
         called |= more
     nodes = itertools.chain(used, *(bodies[name] for name in called))
     return any(_RANDOM_OPERATION.match(node.op) for node in nodes)
+
+
+def state_changes(function: Any) -> list[str]:
+    """Return the names of the operations with which a call changes variables."""
+    return sorted({operation for operation in _operations(function) if _changes_state(operation)})
+
+
+def may_overlap(function: Any) -> bool:
+    """Whether a call changes no state and runs no Python, so that another may run at the same time."""
+    return not any(_changes_state(operation) or _RUNS_PYTHON.match(operation) for operation in _operations(function))
+
+
+def _operations(function: Any) -> set[str]:
+    """Return the names of all operations of a function and of those that it calls."""
+    graph = function.graph.as_graph_def()
+    return {node.op for node in itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))}
+
+
+def _changes_state(operation: str) -> bool:
+    return bool(operation not in _READS and not _CALLS.fullmatch(operation) and _USES_VARIABLE.fullmatch(operation))
 
 
 def _nodes_behind(outputs: Sequence[str], nodes: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, Loa
 from understudy.evaluator.model.compilation import Compilation
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass
+from understudy.evaluator.model.graph_analysis import may_overlap
 from understudy.evaluator.model.inputs import InputCheck, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.output_tasks import OutputTask, output_tasks
@@ -137,6 +138,11 @@ class Slot:
         """The total bytes of its variables on all replicas."""
         sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.variables)
         return int(sum(sizes)) * self.replicas
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether `forward` changes nothing and runs no Python, so that several threads gain by calling it at once."""
+        return not self._pass.draws_random_numbers and all(map(may_overlap, self._pass.functions))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
 
@@ -24,9 +24,15 @@ REQUEST_SECONDS = 150e-6
 BATCH_SECONDS = 100e-6
 """The time of a batch outside of the model, about: the handover between threads."""
 
+HALVES = (4, 16, 64)
+"""The examples of each of two calls at the same time that are measured, on each replica."""
+
 _SMALLEST_LARGEST_BATCH = 32
 _NEAR = 1.03
-_JUDGED_SIZES = (1, 8, 32, 128)
+_ALONE = (1, 8, 32)
+"""The examples of one request that finds the device idle."""
+_TOGETHER = (8, 32, 128)
+"""The examples of several requests that come at the same time: those of two calls of `HALVES`, or of one call."""
 _EXAMPLES_OF_A_REQUEST = 8
 _LONGEST_GATHERING_SECONDS = 0.005
 _BRIEF_SECONDS = 1e-3
@@ -51,10 +57,17 @@ class CallCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What calls cost with these threads, by the number of examples on each replica. It always has size 1."""
+    """What calls cost with some threads, by the number of examples on each replica.
+
+    Attributes:
+        threads: The threads.
+        calls: The cost of one call at a time. It always has size 1.
+        pairs: The cost of each of two calls at the same time; empty if the model does not allow that.
+    """
 
     threads: Threads
     calls: Mapping[int, CallCost]
+    pairs: Mapping[int, CallCost] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +78,13 @@ class FoundSettings:
         threads: TensorFlow's threads.
         max_batch_size: Examples that one call takes at most on each replica.
         gathering_seconds: How long a batch waits for requests like those of the batch before.
+        concurrent_batches: How many batches run at the same time.
     """
 
     threads: Threads = Threads()
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     gathering_seconds: float = 0.0
+    concurrent_batches: int = 1
 
 
 def check_bounds(found: FoundSettings) -> None:
@@ -81,43 +96,71 @@ def check_bounds(found: FoundSettings) -> None:
         raise ValueError(f"batches of {found.max_batch_size}, expected 1 to {max(SIZES)}")
     if not 0.0 <= found.gathering_seconds <= _LONGEST_GATHERING_SECONDS:
         raise ValueError(f"a wait of {found.gathering_seconds} s, expected 0 to {_LONGEST_GATHERING_SECONDS}")
+    if not 1 <= found.concurrent_batches <= _PAIR:
+        raise ValueError(f"{found.concurrent_batches} batches at the same time, expected 1 to {_PAIR}")
 
 
 def choose(measurements: Sequence[Measurement], *, cores: int) -> FoundSettings:
     """Return the settings under which the model costs least. The first measurement is of the default threads.
 
-    Other threads must be better by `MIN_GAIN`.
+    Other threads, and two batches at the same time, must be better by `MIN_GAIN`.
 
     Args:
         measurements: What was measured; at least one.
         cores: How many cores there are for the model and the transport together.
     """
-    usual, *others = measurements
-    best = max((usual, *others), key=lambda found: gain(found, usual, cores=cores))
-    if gain(best, usual, cores=cores) < MIN_GAIN:
-        best = usual
+    usual = measurements[0]
+    ways = [(found, together) for together in (1, _PAIR) for found in measurements if together == 1 or found.pairs]
+    best, together = max(ways, key=lambda way: gain(way[0], usual, cores=cores, together=way[1]))
+    if gain(best, usual, cores=cores, together=together) < MIN_GAIN:
+        best, together = usual, 1
     return FoundSettings(
         threads=best.threads,
         max_batch_size=_largest_batch(best.calls),
         gathering_seconds=_gathering_seconds(best.calls),
+        concurrent_batches=together,
     )
 
 
-def gain(found: Measurement, usual: Measurement, *, cores: int) -> float:
-    """Return how many times as much is answered as with the usual threads: a geometric mean over the batch sizes.
+def gain(found: Measurement, usual: Measurement, *, cores: int, together: int = 1) -> float:
+    """Return how many times as much is answered as with the usual threads and one batch at a time.
 
-    Batches run one at a time, and share the cores with the transport. So a batch takes the longer of its elapsed time
-    and of all CPU time, divided by the cores. More threads shorten the first and add to the second.
+    It is a geometric mean over requests that come alone and requests that come together. Batches share the cores with
+    the transport. So they take the longer of their elapsed time and of all CPU time, divided by the cores. More threads
+    shorten the first and add to the second.
+
+    Args:
+        found: The measurement to judge.
+        usual: The measurement to compare with.
+        cores: How many cores there are.
+        together: How many batches run at the same time with ``found``.
     """
-    sizes = [size for size in _JUDGED_SIZES if size in found.calls and size in usual.calls]
-    logs = [math.log(_seconds(usual, size, cores) / _seconds(found, size, cores)) for size in sizes]
+    logs = [
+        math.log(_one_batch(usual, size, cores) / _one_batch(found, size, cores))
+        for size in _ALONE
+        if size in found.calls and size in usual.calls
+    ]
+    for size in _TOGETHER:
+        if size in usual.calls and size in found.calls and (together == 1 or size // _PAIR in found.pairs):
+            seconds = _one_batch(found, size, cores) if together == 1 else _two_batches(found, size, cores)
+            logs.append(math.log(_one_batch(usual, size, cores) / seconds))
     return math.exp(sum(logs) / len(logs))
 
 
-def _seconds(measured: Measurement, size: int, cores: int) -> float:
+def _one_batch(measured: Measurement, size: int, cores: int) -> float:
+    """Return how long one batch of this many examples takes."""
     call = measured.calls[size]
-    transport = REQUEST_SECONDS * math.ceil(size / _EXAMPLES_OF_A_REQUEST)
-    return max(call.wall_seconds + BATCH_SECONDS, (call.cpu_seconds + transport) / cores)
+    return max(call.wall_seconds + BATCH_SECONDS, (call.cpu_seconds + _transport(size)) / cores)
+
+
+def _two_batches(measured: Measurement, size: int, cores: int) -> float:
+    """Return how long two batches take that share this many examples and run at the same time."""
+    call = measured.pairs[size // _PAIR]
+    return max(call.wall_seconds + BATCH_SECONDS, (_PAIR * call.cpu_seconds + _transport(size)) / cores)
+
+
+def _transport(size: int) -> float:
+    return REQUEST_SECONDS * math.ceil(size / _EXAMPLES_OF_A_REQUEST)
 
 
 def _largest_batch(calls: Mapping[int, CallCost]) -> int:

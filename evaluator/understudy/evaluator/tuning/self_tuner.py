@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -178,6 +180,7 @@ class SelfTuner:
                 "inter_op_threads": found.threads.inter_op or "default",
                 "max_batch_size": found.max_batch_size,
                 "gathering_ms": round(1000 * found.gathering_seconds, 3),
+                "concurrent_batches": found.concurrent_batches,
                 "at_next_start": waits,
                 "cores": usable_cores(),
                 "because": why,
@@ -218,14 +221,17 @@ def _reasons(measured: Sequence[Measurement], *, seconds: float) -> str:
     """Return the figures behind a choice."""
     usual = measured[0]
     calls = ", ".join(f"{size}: {1e6 * cost.wall_seconds:.0f}" for size, cost in usual.calls.items())
-    gains = ", ".join(f"{_shown(one.threads)}: {gain(one, usual, cores=usable_cores()):.2f}" for one in measured[1:])
+    gains = ", ".join(map(_shown, measured, itertools.repeat(usual)))
     return (
-        f"µs of a call by examples {{{calls}}}; answered with other threads, in proportion {{{gains}}}; {seconds:.0f} s"
+        f"µs of a call by examples {{{calls}}}; answered with other threads, and with two batches at a time, in "
+        f"proportion {{{gains}}}; {seconds:.0f} s"
     )
 
 
-def _shown(threads: Threads) -> str:
-    return f"{threads.intra_op or 'default'}/{threads.inter_op or 'default'}"
+def _shown(one: Measurement, usual: Measurement) -> str:
+    cores, threads = usable_cores(), one.threads
+    alone, pair = gain(one, usual, cores=cores), gain(one, usual, cores=cores, together=2) if one.pairs else math.nan
+    return f"{threads.intra_op or 'default'}/{threads.inter_op or 'default'}: {alone:.2f} and {pair:.2f}"
 
 
 def _resident_bytes() -> int:

@@ -10,12 +10,14 @@ import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import IO, Any, cast
 
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import NotFrozenError, TrialError
-from understudy.evaluator.tuning.choice import LONGEST_CALL_SECONDS, SIZES, CallCost, Measurement, Threads
+from understudy.evaluator.tuning.choice import HALVES, LONGEST_CALL_SECONDS, SIZES, CallCost, Measurement, Threads
 
 TRIAL_SECONDS = 120.0
 """How long a trial may take."""
@@ -52,6 +54,7 @@ class TrialRequest:
         devices: See `understudy.evaluator.model.devices.DeviceSettings`, and so ``logical_cpus``.
         frozen_memory_mib: The memory that constants for the weights may take.
         threads: The threads.
+        pairs: Whether to measure two calls at the same time.
     """
 
     model_file: str
@@ -62,6 +65,7 @@ class TrialRequest:
     logical_cpus: int | None
     frozen_memory_mib: int
     threads: Threads
+    pairs: bool = True
 
 
 def run_trial(
@@ -103,8 +107,8 @@ def run_trial(
         raise TrialError(f"the trial took more than {timeout_seconds:.0f} s")
     if not answer[0]:
         raise TrialError(f"the trial failed: {text.splitlines()[-1] if text else 'its process was killed'}")
-    calls = {int(size): CallCost(**cost) for size, cost in json.loads(answer[0]).items()}
-    return Measurement(threads=request.threads, calls=calls)
+    calls, pairs = [{int(size): CallCost(**cost) for size, cost in costs.items()} for costs in json.loads(answer[0])]
+    return Measurement(threads=request.threads, calls=calls, pairs=pairs)
 
 
 def _ask(process: subprocess.Popen[bytes], request: TrialRequest) -> bytes:
@@ -126,8 +130,9 @@ def main() -> None:
     answer_to = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # a user's code may print
     threads = Threads(**request.pop("threads"))
-    calls = measure(TrialRequest(**{**request, "devices": tuple(request["devices"]), "threads": threads}))
-    print(json.dumps({size: asdict(cost) for size, cost in calls.items()}), file=answer_to, flush=True)
+    measured = measure(TrialRequest(**{**request, "devices": tuple(request["devices"]), "threads": threads}))
+    answer = [{size: asdict(cost) for size, cost in costs.items()} for costs in (measured.calls, measured.pairs)]
+    print(json.dumps(answer), file=answer_to, flush=True)
 
 
 def _end_with_input() -> None:
@@ -135,12 +140,12 @@ def _end_with_input() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def measure(request: TrialRequest) -> dict[int, CallCost]:
-    """Load the model and return what calls cost, by the number of examples on each replica.
+def measure(request: TrialRequest) -> Measurement:
+    """Load the model and measure its calls.
 
     Sizes that take too long, or too much memory, are left out, and so are all larger ones.
     """
-    from understudy.devices.host import available_memory_bytes
+    from understudy.devices.host import available_memory_bytes, usable_cores
     from understudy.evaluator.model.devices import DeviceSettings, build_strategy
     from understudy.evaluator.model.loaders import loader_for
     from understudy.evaluator.model.slot import Slot
@@ -168,22 +173,34 @@ def measure(request: TrialRequest) -> dict[int, CallCost]:
         grown = max(0, _peak_bytes() - used)
         if calls[size].wall_seconds > LONGEST_CALL_SECONDS:
             break
-    return calls
+    pairs: dict[int, CallCost] = {}
+    if request.pairs and slot.may_overlap and usable_cores() > 1:
+        pairs = {size: _cost(slot, size * slot.replicas, callers=2) for size in HALVES if 2 * size in calls}
+    return Measurement(threads=request.threads, calls=calls, pairs=pairs)
 
 
-def _cost(slot: Any, examples: int) -> CallCost:
-    """Return the least time of a call, and the mean CPU time."""
+def _cost(slot: Any, examples: int, *, callers: int = 1) -> CallCost:
+    """Return the least time of a call on one of so many threads at the same time, and the mean CPU time."""
     inputs = slot.generated_inputs(examples)
     slot.forward(inputs)
+    with ThreadPoolExecutor(callers) as executor:
+        cpu, ends = time.process_time(), time.monotonic() + _TIMED_SECONDS
+        timed = [executor.submit(_walls, lambda: slot.forward(inputs), ends) for _ in range(callers)]
+        walls = [wall for one in timed for wall in one.result()]
+        cpu_seconds = (time.process_time() - cpu) / len(walls)
+    return CallCost(wall_seconds=min(walls) if callers == 1 else statistics.median(walls), cpu_seconds=cpu_seconds)
+
+
+def _walls(call: Callable[[], object], ends: float) -> list[float]:
+    """Return how long each call took, until a moment on the clock of `time.monotonic`."""
     walls: list[float] = []
-    cpu, ends = time.process_time(), time.monotonic() + _TIMED_SECONDS
     while len(walls) < _LEAST_CALLS or time.monotonic() < ends:
         began = time.monotonic()
-        slot.forward(inputs)
+        call()
         walls.append(time.monotonic() - began)
         if sum(walls) > _LEAST_CALLS * LONGEST_CALL_SECONDS:
             break
-    return CallCost(wall_seconds=min(walls), cpu_seconds=(time.process_time() - cpu) / len(walls))
+    return walls
 
 
 def _peak_bytes() -> int:

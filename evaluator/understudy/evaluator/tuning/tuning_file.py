@@ -18,7 +18,7 @@ from understudy.evaluator.tuning.choice import FoundSettings, Threads, check_bou
 
 TUNING_FILE = "tuning.json"
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST_ENTRIES = 32
 _LIBRARIES = ("tensorflow", "keras", "understudy")
 
@@ -40,6 +40,7 @@ class Conditions:
             settings.logical_cpus,
             settings.intra_op_threads,
             settings.inter_op_threads,
+            settings.concurrent_batches,
             bool(settings.frozen_memory_mib),
         )
         values = (platform.machine(), _cpu_model(), usable_cores(), versions, given)
@@ -128,6 +129,7 @@ def _settings(entry: dict[str, Any]) -> FoundSettings:
         threads=Threads(**threads),
         max_batch_size=int(entry["max_batch_size"]),
         gathering_seconds=float(entry["gathering_seconds"]),
+        concurrent_batches=int(entry["concurrent_batches"]),
     )
     check_bounds(found)
     return found
