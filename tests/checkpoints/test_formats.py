@@ -113,7 +113,7 @@ def test_a_checkpoint_is_taken_whole_with_its_kind_and_the_optimizers_step(
     saved: dict[ModelKind, Path], tmp_path: Path, kind: ModelKind
 ) -> None:
     (checkpoint,) = source_of(saved[kind], tmp_path).poll()
-    assert (checkpoint.step, checkpoint.created_at) == (5, LONG_AGO)
+    assert (checkpoint.kind, checkpoint.step, checkpoint.created_at) == (kind, 5, LONG_AGO)
     local = checkpoint.fetch(tmp_path / "pinned" / "5")
     assert (local.kind, local.step) == (kind, 5)
     assert open_local_checkpoint(local.directory) == local

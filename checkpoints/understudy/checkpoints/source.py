@@ -17,6 +17,7 @@ from understudy.checkpoints.checkpoint_errors import (
 )
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import link_or_copy
+from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once, read_private_manifest
 from understudy.checkpoints.manifest import SIGNATURE_FILE, Manifest, read_manifest, verify_files, verify_sizes
@@ -41,6 +42,10 @@ class Checkpoint(Protocol):
     @property
     def final(self) -> bool:
         """Whether training ended with it."""
+
+    @property
+    def kind(self) -> ModelKind | None:
+        """How it stores its model; None if it cannot be read."""
 
     @property
     def manifest(self) -> Manifest | None:
@@ -115,6 +120,7 @@ class PublishedCheckpoint:
     digest: str
     created_at: float
     final: bool
+    kind: ModelKind
     accepted: AcceptedKeys | None = None
     is_private: bool = False
 
@@ -128,6 +134,7 @@ class PublishedCheckpoint:
             digest=manifest.digest,
             created_at=manifest.created_at,
             final=manifest.final,
+            kind=manifest.kind,
             accepted=accepted,
             is_private=is_private,
         )
@@ -197,6 +204,7 @@ class UnreadableCheckpoint:
     created_at: float
     error: CheckpointError
     final: bool = False
+    kind: ModelKind | None = None
     manifest: Manifest | None = None
     copies: bool = False
 

@@ -14,6 +14,7 @@ from understudy.checkpoints.checkpoint_errors import (
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
 from understudy.checkpoints.fs import link_or_copy, remove_folder, sweep, temporary_folder
+from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
 from understudy.checkpoints.manifest import Manifest, describe_file
 from understudy.checkpoints.stable_copy import FileChangedError
@@ -78,6 +79,11 @@ class ForeignCheckpoint:
     final: bool = False
     manifest: Manifest | None = None
     copies: bool = True
+
+    @property
+    def kind(self) -> ModelKind | None:
+        """See `Checkpoint`."""
+        return self.origin.format.kind
 
     def fetch(self, into: Path, *, verify: bool = True) -> LocalCheckpoint:
         """See `Checkpoint`."""

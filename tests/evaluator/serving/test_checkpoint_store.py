@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from understudy.checkpoints import (
     RunDir,
     RunSource,
 )
+from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import VersionNotFoundError
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 
@@ -52,6 +54,20 @@ def test_what_the_source_offers_is_on_the_checkpoint_store_in_step_order(run: Ru
     assert store.info(10).step == 10
     with pytest.raises(VersionNotFoundError, match=r"step 5; there are \[2, 10\]"):
         store.info(5)
+
+
+def test_only_whole_models_of_keras_hold_their_metrics(run: RunDir, store: CheckpointStore) -> None:
+    publish(run, 1)
+    store.refresh()
+    info = store.info(1)
+    assert store.holds_metrics(info)
+    with store.lease(info):
+        shutil.rmtree(run.checkpoint(1))
+        store.refresh()
+        assert store.holds_metrics(info)
+    assert not store.holds_metrics(info)
+    assert not store.holds_metrics(replace(info, digest="of another training"))
+    assert [kind for kind in ModelKind if kind.holds_metrics] == [ModelKind.KERAS, ModelKind.HDF5]
 
 
 def test_a_held_checkpoint_outlives_its_deletion(run: RunDir, store: CheckpointStore) -> None:

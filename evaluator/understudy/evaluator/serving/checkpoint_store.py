@@ -163,8 +163,8 @@ class CheckpointStore:
         if item is None or item.info.key != info.key:
             return False
         holder = item.checkpoint or item.offered
-        manifest = None if holder is None else holder.manifest
-        return manifest is not None and manifest.kind.holds_metrics
+        kind = None if holder is None else holder.kind
+        return kind is not None and kind.holds_metrics
 
     def discard_leftovers(self) -> None:
         """Delete the folders of an earlier process that have no lease."""
