@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -74,6 +75,32 @@ def test_one_whose_calls_fail_is_taken_back_and_the_next_good_one_is_rolled_out(
     fleet.chief.publish(30)
     assert fleet.part_of(30) == name
     until(lambda: fleet.served() == [10, 10, 30])
+
+
+def slow_model(step: int) -> Any:
+    """Return a model that answers as the others do, after convolutions of nothing that take tens of milliseconds."""
+    x = keras.Input((WIDTH,), name="x")
+    image = keras.layers.Reshape((48, 48, 1))(keras.layers.Dense(48 * 48, kernel_initializer="zeros")(x))
+    for _ in range(12):
+        image = keras.layers.Conv2D(24, 3, padding="same", kernel_initializer="zeros")(image)
+    nothing = keras.layers.Dense(OUTPUTS, kernel_initializer="zeros")(keras.layers.GlobalAveragePooling2D()(image))
+    answer = keras.layers.Dense(
+        OUTPUTS, use_bias=False, kernel_initializer=keras.initializers.Constant(step / WIDTH), name="answer"
+    )(x)
+    model = keras.Model(x, keras.layers.Add(name="y")([answer, nothing]))
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def test_one_that_takes_much_longer_is_taken_back(fleet: Fleet) -> None:
+    fleet.evaluate(rollout=LATE).wait_ready()
+    fleet.follow()
+    with traffic(fleet.clients) as (_, failed):
+        fleet.chief.publish_other(20, slow_model(20))
+        until(lambda: fleet.outcomes() == [(20, "started"), (20, "rolled_back")])
+        until(lambda: fleet.served() == [10, 10, 10])
+    assert failed == []
+    assert "requests took longer than" in fleet.last_reason()
 
 
 def test_one_that_the_part_cannot_load_is_taken_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

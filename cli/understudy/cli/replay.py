@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_CLASSES = 2
-"""An output with at least this many values along its last axis has a class: the index of the largest."""
-
 
 @click.command("replay")
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
@@ -119,6 +116,8 @@ class OutputDifference:
 
     def add(self, now: Array, before: Array, tolerance: float) -> None:
         """Add a batch of answers ``[examples, ...]``."""
+        from understudy.evaluator.evaluation.answer_differences import class_flips, has_classes
+
         if now.shape != before.shape:
             self.differing_examples += len(now)
             return
@@ -131,9 +130,8 @@ class OutputDifference:
         self.differing_examples += int((~close).any(axis=1).sum())
         gaps = np.abs(a - b)[~close]
         self.largest_difference = max(self.largest_difference or 0.0, float(gaps.max()) if gaps.size else 0.0)
-        if now.ndim > 1 and now.shape[-1] >= _CLASSES and now.dtype.kind in "fV":
-            classes = [array.reshape(now.shape).argmax(axis=-1).reshape(len(now), -1) for array in (a, b)]
-            self.class_flips = (self.class_flips or 0) + int((classes[0] != classes[1]).any(axis=1).sum())
+        if has_classes(now):
+            self.class_flips = (self.class_flips or 0) + int(class_flips(now, before).sum())
 
     def finish(self, examples: int) -> None:
         """Set the shares."""

@@ -15,7 +15,7 @@ from understudy.cli.output import evaluation_as_json, formatted_metrics, print_j
 DECISIONS = ("accepted", "refused", "undecided")
 
 if TYPE_CHECKING:
-    from understudy.clients import Evaluation, FleetServer, ModelStatus, VersionStatus
+    from understudy.clients import Evaluation, FleetServer, ModelStatus, Rollout, VersionStatus
 
 
 @click.command("status")
@@ -59,19 +59,28 @@ def _show_fleet(settings: ConnectionSettings, *, as_json: bool) -> None:
         found = client.fleet()
     if as_json:
         print_json(dataclasses.asdict(found))
-    elif not found.servers:
+    elif not found.servers and found.rollout is None:
         click.echo("no server follows this evaluator")
     else:
         decided = "nothing yet" if found.decision is None else f"step {found.decision.step}"
-        if (rollout := found.rollout) is not None:
-            spent = f"{rollout.elapsed_seconds:.0f} s of {rollout.after_seconds:.0f} s"
-            decided += f"; rolling out step {rollout.step} on {', '.join(rollout.servers)} ({spent})"
+        if found.rollout is not None:
+            decided += f"; {_rollout_in_words(found.rollout)}"
         rows = [_fleet_row(server) for server in found.servers]
         print_table(
             ("server", "version", "state", "for", "lag", "software", "reason"), rows, title=f"decided: {decided}"
         )
     if not all(server.current for server in found.servers):
         raise click.exceptions.Exit(1)
+
+
+def _rollout_in_words(rollout: Rollout) -> str:
+    spent, shadow = f"{rollout.elapsed_seconds:.0f} s of {rollout.after_seconds:.0f} s", rollout.shadow
+    if shadow is None:
+        return f"rolling out step {rollout.step} on {', '.join(rollout.servers)} ({spent})"
+    compared = f"{shadow.compared} of {rollout.least_requests} requests compared"
+    differ = f", {shadow.disagreeing / shadow.compared:.2%} differ" if shadow.compared else ""
+    failed = f", {shadow.errors + shadow.not_finite} failed" if shadow.errors + shadow.not_finite else ""
+    return f"comparing step {rollout.step} ({spent}; {compared}{differ}{failed})"
 
 
 def _fleet_row(server: FleetServer) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from understudy.clients.types import (
     Promotion,
     Rollout,
     ServingDecision,
+    ShadowCounts,
     SliceDifference,
     SliceScore,
     TensorSpec,
@@ -297,6 +298,21 @@ def _rollout(rollout: fleet_pb2.Rollout) -> Rollout:
         servers=tuple(rollout.servers),
         elapsed_seconds=rollout.elapsed_seconds,
         after_seconds=rollout.after_seconds,
+        shadow=_shadow_counts(rollout.shadow) if rollout.HasField("shadow") else None,
+        least_requests=rollout.least_requests,
+    )
+
+
+def _shadow_counts(counts: fleet_pb2.ShadowCounts) -> ShadowCounts:
+    return ShadowCounts(
+        compared=counts.compared,
+        disagreeing=counts.disagreeing,
+        not_finite=counts.not_finite,
+        errors=counts.errors,
+        dropped=counts.dropped,
+        largest_difference=counts.largest_difference,
+        seconds=counts.seconds,
+        serving_seconds=counts.serving_seconds,
     )
 
 

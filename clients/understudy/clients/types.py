@@ -445,15 +445,42 @@ class FleetServer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShadowCounts:
+    """What came of the requests that a version computed once more, after the serving version had answered them.
+
+    Attributes:
+        compared: The requests whose answers were compared.
+        disagreeing: The sum of the shares of their examples that differ.
+        not_finite: Those of them with numbers that are not finite, and are in the serving version's answer.
+        errors: The requests that failed, although the serving version answered them; they are not compared.
+        dropped: The requests of the sample that were not computed, as the devices were busy or memory was short.
+        largest_difference: The largest difference of two numbers, relative to the largest number of the output.
+        seconds: What requests took that both versions computed alone, one after the other.
+        serving_seconds: What the same requests took the serving version.
+    """
+
+    compared: int
+    disagreeing: float
+    not_finite: int
+    errors: int
+    dropped: int
+    largest_difference: float
+    seconds: float
+    serving_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rollout:
     """A rollout that is under way.
 
     Attributes:
         step: The step that is rolled out.
         digest: The digest of its checkpoint.
-        servers: The names of the servers that serve it.
-        elapsed_seconds: For how long one of them has served it.
+        servers: The names of the servers that serve it; none if it only computes requests once more.
+        elapsed_seconds: For how long one of them has served it, or has had it loaded to compute requests once more.
         after_seconds: After how long all serve it.
+        shadow: What came of the requests that it computed once more; None for a canary.
+        least_requests: How many of them it takes besides the time.
     """
 
     step: int
@@ -461,6 +488,8 @@ class Rollout:
     servers: tuple[str, ...]
     elapsed_seconds: float
     after_seconds: float
+    shadow: ShadowCounts | None = None
+    least_requests: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.serving.checkpoint_store import open_leased
 from understudy.evaluator.serving.decision_file import OnDecision, ServingDecision
 from understudy.evaluator.serving.promotion import Monitor
-from understudy.evaluator.serving.rollout import RunningRollout
+from understudy.evaluator.serving.rollout_file import RunningRollout
 from understudy.evaluator.serving.rollout_health import ServerReport
 from understudy.evaluator.serving.servable import ModelSlot, Servable
 from understudy.evaluator.types import CheckpointInfo, EvaluationRecord, GpuReading, LifeRecord, Version, VersionStatus
@@ -24,6 +24,7 @@ from understudy.evaluator.types import CheckpointInfo, EvaluationRecord, GpuRead
 if TYPE_CHECKING:
     from understudy.evaluator.evaluation.example_outcomes import Flips
     from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
+    from understudy.evaluator.evaluation.shadow_comparer import ShadowComparer
     from understudy.evaluator.model.devices import MemoryKind
 
 
@@ -113,6 +114,11 @@ class EvaluatorState(EvaluatorLifecycle):
         """Set what returns the connected servers that follow this evaluator, for rollouts. It must be quick."""
         if (rollout := self._components.controller.rollout) is not None:
             rollout.use_fleet(reports)
+
+    @property
+    def shadow(self) -> ShadowComparer | None:
+        """What compares another version with the serving one on live requests; None if there never is one."""
+        return self._components.shadow
 
     @property
     def rollout(self) -> RunningRollout | None:

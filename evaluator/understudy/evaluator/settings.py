@@ -153,9 +153,10 @@ class EvaluatorSettings:
     rollout: str | None = field(
         default=None,
         metadata={
-            "help": "Serve a new version on this share of the servers that follow over the network first, and after "
-            "this time on all; take it back if they do clearly worse than the others. By default all serve it at once.",
-            "metavar": "canary=SHARE%,after=TIME",
+            "help": "Serve a new version on this share of the servers that follow over the network first (canary), or "
+            "let it compute this share of the requests once more, after they are answered (shadow). After this time "
+            "serve it on all; take it back if it does clearly worse. By default all serve it at once.",
+            "metavar": "canary=SHARE%|shadow=SHARE%,after=TIME",
         },
     )
     evaluation_policy: EvaluationPolicy | int = field(

@@ -45,13 +45,24 @@ class EvaluatorCollector(Collector):
         rollout = evaluator.rollout
         yield _gauge(
             "understudy_rollout_step",
-            "The step of a rollout, which a part of the servers that follow serves.",
+            "The step of a rollout, which a part of the servers that follow serves, or computes requests once more.",
             None if rollout is None else rollout.step,
         )
         yield _gauge(
             "understudy_rollout_seconds",
-            "Seconds in which they have served the step of a rollout.",
+            "Seconds in which they have served the step of a rollout, or had it loaded.",
             None if rollout is None else rollout.elapsed_seconds,
+        )
+        shadow = None if rollout is None else rollout.shadow
+        yield _gauge(
+            "understudy_rollout_compared_requests",
+            "Requests that the step of a rollout has computed once more, for comparison.",
+            None if shadow is None else shadow.compared,
+        )
+        yield _gauge(
+            "understudy_rollout_disagreement",
+            "Mean share of the examples of these requests whose answers differ.",
+            None if shadow is None or not shadow.compared else shadow.disagreement,
         )
         memory = GaugeMetricFamily(
             "understudy_device_memory_bytes", "Memory in use on each device.", labels=["device", "kind"]

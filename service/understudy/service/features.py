@@ -34,6 +34,9 @@ from understudy.service.traffic.traffic_sample import TrafficSample
 if TYPE_CHECKING:
     from understudy.service.tracing.tracing import Tracing
 
+SHADOW_REQUESTS = 64
+"""How many requests may wait to be computed once more; they are dropped after a second anyway."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -126,7 +129,7 @@ class Features:
         deliveries.start()
         self._stack.push_async_callback(self._loop.run_in_executor, self._executor, deliveries.close)
 
-    async def samplers(self, evaluator: Evaluator) -> Sequence[PredictionSampler]:
+    async def samplers(self, evaluator: Evaluator, link: GrpcEvaluatorLink | None) -> Sequence[PredictionSampler]:
         """Start what follows a sample of the predictions."""
         settings = self._settings
         samples = []
@@ -146,6 +149,18 @@ class Features:
             samples.append(
                 TrafficSample(monitor, share=settings.drift_sample, dropped=shown.dropped, name="understudy-drift")
             )
+        if (shadow := evaluator.shadow) is not None:
+            samples.append(
+                TrafficSample(
+                    shadow,
+                    share=lambda: shadow.share,
+                    dropped=shadow.dropped,
+                    name="understudy-shadow",
+                    max_requests=SHADOW_REQUESTS,
+                )
+            )
+            if link is not None:
+                link.use_shadow(shadow.report)
         for sample in samples:
             sample.start()
             self._stack.push_async_callback(self._loop.run_in_executor, self._executor, sample.close)

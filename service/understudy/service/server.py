@@ -182,7 +182,7 @@ class Service:
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
             features.refresh_keys(opened.evaluator)
             await features.deliver(destinations, model)
-            samplers = await features.samplers(opened.evaluator)
+            samplers = await features.samplers(opened.evaluator, link)
             handlers = self._handlers(model, Predictor(opened.evaluator, front_end.coalescing, samplers), link)
             self._fleet = handlers.fleet
             services = all_services(handlers, self._readiness, template_codecs())

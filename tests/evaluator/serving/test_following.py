@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from understudy.checkpoints.manifest import Manifest
 from understudy.checkpoints.publish import CheckpointPublisher
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError
 from understudy.evaluator.serving import following
-from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport
+from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport, Shadow
 from understudy.evaluator.serving.following import NetworkFollowing
 
 SECONDS = 20.0
@@ -75,9 +76,11 @@ def publish(run: RunDir, step: int) -> ServingDecision:
 
 
 @contextmanager
-def followed(link: Link, state: Path, *, wake: Callable[[], None] = lambda: None) -> Iterator[NetworkFollowing]:
+def followed(
+    link: Link, state: Path, *, wake: Callable[[], None] = lambda: None, max_download_mib: int = 1
+) -> Iterator[NetworkFollowing]:
     state.mkdir(exist_ok=True)
-    found = NetworkFollowing(link, state_dir=state, run=None, accepted=None, max_download_mib=1)
+    found = NetworkFollowing(link, state_dir=state, run=None, accepted=None, max_download_mib=max_download_mib)
     found.start(on_decision=wake, on_downloaded=lambda _: None)
     try:
         yield found
@@ -191,3 +194,37 @@ def test_the_last_decision_outlives_a_restart_and_another_evaluator_is_refused(
         with pytest.raises(AnotherEvaluatorError, match=r"another evaluator \(other\)"):
             link.decide(ServingDecision(step=10, digest=decision.digest, sequence=1, evaluator_id="other"))
         assert source.current == decision
+
+
+def test_the_checkpoint_of_a_shadow_is_downloaded_beside_the_decided_one(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    decision, candidate = publish(run, 10), publish(run, 20)
+    shadow = Shadow(step=20, digest=candidate.digest, share=0.5, tolerance=0.01)
+    with followed(link, tmp_path / "state") as source:
+        link.decide(replace(decision, shadow=shadow))
+        until(lambda: steps(source) == [10, 20])
+        assert not source.problem
+        link.decide(replace(decision, sequence=11))
+        link.decide(replace(candidate, sequence=12))
+        until(lambda: source.current is not None and source.current.step == 20)
+    assert link.offsets == [0, 0]
+    with followed(link, tmp_path / "other") as source, pytest.raises(ValueError, match="which is no checkpoint"):
+        link.decide(replace(decision, shadow=replace(shadow, digest="../elsewhere")))
+
+
+def test_a_decided_checkpoint_does_not_give_way_to_that_of_a_shadow(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    decision, candidate = publish(run, 10), publish(run, 20)
+    shadow = Shadow(step=20, digest=candidate.digest, share=0.5, tolerance=0.01)
+    with followed(link, tmp_path / "state", max_download_mib=0) as source:
+        link.decide(decision)
+        until(lambda: "follow_download_mib is 0" in source.problem)
+    size = sum(file.stat().st_size for file in run.checkpoint(10).rglob("*"))
+    filler = tmp_path / "state" / following.DOWNLOADS_DIR / "checkpoints"
+    with followed(link, tmp_path / "state") as source:
+        link.decide(decision)
+        until(lambda: steps(source) == [10])
+        (RunDir(filler.parent).checkpoint(10) / "filler").write_bytes(bytes(2**20 - size))
+        link.decide(replace(decision, sequence=11, shadow=shadow))
+        until(lambda: "with step 10, and follow_download_mib is 1" in source.problem)
+        assert steps(source) == [10]

@@ -14,21 +14,18 @@ from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
-from understudy.evaluator.rollout_plan import RolloutPlan
+from understudy.evaluator.rollout_plan import CanaryPlan, RolloutPlan, ShadowPlan
 from understudy.evaluator.serving.decision_file import DecisionFile
-from understudy.evaluator.serving.rollout import (
-    FAILING_SECONDS,
-    FIRST_SERVED_SECONDS,
-    FOLLOWERS_SECONDS,
-    LOST_SECONDS,
-    ROLLOUT_FILE,
-    Rollout,
-)
+from understudy.evaluator.serving.rollout import FOLLOWERS_SECONDS, Rollout
+from understudy.evaluator.serving.rollout_file import ROLLOUT_FILE
 from understudy.evaluator.serving.rollout_health import ServerReport, Traffic
+from understudy.evaluator.serving.rollout_watch import FAILING_SECONDS, FIRST_SERVED_SECONDS, LOST_SECONDS
+from understudy.evaluator.serving.shadow_health import ShadowCounts, ShadowReport
 from understudy.evaluator.types import CheckpointKey
 
 OLD, NEW, NEWER = (10, "a" * 64), (20, "b" * 64), (30, "c" * 64)
-PLAN = RolloutPlan(share=0.3, after_seconds=100.0)
+PLAN = CanaryPlan(share=0.3, after_seconds=100.0)
+SHADOW = ShadowPlan(share=0.05, after_seconds=100.0, least_requests=50, most_disagreement=0.1)
 NAMES = ("one", "two", "three")
 
 
@@ -62,8 +59,10 @@ class Wishes:
 class Harness:
     """An evaluator that serves `OLD`, in a folder that outlives it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plan: RolloutPlan = PLAN) -> None:
         self.folder = folder
+        self.plan = plan
+        self.own: ShadowReport | None = None
         self.now = 1000.0
         self.wishes = Wishes()
         self.servers: dict[str, ServerReport] = {}
@@ -85,7 +84,7 @@ class Harness:
         if self.decisions.current is None:
             self.decisions.publish(step=OLD[0], digest=OLD[1])
         self.rollout = Rollout(
-            PLAN,
+            self.plan,
             directory=self.folder,
             decisions=self.decisions,
             recorder=self.recorder,
@@ -93,6 +92,7 @@ class Harness:
             clock=lambda: self.now,
         )
         self.rollout.use_fleet(lambda: list(self.servers.values()))
+        self.rollout.use_shadow(lambda: self.own)
         return self.ledger
 
     def restart(self) -> None:
@@ -358,3 +358,83 @@ def test_a_start_that_was_written_and_not_recorded_is_recorded_after_a_restart(h
     assert tuple(content["servers"]) == part
     harness.restart()
     assert harness.steps == [(20, "started")]
+
+
+@pytest.fixture
+def shadow(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path, SHADOW)
+    harness.rollout.advance(harness.wishes)
+    yield harness
+    harness.close()
+
+
+def reported(counts: ShadowCounts, *, loaded: bool = True, reason: str = "") -> ShadowReport:
+    return ShadowReport(step=NEW[0], digest=NEW[1], loaded=loaded, reason=reason, counts=counts)
+
+
+def test_a_shadow_begins_without_servers_and_is_promoted_after_the_time_and_the_requests(shadow: Harness) -> None:
+    assert shadow.steps == [(20, "started")]
+    decision = shadow.decisions.current
+    assert decision is not None
+    assert decision.shadow is not None
+    assert (decision.key, decision.shadow.key, decision.shadow.share) == (OLD, NEW, 0.05)
+    assert decision.of("one").shadow == decision.shadow
+    for second in range(102):
+        shadow.own = reported(ShadowCounts(compared=second // 4))
+        shadow.look()
+    assert shadow.rollout.serves(NEW, shadow.wishes.may_stay) == OLD  # the time is over, and 25 requests are too few
+    shadow.servers["one"] = ServerReport(
+        name="one", key=OLD, reason="", shadow=reported(ShadowCounts(compared=40, disagreeing=3.0))
+    )
+    shadow.look()
+    shadow.end()
+    assert shadow.steps == [(20, "started"), (20, "promoted")]
+    promoted = shadow.ledger.page()[-1]
+    assert promoted.reason == "promoted to all: nothing spoke against it in 1.72 m, and 65 requests were compared"
+    assert promoted.metrics["disagreement"] == pytest.approx(3 / 65)
+    assert shadow.decisions.current is not None
+    assert shadow.decisions.current.shadow is None
+
+
+def test_a_shadow_that_differs_too_much_is_taken_back(shadow: Harness) -> None:
+    shadow.own = reported(ShadowCounts(compared=50, disagreeing=30.0))
+    shadow.look()
+    assert shadow.steps == [(20, "started"), (20, "rolled_back")]
+    assert "60.00% of the answers to 50 requests differ" in shadow.ledger.page()[-1].reason
+    assert shadow.rollout.rejects(NEW)
+
+
+def test_a_shadow_that_a_server_cannot_load_is_taken_back(shadow: Harness) -> None:
+    shadow.servers["one"] = ServerReport(
+        name="one", key=OLD, reason="", shadow=reported(ShadowCounts(), loaded=False, reason="it is damaged")
+    )
+    shadow.own = reported(ShadowCounts(compared=10))
+    shadow.look()
+    shadow.look(FAILING_SECONDS)
+    assert shadow.ledger.page()[-1].reason == "rolled back: server one does not compute with it: it is damaged"
+
+
+def test_the_counts_and_the_time_of_a_shadow_outlive_a_restart(shadow: Harness) -> None:
+    for second in range(60):
+        shadow.own = reported(ShadowCounts(compared=second))
+        shadow.look()
+    shadow.own = None
+    shadow.restart()
+    running = shadow.rollout.running
+    assert running is not None
+    assert running.shadow is not None
+    assert 54 <= running.shadow.compared <= 59
+    assert 55 <= running.elapsed_seconds <= 60
+    assert shadow.steps == [(20, "started")]
+    shadow.plan = PLAN
+    shadow.restart()
+    assert shadow.rollout.running is None  # of another kind
+
+
+def test_a_second_rollout_begins_with_numbers_of_its_own(shadow: Harness) -> None:
+    shadow.own = reported(ShadowCounts(compared=50, disagreeing=30.0))
+    shadow.look()
+    shadow.wishes.chosen = NEWER
+    shadow.rollout.advance(shadow.wishes)
+    assert shadow.steps[-1] == (30, "started")
+    assert shadow.ledger.page()[-1].metrics["compared_requests"] == 0

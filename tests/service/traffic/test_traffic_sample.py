@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -175,3 +176,22 @@ def test_the_consumer_is_called_in_time_also_while_requests_wait(monkeypatch: py
     sample.start()
     sample.close()
     assert waiting == [True, True]
+
+
+def test_a_share_that_changes_is_followed_and_zero_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.service.traffic.traffic_sample.TICK_SECONDS", 0.0)
+    share = 0.0
+    consumer = Consumer()
+    sample = TrafficSample(consumer, share=lambda: share, dropped=lambda _: None, name="sample")
+    assert not any(sample.wants_next() for _ in range(1000))
+    sample.start()
+    share = 1.0
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not sample.wants_next():
+        assert time.monotonic() < ends
+        consumer.ticked.wait(PATIENCE_SECONDS)
+    share = 0.0
+    while sample.wants_next():
+        assert time.monotonic() < ends
+    sample.close()
+    assert consumer.closed

@@ -36,7 +36,9 @@ from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
 from understudy.evaluator.evaluation.evaluation_worker import EvaluationWorker
 from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
+from understudy.evaluator.evaluation.shadow_comparer import ShadowComparer
 from understudy.evaluator.model.devices import build_strategy, user_name
+from understudy.evaluator.rollout_plan import ShadowPlan
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
@@ -64,6 +66,7 @@ class Components:
     decisions: DecisionFile
     on_demand: OnDemandEvaluations
     example_queries: ExampleQueries
+    shadow: ShadowComparer | None
 
 
 def start_components(
@@ -108,6 +111,7 @@ def start_components(
         settings, plan, records, known, manager=serving.manager, controller=controller, backlog=backlog
     )
 
+    shadow = _shadow(inputs, known, serving, controller)
     if inputs.following is not None:
         stack.callback(inputs.following.close)
         inputs.following.start(on_decision=wake, on_downloaded=known.quarantine.clear)
@@ -136,7 +140,27 @@ def start_components(
             datasets={dataset.name: dataset for dataset in datasets},
             batch_size=settings.evaluation_batch_size,
         ),
+        shadow=shadow,
     )
+
+
+def _shadow(
+    inputs: EvaluatorInputs, known: Known, serving: Serving, controller: ServingController
+) -> ShadowComparer | None:
+    """Return what compares versions on live requests, if this server may be asked to."""
+    rollout, following = known.rollout, inputs.following
+    if following is None and (rollout is None or not isinstance(rollout.plan, ShadowPlan)):
+        return None
+    shadow = ShadowComparer(
+        manager=serving.manager,
+        engine=serving.engine,
+        find=known.store.find,
+        wanted=lambda: controller.shadow,
+        problem=lambda: "" if following is None else following.problem,
+    )
+    if rollout is not None:
+        rollout.use_shadow(shadow.report)
+    return shadow
 
 
 def _scorer(inputs: EvaluatorInputs, plan: ScoringPlan, records: Records, serving: Serving) -> DatasetScorer:

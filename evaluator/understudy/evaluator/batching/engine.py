@@ -116,6 +116,11 @@ class Engine:
         """The present options."""
         return self._settings
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is queued or computed now."""
+        return bool(self._scheduler) or any(thread.is_busy for thread in (self._thread, *self._others))
+
     def set_batching(self, *, max_batch_size: int, gathering_seconds: float, concurrent_batches: int) -> None:
         """Change these settings; the batches that are formed from now on follow them."""
         with self._changed:

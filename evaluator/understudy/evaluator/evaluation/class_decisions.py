@@ -65,6 +65,13 @@ def decide(task: OutputTask, outputs: Array, targets: Array, weights: Array | No
     return _decide_classes(task, outputs, targets, weights)
 
 
+def holds(task: OutputTask, values: Array) -> Array:
+    """Return which labels hold, bool, in the shape of the values of an output with two classes or several labels."""
+    if task.scores == "unknown":  # a hinge loss's
+        return values > 0.0
+    return _label_probabilities(task, values) > 0.5  # noqa: PLR2004 - as Keras's accuracy
+
+
 def _decide_labels(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:
     is_binary = task.kind == "binary"
     width = 1 if is_binary else outputs.shape[-1]
@@ -74,7 +81,7 @@ def _decide_labels(task: OutputTask, outputs: Array, targets: Array, given: Arra
     items, kept = _kept(len(outputs), values, np.isfinite(wanted).all(axis=1) & ~np.isnan(weights))
     probabilities = _label_probabilities(task, values[kept])
     is_hinge = task.scores == "unknown"
-    predicted = values[kept] > 0.0 if is_hinge else probabilities > 0.5  # noqa: PLR2004 - as Keras's accuracy
+    predicted = holds(task, values[kept])
     actual = wanted[kept] > (0.0 if is_hinge else 0.5)
     return Decisions(
         right=_all_right(len(outputs), items, kept, (predicted == actual).all(axis=1), weights),

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from understudy.evaluator.evaluation.answer_differences import classes_of, has_classes
 from understudy.evaluator.types import Array, Arrays
 
 Kind = Literal["input", "target", "score", "class"]
@@ -41,7 +42,6 @@ MISSING: Final = "(not finite)"
 _KLL_K: Final = 1000  # a rank error of 0.4 % at 99 % confidence, in about 40 KB
 _FREQUENT_LG_SIZE: Final = 12  # exact up to 3,072 different strings
 _LONGEST_STRING: Final = 100
-_CLASSES: Final = 2
 _DIGITS: Final = 6
 
 
@@ -343,16 +343,6 @@ class DriftSketches:
         layout = [_Feature(kind=kind, tensor=name, place=place) for place in each]
         self._sketches |= {feature: sketch() for feature in layout}
         return layout
-
-
-def has_classes(array: Array) -> bool:
-    """Return whether an output ``[examples, ..., classes]`` has a class: the place of its largest value."""
-    return array.ndim > 1 and array.shape[-1] >= _CLASSES and array.dtype.kind in "fV"
-
-
-def classes_of(array: Array) -> Array:
-    """Return the place of the largest value along the last axis, ``[examples, ...]``."""
-    return np.asarray(np.argmax(array.astype(np.float32), axis=-1))
 
 
 def _drift(feature: _Feature, reference: Any, sample: Any) -> FeatureDrift:

@@ -263,7 +263,7 @@ class CheckpointWatcher:
             self._manager.predecessor_step,
             self._controller.pinned_step,
             self._controller.target(),
-            self._controller.rollout_step,
+            *self._controller.tried_steps(),
             self._ranking.best(among={info.step for info in stored}),
         }
         return [info for info in stored if info.step in steps]

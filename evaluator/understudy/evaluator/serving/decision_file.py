@@ -42,6 +42,28 @@ class Canary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shadow:
+    """A checkpoint with which servers compute a sample of the requests once more, after they have answered them.
+
+    Attributes:
+        step: Its step.
+        digest: The SHA-256 that identifies its content.
+        share: The share of the requests.
+        tolerance: By how much numbers may differ, relative to the largest one of their output.
+    """
+
+    step: int
+    digest: str
+    share: float
+    tolerance: float
+
+    @property
+    def key(self) -> CheckpointKey:
+        """The step and digest, which identify the checkpoint."""
+        return self.step, self.digest
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingDecision:
     """The checkpoint that an evaluator serves.
 
@@ -51,6 +73,7 @@ class ServingDecision:
         sequence: The number of the decision, from 1 on; 0 if an earlier version of this program wrote it.
         evaluator_id: Identifies the evaluator's state folder; empty if an earlier version of this program wrote it.
         canary: What a part of the servers that follow serves instead; None if all serve the same.
+        shadow: What all servers compute a sample of the requests with once more; None for nothing.
     """
 
     step: int
@@ -58,6 +81,7 @@ class ServingDecision:
     sequence: int = 0
     evaluator_id: str = ""
     canary: Canary | None = None
+    shadow: Shadow | None = None
 
     def of(self, server: str) -> ServingDecision:
         """Return the decision for the servers of one name."""
@@ -135,32 +159,37 @@ class DecisionFile:
     def publish(self, *, step: int, digest: str) -> None:
         """Write a decision, unless it is the last one that was written. Call it again if the disk was full.
 
-        A canary of this checkpoint ends with it; another one stays.
+        A canary or shadow of this checkpoint ends with it; another one stays.
         """
         with self._lock:
-            canary = None if self._current is None else self._current.canary
+            current = self._current
+            canary, shadow = (None, None) if current is None else (current.canary, current.shadow)
             if canary is not None and canary.key == (step, digest):
                 canary = None
-            self._decide(step, digest, canary)
+            if shadow is not None and shadow.key == (step, digest):
+                shadow = None
+            self._decide(step, digest, canary, shadow)
 
-    def set_canary(self, canary: Canary | None) -> None:
-        """Have a part of the servers that follow serve another checkpoint from now on; None for none.
+    def set_trial(self, trial: Canary | Shadow | None) -> None:
+        """Have servers serve another checkpoint, or compute requests with it, from now on; None for none.
 
         Without a decision before, nothing changes.
         """
         with self._lock:
             if self._current is not None:
-                self._decide(*self._current.key, canary)
+                canary = trial if isinstance(trial, Canary) else None
+                shadow = trial if isinstance(trial, Shadow) else None
+                self._decide(*self._current.key, canary, shadow)
 
-    def _decide(self, step: int, digest: str, canary: Canary | None) -> None:
+    def _decide(self, step: int, digest: str, canary: Canary | None, shadow: Shadow | None) -> None:
         before = self._current
-        same = before is not None and (*before.key, before.canary) == (step, digest, canary)
+        same = before is not None and (*before.key, before.canary, before.shadow) == (step, digest, canary, shadow)
         is_new = before is None or not before.evaluator_id or not same
         if is_new:
             self._id = self._id or uuid.uuid4().hex
             sequence = 1 + (0 if before is None else before.sequence)
             self._current = ServingDecision(
-                step=step, digest=digest, sequence=sequence, evaluator_id=self._id, canary=canary
+                step=step, digest=digest, sequence=sequence, evaluator_id=self._id, canary=canary, shadow=shadow
             )
         decision = self._current
         assert decision is not None  # noqa: S101 - set above
@@ -196,6 +225,7 @@ def decode_decision(content: bytes) -> ServingDecision:
             sequence=int(values.get("sequence", 0)),
             evaluator_id=str(values.get("evaluator_id", "")),
             canary=_canary(values.get("canary")),
+            shadow=_shadow(values.get("shadow")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a decision: {error!r}") from error
@@ -205,6 +235,17 @@ def _canary(values: Any) -> Canary | None:
     if values is None:
         return None
     return Canary(step=int(values["step"]), digest=str(values["digest"]), servers=tuple(map(str, values["servers"])))
+
+
+def _shadow(values: Any) -> Shadow | None:
+    if values is None:
+        return None
+    return Shadow(
+        step=int(values["step"]),
+        digest=str(values["digest"]),
+        share=float(values["share"]),
+        tolerance=float(values["tolerance"]),
+    )
 
 
 def _left_by_earlier_process(path: Path) -> ServingDecision | None:

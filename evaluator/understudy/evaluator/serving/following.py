@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -122,7 +122,7 @@ class NetworkFollowing:
         self._decision: ServingDecision | None = None
         self._seen: ServingDecision | None = None
         self._failure = ""
-        self._verified: CheckpointKey | None = None
+        self._verified: set[CheckpointKey] = set()
         self._alone_from = 0.0
         self._on_downloaded: Callable[[CheckpointKey], None] = lambda _: None
         self._on_decision: Callable[[], None] = lambda: None
@@ -206,10 +206,11 @@ class NetworkFollowing:
             AnotherEvaluatorError: Another evaluator sent it.
             ValueError: It names no checkpoint. A folder is called as its digest, which must not lead elsewhere.
         """
-        if not (_DIGEST.fullmatch(decision.digest) and 0 <= decision.step <= MAX_STEP):
-            raise ValueError(
-                f"it decided for step {decision.step} with the digest {decision.digest[:80]!r}, which is no checkpoint"
-            )
+        for named in _wanted(decision):
+            if not (_DIGEST.fullmatch(named.digest) and 0 <= named.step <= MAX_STEP):
+                raise ValueError(
+                    f"it decided for step {named.step} with the digest {named.digest[:80]!r}, which is no checkpoint"
+                )
         with self._lock:
             known = self._decision or self._remembered
             if known is not None and known.evaluator_id != decision.evaluator_id:
@@ -238,16 +239,18 @@ class NetworkFollowing:
             decision = self.current
             if decision != tried:
                 tried, failures = decision, 0
+            wanted = decision
             try:
-                if decision is not None and not self._has(decision):
-                    self._download(decision)
+                for wanted in _wanted(decision):
+                    if not self._has(wanted):
+                        self._download(wanted)
                 failures = 0
                 self._failure = ""
             except _SupersededError:
                 failures = 0
             except Exception as error:  # noqa: BLE001 - tried again until there is another decision
                 failures += 1
-                self._failed(decision, error, failures)
+                self._failed(wanted, error, failures)
             retry = min(_FIRST_RETRY_SECONDS * 2.0 ** min(failures, 8), _LONGEST_RETRY_SECONDS)
             self._wait(decision, retry if failures else _RECHECK_SECONDS)
 
@@ -277,7 +280,7 @@ class NetworkFollowing:
             return False
         until = self._clock() + _SHARED_FOLDER_SECONDS
         while _digest(self._run, decision.step, self._accepted) != decision.digest:
-            self._wait(decision, _SHARED_FOLDER_SECONDS / 10)
+            self._wait(self.current, _SHARED_FOLDER_SECONDS / 10)
             self._check_wanted(decision)
             if self._clock() >= until:
                 return False
@@ -285,15 +288,18 @@ class NetworkFollowing:
 
     def _is_whole(self, decision: ServingDecision) -> bool:
         """Return whether a download has what its manifest says, of which a power cut may have left less."""
-        if self._verified != decision.key:
+        if decision.key not in self._verified:
             folder = self._downloads.checkpoint(decision.step)
             try:
                 open_local_checkpoint(folder, accepted=self._accepted)
             except CheckpointError as error:
                 _log.warning("a download is damaged and made again", extra={"reason": str(error)})
                 return False
-            self._verified = decision.key
+            self._note_verified(decision)
         return True
+
+    def _note_verified(self, decision: ServingDecision) -> None:
+        self._verified = {decision.key, *(self._verified & {wanted.key for wanted in _wanted(self.current)})}
 
     def _download(self, decision: ServingDecision) -> None:
         folder = self._partial / decision.digest
@@ -315,7 +321,7 @@ class NetworkFollowing:
         remove_folder(target)
         self._on_downloaded(decision.key)
         folder.rename(target)
-        self._verified = decision.key
+        self._note_verified(decision)
         _log.info("downloaded", extra={"step": decision.step, "bytes": _size(manifest)})
 
     def _fetch_manifest(self, decision: ServingDecision, folder: Path) -> Manifest:
@@ -364,25 +370,38 @@ class NetworkFollowing:
             OutOfResourcesError: The checkpoint is larger than all downloads may be.
         """
         limit = self._max_mib * 2**20
-        if _size(manifest) > limit:
+        kept = {wanted.step for wanted in _wanted(self.current)} - {decision.step}
+        needed = _size(manifest) + sum(_folder_size(self._downloads.checkpoint(step)) for step in kept)
+        if needed > limit:
+            others = f" with step {', '.join(map(str, kept))}" if kept else ""
             raise OutOfResourcesError(
-                f"it takes {_size(manifest) / 2**20:.1f} MiB, and follow_download_mib is {self._max_mib}"
+                f"it takes {needed / 2**20:.1f} MiB{others}, and follow_download_mib is {self._max_mib}"
             )
-        steps = [step for step in self._downloads.committed_steps() if step != decision.step]
+        steps = [step for step in self._downloads.committed_steps() if step not in kept | {decision.step}]
         sizes = {step: _folder_size(self._downloads.checkpoint(step)) for step in steps}
         oldest_first = sorted(steps, key=lambda step: self._downloads.checkpoint(step).stat().st_mtime_ns)
         while oldest_first and (
-            len(oldest_first) >= _KEPT or sum(sizes[step] for step in oldest_first) + _size(manifest) > limit
+            len(oldest_first) >= _KEPT or sum(sizes[step] for step in oldest_first) + needed > limit
         ):
             remove_folder(self._downloads.checkpoint(oldest_first.pop(0)))
 
     def _check_wanted(self, decision: ServingDecision) -> None:
-        if self._closing or self.current != decision:
+        if self._closing or decision.key not in [wanted.key for wanted in _wanted(self.current)]:
             raise _SupersededError
 
 
 class _SupersededError(Exception):
     """The download is no longer wanted."""
+
+
+def _wanted(decision: ServingDecision | None) -> tuple[ServingDecision, ...]:
+    """Return the decision, and the same for its shadow: each names a checkpoint that is to be here."""
+    if decision is None:
+        return ()
+    shadow = decision.shadow
+    if shadow is None:
+        return (decision,)
+    return decision, replace(decision, step=shadow.step, digest=shadow.digest, shadow=None)
 
 
 def _remembered(file: Path) -> ServingDecision | None:

@@ -1,41 +1,30 @@
-"""Gives a new version to a part of the servers that follow, and after a time to all, or takes it back."""
+"""Tries a new version on a part of the servers, or of the requests, and then gives it to all, or takes it back."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from understudy.checkpoints.atomic import write_json
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.rollout_plan import LEAST_FOLLOWERS, RolloutPlan, in_words, parse_rollout
-from understudy.evaluator.serving.decision_file import Canary, DecisionFile
-from understudy.evaluator.serving.rollout_health import ServerReport, Tally, Traffic, complaint
+from understudy.evaluator.rollout_plan import LEAST_FOLLOWERS, CanaryPlan, RolloutPlan, in_words, parse_rollout
+from understudy.evaluator.serving.decision_file import Canary, DecisionFile, Shadow
+from understudy.evaluator.serving.rollout_file import RolloutFile, RunningRollout
+from understudy.evaluator.serving.rollout_health import ServerReport
+from understudy.evaluator.serving.rollout_watch import watch_of
+from understudy.evaluator.serving.shadow_health import ShadowCounts, ShadowReport
 from understudy.evaluator.types import CheckpointKey, EvaluationOutcome
-
-ROLLOUT_FILE: Final = "rollout.json"
-"""In the state folder: the rollout that is under way, with the time that it has taken."""
 
 FOLLOWERS_SECONDS: Final = 30.0
 """How long a new version waits for servers that follow before it is promoted without them."""
 
 LOOK_SECONDS: Final = 0.5
 """How often the reports of the servers are compared."""
-
-FAILING_SECONDS: Final = 10.0
-"""How long a server of the part may say that it cannot serve the version."""
-
-FIRST_SERVED_SECONDS: Final = 900.0
-"""How long the part may take until one of its servers serves the version."""
-
-LOST_SECONDS: Final = 60.0
-"""How long no server of the part may serve the version after one did."""
 
 _SAVE_SECONDS: Final = 5.0
 _SAVES: Final = 20
@@ -74,36 +63,8 @@ class Candidates(Protocol):
         """Why a checkpoint may no longer take the place of the serving one; empty if it may."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunningRollout:
-    """A rollout that is under way.
-
-    Attributes:
-        number: Identifies it in the state folder.
-        step: The step of the new version.
-        digest: The digest of its checkpoint.
-        servers: The names of the servers that serve it.
-        followers: How many servers there were when it began.
-        elapsed_seconds: For how long one of them has served it.
-        after_seconds: After how long all serve it.
-    """
-
-    number: int
-    step: int
-    digest: str
-    servers: tuple[str, ...]
-    followers: int
-    elapsed_seconds: float
-    after_seconds: float
-
-    @property
-    def key(self) -> CheckpointKey:
-        """The step and digest of the new version."""
-        return self.step, self.digest
-
-
 class Rollout:
-    """Decides which of two versions each server that follows serves, and records each step in the ledger.
+    """Decides which of two versions each server serves or computes requests with, and records each step in the ledger.
 
     While a rollout is under way this evaluator itself serves the version before. A checkpoint that becomes due
     meanwhile waits. A rejected one is not rolled out again; only an operator's pin serves it.
@@ -111,7 +72,7 @@ class Rollout:
     `serves`, `rejects` and `running` are thread-safe; the others are for one thread at a time.
 
     Args:
-        plan: Which part, and for how long.
+        plan: Which part of the servers or requests, and for how long.
         directory: The state folder.
         decisions: Tells the servers.
         recorder: Records the steps.
@@ -133,12 +94,13 @@ class Rollout:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
-        self._path = directory / ROLLOUT_FILE
+        self._file = RolloutFile(directory)
         self._decisions = decisions
         self._recorder = recorder
         self._ledger = ledger
         self._clock = clock
         self._followers: Callable[[], Sequence[ServerReport]] = tuple
+        self._own: Callable[[], ShadowReport | None] = lambda: None
         self._rejected = frozenset(
             (record.step, record.checkpoint_digest) for outcome in _REJECTED for record in _entries(ledger, outcome)
         )
@@ -146,12 +108,22 @@ class Rollout:
         self._released: CheckpointKey | None = None
         self._waiting: tuple[CheckpointKey, float] | None = None
         self._verdict = ""
-        self._begin_watch()
+        self._begin_watch(None)
         self._resume()
 
     def use_fleet(self, followers: Callable[[], Sequence[ServerReport]]) -> None:
         """Set what returns the connected servers."""
         self._followers = followers
+
+    def use_shadow(self, own: Callable[[], ShadowReport | None]) -> None:
+        """Set what returns the report of this evaluator as a server."""
+        self._own = own
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """What computes a part of the requests once more; None if nothing does."""
+        current = self._decisions.current
+        return None if current is None else current.shadow
 
     @property
     def running(self) -> RunningRollout | None:
@@ -189,8 +161,8 @@ class Rollout:
             return False
         running = self._count(running, now)
         if not self._verdict:
-            self._verdict = self._judge(running, now)
-        return bool(self._verdict) or (self._released is None and running.elapsed_seconds >= running.after_seconds)
+            self._verdict = self._watch.objection(running, now)
+        return bool(self._verdict) or (self._released is None and running.is_over)
 
     def advance(self, candidates: Candidates) -> None:
         """Take the step that is due, if any: begin a rollout, or end the one that is under way.
@@ -213,7 +185,7 @@ class Rollout:
                 self._end(running, EvaluationOutcome.ROLLOUT_STOPPED, f"stopped: an operator pinned step {pinned[0]}")
         elif before is not None and (refusal := candidates.refusal(running.key, before) or self._verdict):
             self._end(running, EvaluationOutcome.ROLLOUT_ROLLED_BACK, f"rolled back: {refusal}")
-        elif running.elapsed_seconds >= running.after_seconds or before is None or not candidates.may_stay(before):
+        elif running.is_over or before is None or not candidates.may_stay(before):
             self._released = running.key
 
     def _consider(self, candidates: Candidates) -> None:
@@ -227,7 +199,7 @@ class Rollout:
         if self._released is not None:
             return
         names = self._names()
-        if len(names) >= LEAST_FOLLOWERS:
+        if len(names) >= LEAST_FOLLOWERS or not isinstance(self.plan, CanaryPlan):
             self._start(chosen, names)
             return
         if self._waiting is None or self._waiting[0] != chosen:
@@ -236,41 +208,46 @@ class Rollout:
             self._promote_at_once(chosen, len(names))
 
     def _start(self, key: CheckpointKey, names: Sequence[str]) -> None:
-        current = self._decisions.current
+        plan, current = self.plan, self._decisions.current
         running = RunningRollout(
             number=1 if current is None else current.sequence + 1,
             step=key[0],
             digest=key[1],
-            servers=self.plan.part_of(names),
+            servers=plan.part_of(names) if isinstance(plan, CanaryPlan) else (),
             followers=len(names),
             elapsed_seconds=0.0,
-            after_seconds=self.plan.after_seconds,
+            after_seconds=plan.after_seconds,
+            shadow=None if isinstance(plan, CanaryPlan) else ShadowCounts(),
+            least_requests=0 if isinstance(plan, CanaryPlan) else plan.least_requests,
         )
-        write_json(self._path, asdict(running))
+        self._file.write(running)
         self._begin(running)
 
-    def _begin(self, running: RunningRollout) -> None:
+    def _begin(self, running: RunningRollout, *, goes_on: bool = False) -> None:
         """Record that a rollout began, and tell the servers, unless that was done before."""
-        before = self.before
+        before = "none" if self.before is None else f"step {self.before[0]}"
+        plan = self.plan
+        if isinstance(plan, CanaryPlan):
+            trial: Canary | Shadow = Canary(step=running.step, digest=running.digest, servers=running.servers)
+            what = f"a canary on {len(running.servers)} of {running.followers} servers"
+            others = f"the others serve {before}"
+        else:
+            trial = Shadow(step=running.step, digest=running.digest, share=plan.share, tolerance=plan.tolerance)
+            what = f"a shadow that computes {100 * plan.share:.3g}% of the requests once more"
+            others = f"{before} answers all requests"
+        self._begin_watch(running if goes_on else None)
         self._record(
-            running,
-            EvaluationOutcome.ROLLOUT_STARTED,
-            f"a canary on {len(running.servers)} of {running.followers} servers for {in_words(running.after_seconds)}; "
-            f"the others serve step {None if before is None else before[0]}",
+            running, EvaluationOutcome.ROLLOUT_STARTED, f"{what} for {in_words(running.after_seconds)}; {others}"
         )
         self._waiting = None
-        self._begin_watch()
         self._running = running
-        self._decisions.set_canary(Canary(step=running.step, digest=running.digest, servers=running.servers))
+        self._decisions.set_trial(trial)
 
-    def _begin_watch(self) -> None:
-        now = self._clock()
-        self._looked_at = self._saved_at = now
-        self._served_at = now
-        self._was_served = False
-        self._failing_since: dict[str, float] = {}
+    def _begin_watch(self, running: RunningRollout | None) -> None:
+        """Watch a new rollout from now on, or one that goes on."""
+        self._looked_at = self._saved_at = now = self._clock()
+        self._watch = watch_of(self.plan, running, now)
         self._verdict = ""
-        self._part, self._others = Tally(), Tally()
 
     def _promote_at_once(self, key: CheckpointKey, followers: int) -> None:
         current = self._decisions.current
@@ -292,25 +269,25 @@ class Rollout:
         if outcome in _REJECTED:
             self._rejected |= {running.key}
         self._running = self._released = None
-        self._decisions.set_canary(None)
-        self._path.unlink(missing_ok=True)
+        self._decisions.set_trial(None)
+        self._file.remove()
 
     def _resume(self) -> None:
         """Go on with the rollout of an earlier process, or finish its end."""
-        running = _read(self._path, self.plan)
+        running = self._file.read(self.plan)
         if running is None:
-            self._decisions.set_canary(None)
+            self._decisions.set_trial(None)
             return
         for outcome in _ENDS:
             if self._find(running, outcome):
-                self._decisions.set_canary(None)
-                self._path.unlink(missing_ok=True)
+                self._decisions.set_trial(None)
+                self._file.remove()
                 return
         _log.info(
             "going on with a rollout",
             extra={"step": running.step, "servers": list(running.servers), "elapsed_seconds": running.elapsed_seconds},
         )
-        self._begin(running)
+        self._begin(running, goes_on=True)
 
     def _find(self, running: RunningRollout, outcome: EvaluationOutcome) -> bool:
         return any(
@@ -323,51 +300,37 @@ class Rollout:
         return sorted({server.name for server in self._followers()})
 
     def _count(self, running: RunningRollout, now: float) -> RunningRollout:
-        """Take the reports of the servers, and add the time in which one of the part served the version."""
+        """Take the reports of the servers, and add the time in which one of them used the version."""
         passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_SECONDS), now
-        followers = {server.name: server for server in self._followers()}
-        is_served = False
-        for server in followers.values():
-            is_part = server.name in running.servers
-            is_served |= is_part and server.key == running.key
-            if server.traffic is None or server.key != (running.key if is_part else self.before):
-                continue
-            (self._part if is_part else self._others).add(server.name, server.traffic, from_zero=is_part)
-        self._note_failures(running, followers, now)
-        if is_served or not any(name not in running.servers for name in followers):
-            self._served_at, self._was_served = now, self._was_served or is_served
-        if is_served:
+        is_used = self._watch.look(running, self.before, self._reports(), now)
+        running = self._watch.counted(running)
+        if is_used:
             running = replace(running, elapsed_seconds=running.elapsed_seconds + passed)
-            self._running = running
             if now - self._saved_at >= min(_SAVE_SECONDS, running.after_seconds / _SAVES):
                 self._save(running, now)
+        self._running = running
         return running
 
-    def _note_failures(self, running: RunningRollout, followers: Mapping[str, ServerReport], now: float) -> None:
-        failing = {name for name in running.servers if name in followers and followers[name].reason}
-        self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
+    def _reports(self) -> Sequence[ServerReport]:
+        """Return the reports of the connected servers, and of this evaluator if it computes requests once more."""
+        own = self._own()
+        if own is None:
+            return self._followers()
+        return [*self._followers(), ServerReport(name="", key=self.before or (None, ""), reason="", shadow=own)]
 
     def _save(self, running: RunningRollout, now: float) -> None:
         self._saved_at = now
         try:
-            write_json(self._path, asdict(running))
+            self._file.write(running)
         except OSError as error:
             _log.warning("cannot save the time of a rollout; a restart would repeat it", extra={"reason": str(error)})
 
-    def _judge(self, running: RunningRollout, now: float) -> str:
-        """Return why the version is rolled back; empty if it is not."""
-        for name, since in self._failing_since.items():
-            if now - since >= FAILING_SECONDS:
-                reasons = {server.name: server.reason for server in self._followers()}
-                return f"server {name} does not serve it: {reasons.get(name, 'it left')}"
-        patience = LOST_SECONDS if self._was_served else FIRST_SERVED_SECONDS
-        if now - self._served_at >= patience:
-            return f"none of the servers {', '.join(running.servers)} has served it for {in_words(patience)}"
-        return complaint(self._part.total, self._others.total)
-
     def _spent(self) -> str:
         running = self._running
-        return in_words(0.0 if running is None else running.elapsed_seconds)
+        if running is None:
+            return in_words(0.0)
+        compared = "" if running.shadow is None else f", and {running.shadow.compared} requests were compared"
+        return f"{in_words(running.elapsed_seconds)}{compared}"
 
     def _record(self, running: RunningRollout, outcome: EvaluationOutcome, reason: str) -> None:
         if self._find(running, outcome):
@@ -375,11 +338,9 @@ class Rollout:
         numbers = {
             "rollout": running.number,
             "servers": running.followers,
-            "canary_servers": len(running.servers),
             "elapsed_seconds": running.elapsed_seconds,
             "after_seconds": running.after_seconds,
-            **_numbers("canary", self._part.total),
-            **_numbers("other", self._others.total),
+            **self._watch.numbers(running),
         }
         named = (f"canary servers: {', '.join(running.servers)}",) if running.servers else ()
         self._recorder.record_rollout(
@@ -411,11 +372,9 @@ def open_rollout(
     if setting is not None:
         plan = parse_rollout(setting)
         return Rollout(plan, directory=directory, decisions=decisions, recorder=recorder, ledger=ledger)
-    path = directory / ROLLOUT_FILE
-    if path.exists():
+    if RolloutFile(directory).remove():
         _log.warning("a rollout was under way, and this evaluator has no --rollout; all servers serve the same again")
-        path.unlink()
-    decisions.set_canary(None)
+    decisions.set_trial(None)
     return None
 
 
@@ -424,31 +383,3 @@ def _entries(ledger: Ledger, outcome: EvaluationOutcome) -> Sequence[Any]:
     while page := ledger.page(after_sequence=found[-1].sequence if found else 0, limit=_PAGE, outcome=outcome):
         found += page
     return found
-
-
-def _numbers(whose: str, traffic: Traffic) -> dict[str, float]:
-    return {
-        f"{whose}_requests": traffic.requests,
-        f"{whose}_errors": traffic.errors,
-        f"{whose}_p99_seconds": traffic.p99_seconds,
-    }
-
-
-def _read(path: Path, plan: RolloutPlan) -> RunningRollout | None:
-    """Return the rollout in a file, with the time of the present plan; None if there is none."""
-    try:
-        values = json.loads(path.read_bytes())
-        return RunningRollout(
-            number=int(values["number"]),
-            step=int(values["step"]),
-            digest=str(values["digest"]),
-            servers=tuple(map(str, values["servers"])),
-            followers=int(values["followers"]),
-            elapsed_seconds=float(values["elapsed_seconds"]),
-            after_seconds=plan.after_seconds,
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("cannot read the rollout of an earlier process; it begins anew", extra={"reason": str(error)})
-        return None

@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from understudy.evaluator.serving.shadow_health import ShadowReport
 
 LATENCY_BOUNDS_SECONDS: Final = tuple(0.0001 * 2.0 ** (place / 2) for place in range(41))
 """The upper bounds of the latencies that are counted together; each is the root of 2 times the one before."""
@@ -91,12 +94,14 @@ class ServerReport:
         key: The step and digest of the checkpoint that it serves; None before the first.
         reason: Why it does not serve what was decided for it; empty if it does, or is about to.
         traffic: What it answered with that checkpoint; None if it did not say.
+        shadow: What came of the requests that it computed once more with a new version; None if it did not say.
     """
 
     name: str
     key: tuple[int | None, str]
     reason: str
-    traffic: Traffic | None
+    traffic: Traffic | None = None
+    shadow: ShadowReport | None = None
 
 
 class Tally:
@@ -155,7 +160,7 @@ def _slower(part: Traffic, others: Traffic) -> str:
     )
 
 
-def wilson(count: int, of: int) -> tuple[float, float]:
+def wilson(count: float, of: int) -> tuple[float, float]:
     """Return the bounds of the Wilson score interval of a share at 99%."""
     share, spread = count / of, _Z * _Z / of
     middle = (share + spread / 2) / (1 + spread)

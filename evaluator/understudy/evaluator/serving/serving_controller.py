@@ -15,6 +15,7 @@ from understudy.evaluator.serving.decision_file import (
     FollowedEvaluator,
     ServingDecision,
     ServingReport,
+    Shadow,
 )
 from understudy.evaluator.serving.gate_trial import Serving
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
@@ -137,6 +138,19 @@ class ServingController:
         running = None if self.rollout is None else self.rollout.running
         return None if running is None else running.step
 
+    @property
+    def shadow(self) -> Shadow | None:
+        """What computes a sample of the requests once more on this server, or None."""
+        if self._followed is not None:
+            decision = self._followed.current
+            return None if decision is None else decision.shadow
+        return None if self.rollout is None else self.rollout.shadow
+
+    def tried_steps(self) -> set[int]:
+        """Return the steps that are not serving here and must be kept for a rollout."""
+        shadow = self.shadow
+        return {step for step in (self.rollout_step, None if shadow is None else shadow.step) if step is not None}
+
     def chosen_key(self) -> CheckpointKey | None:
         """See `understudy.evaluator.serving.rollout.Candidates`."""
         return self._key(self._chosen(None))
@@ -193,7 +207,7 @@ class ServingController:
             self._ranking.best(),
             self._ranking.best_to_serve(),
             self._policy if isinstance(self._policy, int) else None,
-            self.rollout_step,
+            *self.tried_steps(),
         }
         if self.rollout is not None and self.rollout.before is not None:
             steps.add(self.rollout.before[0])

@@ -1,4 +1,4 @@
-"""The audit log: who changed what is served, what the gate decided, and who was refused.
+"""The audit log: who changed what is served, what the gate and a rollout decided, and who was refused.
 
 Its lines have the logger name ``understudy.audit`` and are written at every ``--log-level``.
 """
@@ -21,6 +21,14 @@ REFUSAL: Final = "caller refused"
 """The event of the audit log's lines about refused callers, which have the address as ``peer``, and the ``method``."""
 
 _DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED})
+_ROLLOUTS: Final = frozenset(
+    {
+        EvaluationOutcome.ROLLOUT_STARTED,
+        EvaluationOutcome.ROLLOUT_PROMOTED,
+        EvaluationOutcome.ROLLOUT_ROLLED_BACK,
+        EvaluationOutcome.ROLLOUT_STOPPED,
+    }
+)
 _REFUSED: Final = frozenset({Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
 
 _audit_log = structlog.wrap_logger(
@@ -74,14 +82,18 @@ def audit_refused_request(peer: str, path: str, message: str) -> None:
 
 
 def audit_record(record: EvaluationRecord) -> None:
-    """Write the line of an entry of the ledger, if it is a decision of the gate."""
-    if record.outcome not in _DECISIONS:
+    """Write the line of an entry of the ledger, if it is a decision of the gate or a step of a rollout."""
+    if record.outcome in _ROLLOUTS:
+        event, about = "rollout", {"notes": "; ".join(record.notes)}
+    elif record.outcome in _DECISIONS:
+        event, about = "gate decided", {"dataset": record.dataset}
+    else:
         return
     _audit_log.info(
-        "gate decided",
+        event,
         step=record.step,
         checkpoint_digest=record.checkpoint_digest,
-        dataset=record.dataset,
+        **about,
         outcome=record.outcome.value,
         message=record.reason,
         metrics=dict(record.metrics),

@@ -20,9 +20,10 @@ from understudy.clients.client_errors import (
 from understudy.clients.fleet_calls import FleetCalls, fleet_options
 from understudy.clients.tls_files import TlsFileError, read_credentials
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError
-from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport
+from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport, Shadow
 from understudy.evaluator.serving.rollout_health import Traffic
-from understudy.service.fleet.served_traffic import TrafficMeter, encode_traffic
+from understudy.evaluator.serving.shadow_health import ShadowReport
+from understudy.service.fleet.served_traffic import TrafficMeter, encode_shadow, encode_traffic
 from understudy.service.service_errors import SettingsError
 from understudy.v1 import fleet_pb2
 
@@ -107,9 +108,14 @@ class GrpcEvaluatorLink:
         self.traffic = TrafficMeter()
         self._report = ServingReport(step=None, digest="", reason="")
         self._reports: _Reports | None = None
+        self._shadow: Callable[[], ShadowReport | None] = lambda: None
         self._closing = threading.Event()
         self._on_decision: Callable[[ServingDecision], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="understudy-follow")
+
+    def use_shadow(self, shadow: Callable[[], ShadowReport | None]) -> None:
+        """Set what returns the report of the version that computes requests once more. It must be quick."""
+        self._shadow = shadow
 
     @property
     def is_connected(self) -> bool:
@@ -172,7 +178,7 @@ class GrpcEvaluatorLink:
             for response in calls.follow(iter(reports)):
                 reports.send_traffic(response.traffic_seconds)
                 if response.HasField("decision"):
-                    self._on_decision(_decision(response.decision))
+                    self._on_decision(_decision(response))
                 if not answered:
                     answered = True
                     self._answered(address, response.software_version)
@@ -207,11 +213,14 @@ class GrpcEvaluatorLink:
                 name=self._settings.name,
                 software_version=self._software_version,
             )
-            self._calls, self._reports = calls, _Reports(first, self._report, self.traffic)
+            self._calls, self._reports = calls, _Reports(first, self._report, self._read_traffic)
             reports = self._reports
         if self._closing.is_set():
             self._disconnect()
         return reports, calls
+
+    def _read_traffic(self, report: ServingReport) -> _Traffic:
+        return self.traffic.read(report.step, report.digest), self._shadow()
 
     def _answered(self, address: str, software_version: str) -> None:
         self._connected, self._problem, self._logged = True, "", ""
@@ -228,17 +237,26 @@ class GrpcEvaluatorLink:
             calls.close()
 
 
+_Traffic = tuple[Traffic | None, ShadowReport | None]
+_NO_TRAFFIC: Final[_Traffic] = (None, None)
+
+
 class _Reports:
     """An iterator of requests: who follows, then the newest report whenever it changes, or traffic if it is asked for.
 
     gRPC iterates it on a thread of its own, which ends with it.
     """
 
-    def __init__(self, first: fleet_pb2.FollowRequest, report: ServingReport, meter: TrafficMeter) -> None:
-        self._meter = meter
+    def __init__(
+        self,
+        first: fleet_pb2.FollowRequest,
+        report: ServingReport,
+        read: Callable[[ServingReport], _Traffic],
+    ) -> None:
+        self._read_traffic = read
         self._seconds = 0.0
         self._asked = False
-        self._traffic: Traffic | None = None
+        self._traffic = _NO_TRAFFIC
         self._changed = threading.Condition()
         self._first: fleet_pb2.FollowRequest | None = first
         self._newest = report
@@ -258,8 +276,11 @@ class _Reports:
             report = self._sent = self._newest
             self._asked, self._traffic = False, self._read()
             request, self._first = self._first or fleet_pb2.FollowRequest(), None
-            if self._traffic is not None:
-                request.traffic.CopyFrom(encode_traffic(self._traffic))
+            traffic, shadow = self._traffic
+            if traffic is not None:
+                request.traffic.CopyFrom(encode_traffic(traffic))
+            if shadow is not None:
+                request.shadow.CopyFrom(encode_shadow(shadow))
         request.serving_digest, request.reason = report.digest, report.reason
         if report.step is not None:
             request.serving_step = report.step
@@ -273,9 +294,9 @@ class _Reports:
                 self._seconds, self._asked = seconds, seconds > 0
                 self._changed.notify_all()
 
-    def _read(self) -> Traffic | None:
+    def _read(self) -> _Traffic:
         """Return the traffic of the version of the newest report, if it is asked for."""
-        return self._meter.read(self._newest.step, self._newest.digest) if self._seconds else None
+        return self._read_traffic(self._newest) if self._seconds else _NO_TRAFFIC
 
     def send(self, report: ServingReport) -> None:
         with self._changed:
@@ -288,7 +309,14 @@ class _Reports:
             self._changed.notify_all()
 
 
-def _decision(message: fleet_pb2.ServingDecision) -> ServingDecision:
+def _decision(response: fleet_pb2.FollowResponse) -> ServingDecision:
+    message, shadow = response.decision, response.shadow
     return ServingDecision(
-        step=message.step, digest=message.digest, sequence=message.sequence, evaluator_id=message.evaluator_id
+        step=message.step,
+        digest=message.digest,
+        sequence=message.sequence,
+        evaluator_id=message.evaluator_id,
+        shadow=Shadow(step=shadow.step, digest=shadow.digest, share=shadow.share, tolerance=shadow.tolerance)
+        if response.HasField("shadow")
+        else None,
     )

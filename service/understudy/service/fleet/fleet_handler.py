@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputErr
 from understudy.evaluator.serving.decision_file import ServingDecision
 from understudy.service.calls.methods import CallContext, Requests
 from understudy.service.fleet.fleet_state import Fleet, Member
-from understudy.service.fleet.served_traffic import decode_traffic
+from understudy.service.fleet.served_traffic import decode_shadow, decode_traffic, encode_counts
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel
 from understudy.v1 import fleet_pb2
@@ -84,15 +85,23 @@ class FleetHandler:
             try:
                 async with aclosing(self._each_decision(reading)) as decisions:
                     async for decision in decisions:
-                        in_rollout = decision is not None and decision.canary is not None
-                        yield fleet_pb2.FollowResponse(
-                            decision=None if decision is None else _message(decision.of(name)),
-                            software_version=self._software_version,
-                            traffic_seconds=TRAFFIC_SECONDS if in_rollout else 0.0,
-                        )
+                        yield self._response(decision, name)
             finally:
                 reading.cancel()
                 await asyncio.wait([reading])
+
+    def _response(self, decision: ServingDecision | None, name: str) -> fleet_pb2.FollowResponse:
+        response = fleet_pb2.FollowResponse(software_version=self._software_version)
+        if decision is None:
+            return response
+        response.decision.CopyFrom(_message(decision.of(name)))
+        shadow = decision.shadow
+        if shadow is not None:
+            response.shadow.step, response.shadow.digest = shadow.key
+            response.shadow.share, response.shadow.tolerance = shadow.share, shadow.tolerance
+        if shadow is not None or decision.canary is not None:
+            response.traffic_seconds = TRAFFIC_SECONDS
+        return response
 
     async def _each_decision(self, reading: asyncio.Task[None]) -> AsyncGenerator[ServingDecision | None, None]:
         """Yield the present decision, if any, and each later one, until the caller ends its reports."""
@@ -120,7 +129,10 @@ class FleetHandler:
         step = request.serving_step if request.HasField("serving_step") else None
         traffic = decode_traffic(request.traffic) if request.HasField("traffic") else None
         digest, reason = request.serving_digest[:_LONGEST_NAME], request.reason[:_LONGEST_REASON]
-        self.fleet.report(member, step, digest, reason, traffic)
+        shadow = decode_shadow(request.shadow) if request.HasField("shadow") else None
+        if shadow is not None:
+            shadow = replace(shadow, reason=shadow.reason[:_LONGEST_REASON])
+        self.fleet.report(member, step, digest, reason, traffic=traffic, shadow=shadow)
 
     async def read_checkpoint(
         self, request: fleet_pb2.ReadCheckpointRequest, call: CallContext
@@ -174,6 +186,8 @@ class FleetHandler:
                 servers=rollout.servers,
                 elapsed_seconds=rollout.elapsed_seconds,
                 after_seconds=rollout.after_seconds,
+                shadow=None if rollout.shadow is None else encode_counts(rollout.shadow),
+                least_requests=rollout.least_requests,
             ),
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.evaluator.serving.decision_file import ServingDecision
 from understudy.evaluator.serving.rollout_health import ServerReport, Traffic
+from understudy.evaluator.serving.shadow_health import ShadowReport
 
 MAX_SERVERS = 4096
 """The most servers that follow at once, and that are listed."""
@@ -80,6 +81,7 @@ class Member:
         self.digest = ""
         self.reason = ""
         self.traffic: Traffic | None = None
+        self.shadow: ShadowReport | None = None
         self.since: float | None = None
         self.lag: float | None = None
         self.left_at: float | None = None
@@ -128,12 +130,19 @@ class Fleet:
                 member.left_at = self._clock()
 
     def report(
-        self, member: Member, step: int | None, digest: str, reason: str, traffic: Traffic | None = None
+        self,
+        member: Member,
+        step: int | None,
+        digest: str,
+        reason: str,
+        *,
+        traffic: Traffic | None = None,
+        shadow: ShadowReport | None = None,
     ) -> None:
         """Take a report of what a server serves."""
         took = None
         with self._lock:
-            member.reason, member.traffic = reason, traffic
+            member.reason, member.traffic, member.shadow = reason, traffic, shadow
             if (member.step, member.digest) == (step, digest):
                 return
             is_first = member.since is None
@@ -152,6 +161,7 @@ class Fleet:
                     key=(member.step, member.digest),
                     reason=member.reason,
                     traffic=member.traffic,
+                    shadow=member.shadow,
                 )
                 for member in self._members
                 if member.left_at is None

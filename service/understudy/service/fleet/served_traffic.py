@@ -1,12 +1,14 @@
-"""What this server answers with the version that it serves, for the evaluator that it follows."""
+"""What this server answers, and what it computes once more, for the evaluator that it follows."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from understudy.evaluator.serving.rollout_health import LATENCY_BOUNDS_SECONDS, Traffic, place_of, trimmed
+from understudy.evaluator.serving.shadow_health import ShadowCounts, ShadowReport, shadow_counts
 from understudy.v1 import fleet_pb2
 
 _ERRORS: Final = frozenset({"queue_full", "deadline", "unmeetable", "invalid"})
@@ -73,4 +75,32 @@ def decode_traffic(message: fleet_pb2.ServedTraffic) -> Traffic:
         requests=max(0, message.requests),
         errors=max(0, message.errors),
         latencies=tuple(max(0, count) for count in message.latency_counts[:_LONGEST]),
+    )
+
+
+def encode_counts(counts: ShadowCounts) -> fleet_pb2.ShadowCounts:
+    """Return a message."""
+    return fleet_pb2.ShadowCounts(**asdict(counts))
+
+
+def encode_shadow(report: ShadowReport) -> fleet_pb2.ShadowReport:
+    """Return a message."""
+    return fleet_pb2.ShadowReport(
+        step=report.step,
+        digest=report.digest,
+        loaded=report.loaded,
+        reason=report.reason,
+        counts=encode_counts(report.counts),
+    )
+
+
+def decode_shadow(message: fleet_pb2.ShadowReport) -> ShadowReport:
+    """Return what a server sent, as far as it makes sense: it may send anything."""
+    counts = {field.name: getattr(message.counts, field.name) for field in message.counts.DESCRIPTOR.fields}
+    return ShadowReport(
+        step=message.step,
+        digest=message.digest,
+        loaded=message.loaded,
+        reason=message.reason,
+        counts=shadow_counts(counts),
     )

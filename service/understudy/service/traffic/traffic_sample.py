@@ -52,7 +52,8 @@ class TrafficSample:
 
     Args:
         consumer: Takes the requests.
-        share: The probability of a request, above 0 and up to 1.
+        share: The probability of a request, above 0 and up to 1; or a function that returns it, 0 for none, which is
+            called on the thread about every second.
         dropped: Called with the reason of each dropped request, ``queue`` or ``error``, on either thread.
         name: The name of the thread.
         generator: Draws the sample.
@@ -64,7 +65,7 @@ class TrafficSample:
         self,
         consumer: SampleConsumer,
         *,
-        share: float,
+        share: float | Callable[[], float],
         dropped: Callable[[str], None],
         name: str,
         generator: random.Random | None = None,
@@ -72,7 +73,8 @@ class TrafficSample:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._consumer = consumer
-        self._gaps = SampleGaps(share, random.random if generator is None else generator.random)
+        self._share = share
+        self._generator = random.random if generator is None else generator.random
         self._dropped = dropped
         self._max_requests = max_requests
         self._max_bytes = max_bytes
@@ -81,6 +83,8 @@ class TrafficSample:
         self._taken_bytes = 0  # written by the consumer's thread only
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._present_share = self._share_now()
+        self._gaps = self._drawn = SampleGaps(self._present_share, self._generator)  # the thread may replace the first
         self._others = self._gaps.draw()
 
     def start(self) -> None:
@@ -101,6 +105,9 @@ class TrafficSample:
 
     def wants_next(self) -> bool:
         """See `understudy.service.served_model.PredictionSampler`."""
+        if self._gaps is not self._drawn:
+            self._drawn = self._gaps
+            self._others = self._drawn.draw()
         self._others -= 1
         return self._others < 0
 
@@ -109,6 +116,15 @@ class TrafficSample:
         self._others = self._gaps.draw()
         caller = "" if call.caller is None else call.caller.name
         future.add_done_callback(partial(self._answered, inputs, call.method, caller))
+
+    def _share_now(self) -> float:
+        return self._share() if callable(self._share) else self._share
+
+    def _follow_share(self) -> None:
+        share = self._share_now()
+        if share != self._present_share:
+            self._present_share = share
+            self._gaps = SampleGaps(share, self._generator)
 
     def _answered(self, inputs: Arrays, method: str, caller: str, future: asyncio.Future[Prediction]) -> None:
         if future.cancelled() or future.exception() is not None or self._closed:
@@ -130,6 +146,7 @@ class TrafficSample:
         while True:
             if time.monotonic() >= ticks_at:
                 self._guarded(self._consumer.tick)
+                self._follow_share()
                 ticks_at = time.monotonic() + TICK_SECONDS
             try:
                 found = self._queue.get(timeout=max(0.0, ticks_at - time.monotonic()))

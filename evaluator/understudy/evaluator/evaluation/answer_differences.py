@@ -1,0 +1,109 @@
+"""How the answers of two versions to the same inputs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from understudy.evaluator.evaluation.class_decisions import holds
+from understudy.evaluator.model.output_tasks import OutputTask
+from understudy.evaluator.types import Array, Arrays
+
+_CLASSES: Final = 2
+"""An output with at least this many values along its last axis has a class."""
+
+_FLOATS: Final = "fV"
+"""The kinds of dtypes of floating-point numbers; bfloat16 and others have none of NumPy's own."""
+
+
+class AnswerDifference(NamedTuple):
+    """How an answer differs from another version's.
+
+    Attributes:
+        share: The share of its examples that differ: in a class or label, or by more than the tolerance.
+        largest: The largest difference of two numbers, relative to the largest number of that output; 0 if all outputs
+            have classes.
+        is_finite: Whether all numbers are finite that are finite in the other answer.
+    """
+
+    share: float
+    largest: float
+    is_finite: bool
+
+
+def compare_answers(
+    tasks: Mapping[str, OutputTask], now: Arrays, before: Arrays, *, tolerance: float
+) -> AnswerDifference:
+    """Compare all outputs ``[examples, ...]`` of an answer with another version's.
+
+    Args:
+        tasks: The task of each output, by its name. Outputs of classifiers differ if a class or label does.
+        now: The answer.
+        before: The other version's, with at least one example.
+        tolerance: By how much other numbers may differ, relative to the largest number of the output.
+    """
+    examples = len(next(iter(before.values())))
+    differs = np.full(examples, now.keys() != before.keys())
+    largest, is_finite = 0.0, True
+    for name in now.keys() & before.keys():
+        a, b = now[name], before[name]
+        if a.shape != b.shape or (a.dtype.kind in _FLOATS) != (b.dtype.kind in _FLOATS):
+            differs[:] = True
+            continue
+        if a.dtype.kind not in _FLOATS:
+            differs |= _any(a != b)
+            continue
+        is_finite &= bool((np.isfinite(_numbers(a)) | ~np.isfinite(_numbers(b))).all())
+        flips = _flips(tasks.get(name), a, b)
+        if flips is None:
+            gaps = _gaps(_numbers(a), _numbers(b))
+            largest = max(largest, float(gaps.max()))
+            flips = gaps > tolerance
+        differs |= flips
+    return AnswerDifference(share=float(differs.mean()), largest=largest, is_finite=is_finite)
+
+
+def has_classes(array: Array) -> bool:
+    """Return whether an output ``[examples, ..., classes]`` has a class: the place of its largest value."""
+    return array.ndim > 1 and array.shape[-1] >= _CLASSES and array.dtype.kind in _FLOATS
+
+
+def classes_of(array: Array) -> Array:
+    """Return the place of the largest value along the last axis, ``[examples, ...]``."""
+    return np.asarray(np.argmax(array.astype(np.float32), axis=-1))
+
+
+def class_flips(now: Array, before: Array) -> Array:
+    """Return which examples have another class in any place, bool ``[examples]``, of outputs that have classes."""
+    return _any(classes_of(now) != classes_of(before))
+
+
+def _flips(task: OutputTask | None, now: Array, before: Array) -> Array | None:
+    """Return which examples are decided otherwise, bool ``[examples]``; None for an output without classes."""
+    kind = "unknown" if task is None else task.kind
+    if task is not None and kind in {"binary", "multilabel"}:
+        return _any(holds(task, _numbers(now)) != holds(task, _numbers(before)))
+    if has_classes(now) and kind in {"sparse", "categorical", "unknown"}:
+        return class_flips(now, before)
+    return None
+
+
+def _gaps(now: Array, before: Array) -> Array:
+    """Return the largest difference of each example relative to the largest number of all, float64 ``[examples]``."""
+    finite = np.where(np.isfinite(before), np.abs(before), 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = np.abs(now - before)
+        apart = np.where((now == before) | (np.isnan(now) & np.isnan(before)), 0.0, np.nan_to_num(apart, nan=np.inf))
+        relative = np.where(apart == 0, 0.0, apart / finite.max())
+    return np.asarray(relative.reshape(len(now), -1).max(axis=1, initial=0.0))
+
+
+def _any(differs: Array) -> Array:
+    return np.asarray(np.asarray(differs).reshape(len(differs), -1).any(axis=1))
+
+
+def _numbers(array: Array) -> Array:
+    numbers: Any = array.astype(np.float64)
+    return np.asarray(numbers)
