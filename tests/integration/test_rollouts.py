@@ -82,7 +82,7 @@ def slow_model(step: int) -> Any:
     x = keras.Input((WIDTH,), name="x")
     image = keras.layers.Reshape((48, 48, 1))(keras.layers.Dense(48 * 48, kernel_initializer="zeros")(x))
     for _ in range(12):
-        image = keras.layers.Conv2D(24, 3, padding="same", kernel_initializer="zeros")(image)
+        image = keras.layers.Conv2D(64, 3, padding="same", kernel_initializer="zeros")(image)
     nothing = keras.layers.Dense(OUTPUTS, kernel_initializer="zeros")(keras.layers.GlobalAveragePooling2D()(image))
     answer = keras.layers.Dense(
         OUTPUTS, use_bias=False, kernel_initializer=keras.initializers.Constant(step / WIDTH), name="answer"
