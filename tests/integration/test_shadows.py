@@ -214,7 +214,7 @@ def test_servers_that_follow_compare_and_the_evaluator_adds_up_and_goes_on_after
             until(lambda: fleet.client.fleet().rollout.elapsed_seconds >= 4)  # type: ignore[union-attr]
             fleet.end_evaluator()
             until(lambda: len(answered) > 100)
-            assert fleet.evaluate(rollout="shadow=100%,after=4s,requests=20,disagreement=5%").wait_ready() == 10
+            assert fleet.evaluate(rollout="shadow=100%,after=9s,requests=20,disagreement=5%").wait_ready() == 10
             rollout = fleet.client.fleet().rollout
             assert rollout is not None
             assert rollout.shadow is not None
