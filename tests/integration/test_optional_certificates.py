@@ -92,8 +92,8 @@ def test_a_token_needs_no_certificate_and_a_known_certificate_no_token(site: Sit
 
 def test_a_certificate_that_is_given_must_be_of_a_known_authority(site: Site) -> None:
     assert site.outcome(site.unknown.channel(), TOKEN) is grpc.StatusCode.UNAVAILABLE
-    with site.http(site.unknown.context()) as stranger, pytest.raises(httpx.TransportError):
-        stranger.get("/metrics", headers=[TOKEN])
+    with site.http(site.unknown.context()) as unknown, pytest.raises(httpx.TransportError):
+        unknown.get("/metrics", headers=[TOKEN])
 
 
 def test_a_caller_without_a_certificate_cannot_say_that_it_has_one(site: Site) -> None:
