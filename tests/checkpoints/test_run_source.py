@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from understudy.checkpoints import (
     CheckpointGoneError,
+    CheckpointPublisher,
     DamagedCheckpointError,
     RunDir,
     RunSource,
@@ -23,6 +26,7 @@ from understudy.checkpoints import (
 from understudy.checkpoints import manifest as manifest_module
 from understudy.checkpoints.fs import link_or_copy, read_within, remove_folder
 from understudy.checkpoints.manifest import read_manifest, verify_files
+from understudy.checkpoints.run_listing import RunListing
 
 from .conftest import Publish
 
@@ -292,7 +296,7 @@ def test_a_folder_that_has_not_changed_is_not_listed_for_one_that_is_not_committ
     source = RunSource(run)
     found = source.poll()
     assert [checkpoint.step for checkpoint in found] == [1, 3]
-    monkeypatch.setattr(RunDir, "listed_folders", None)
+    monkeypatch.setattr(RunListing, "list", None)
     assert source.poll() is found
     shutil.copy(run.checkpoint(1) / "manifest.json", run.checkpoint(2))
     assert [checkpoint.step for checkpoint in source.poll()] == [1, 2, 3]
@@ -346,3 +350,70 @@ def test_a_file_in_the_place_of_a_checkpoint_s_folder_delays_no_other(run: RunDi
     publish(1)
     run.checkpoint(2).touch()
     assert [checkpoint.step for checkpoint in RunSource(run).poll()] == [1]
+
+
+def test_a_publication_reads_the_status_of_few_folders(
+    run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(0)
+    for step in range(1, 300):
+        run.checkpoint(step).mkdir()
+    source = RunSource(run)
+    source.poll()
+    read: list[str] = []
+    read_folder = RunListing._read
+
+    def noted(listing: RunListing, entry: os.DirEntry[str]) -> Any:
+        read.append(entry.name)
+        return read_folder(listing, entry)
+
+    monkeypatch.setattr(RunListing, "_read", noted)
+    publish(300)
+    assert [checkpoint.step for checkpoint in source.poll()] == [0, 300]
+    assert sorted(set(read) - {"lock"}) == [run.checkpoint(step).name for step in range(236, 301)]
+
+
+def test_a_listing_sees_every_replaced_folder_when_it_is_complete(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(70):
+        run.checkpoint(step).mkdir(parents=True)
+    listing = RunListing(run)
+    before = listing.list()
+    os.utime(run.checkpoint(0), ns=(1, 1))  # as a replacement with the same inode
+    os.utime(run.checkpoint(69), ns=(1, 1))
+    later = listing.list()
+    assert [step for step in before if later[step] != before[step]] == [69]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
+    assert listing.list()[0] == (before[0][0], 1)
+
+
+def _publish(run: RunDir, step: int, content: bytes) -> None:
+    def write(folder: Path) -> None:
+        (folder / "model.keras").write_bytes(content)
+
+    CheckpointPublisher(run, keep=100).publish(step, write, epoch=None, final=False, metrics={}, signature=None)
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from(["publish", "delete", "spoil"]), st.integers(0, 5)), min_size=1, max_size=12
+    )
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_source_that_polls_after_each_change_finds_what_a_new_one_finds(
+    changes: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = RunDir(tmp_path_factory.mktemp("law"))
+    source = RunSource(run)
+    for number, (change, step) in enumerate(changes):
+        folder = run.checkpoint(step)
+        if change == "publish":
+            remove_folder(folder)
+            _publish(run, step, content=f"{number}".encode())
+        elif change == "delete":
+            remove_folder(folder)
+        elif folder.exists():
+            (folder / "manifest.json").write_bytes(b"{%d" % number)
+            os.utime(folder, ns=(number, number))
+        found = {checkpoint.step: checkpoint.digest for checkpoint in source.poll()}
+        assert found == {checkpoint.step: checkpoint.digest for checkpoint in RunSource(run).poll()}

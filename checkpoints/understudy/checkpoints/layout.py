@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,11 +44,11 @@ def step_name(step: int) -> str:
 
 def parse_step(name: str) -> int | None:
     """Return the step that a folder's name stands for, or None if it stands for none."""
-    number = _parse_number(name)
+    number = parse_number(name)
     return number if number is not None and number <= MAX_STEP else None
 
 
-def _parse_number(name: str) -> int | None:
+def parse_number(name: str) -> int | None:
     """Return the number in the name of a checkpoint's folder, which may be above `MAX_STEP`."""
     if not _STEP_NAME.fullmatch(name):
         return None
@@ -87,20 +85,6 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         """Return the folder of one checkpoint, whether or not it exists."""
         return self.checkpoints / step_name(step)
-
-    def listed_folders(self) -> dict[str, tuple[int, int]]:
-        """Return the names of the checkpoints' folders, committed or not, with their inode and modification time.
-
-        A name may stand for a number above `MAX_STEP`; see `parse_step`. Only the parent folder is opened.
-        """
-        found = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.checkpoints) as entries:
-            for entry in entries:
-                if _parse_number(entry.name) is not None:
-                    with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
-                        stat = entry.stat()
-                        found[entry.name] = (stat.st_ino, stat.st_mtime_ns)
-        return found
 
     def committed_steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, ascending; empty if the folder does not exist."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import (
@@ -16,8 +17,9 @@ from understudy.checkpoints.checkpoint_errors import (
     DamagedCheckpointError,
     UntrustedCheckpointError,
 )
-from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir, parse_step
+from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.checkpoints.manifest import SIGNATURE_FILE
+from understudy.checkpoints.run_listing import FolderStamp, RunListing
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint, UnreadableCheckpoint, is_refused
 
@@ -25,9 +27,6 @@ _log = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int, int] | None
 """Inode, size in bytes and modification time in nanoseconds. They change when a file is replaced. None for no file."""
-
-_FolderStamp = tuple[int, int]
-"""Inode and modification time in nanoseconds."""
 
 _READ_AT_FIRST = 16
 _READ_AT_ONCE = 512
@@ -47,9 +46,9 @@ _LISTING_SHARE = 0.01
 class RunSource:
     """The checkpoints of a run folder, which need not exist yet.
 
-    A poll lists the folder once and opens only the manifests of new names. If nothing has changed, it does not list
-    the folder, however many checkpoints there are: it looks again only at those that could not be read. A folder with a
-    number above `MAX_STEP` is no checkpoint; it is named in the log once. When the accepted keys have changed, a poll
+    A poll lists the folder once, as `RunListing` does, and opens only the manifests of new names. If nothing has
+    changed, it does not list the folder, however many checkpoints there are: it looks again only at those that could
+    not be read. When the accepted keys have changed, a poll
     reads again what they may decide otherwise.
 
     Args:
@@ -62,13 +61,13 @@ class RunSource:
         self._run = run_dir
         self._accepted = accepted
         self._is_private = is_private
-        self._refused: set[str] = set()
-        self._known: dict[int, tuple[_FolderStamp, Checkpoint]] = {}
+        self._directory = RunListing(run_dir)
+        self._known: dict[int, tuple[FolderStamp, Checkpoint]] = {}
         self._unreadable: dict[int, tuple[tuple[_Stamp, _Stamp], Checkpoint]] = {}
-        self._uncommitted: dict[int, _FolderStamp] = {}
+        self._uncommitted: dict[int, FolderStamp] = {}
         self._retries: deque[int] = deque()
         self._unread: Sequence[int] = ()
-        self._folders: dict[int, _FolderStamp] = {}
+        self._folders: dict[int, FolderStamp] = {}
         self._listing: _Listing | None = None
         self._found: list[Checkpoint] = []
         self._keys = self._accepted_now()
@@ -118,14 +117,14 @@ class RunSource:
         began = time.monotonic()
         changed_at = self._changed_at()
         is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(changed_at)
-        folders = self._folders if is_known else self._list()
+        folders = self._folders if is_known else self._directory.list()
         seconds = time.monotonic() - began
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
         self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
         self._unreadable = {step: known for step, known in self._unreadable.items() if step in folders}
         self._uncommitted = {step: folders[step] for step in self._uncommitted if step in folders}
-        tried = self._known.keys() | self._unreadable.keys() | self._uncommitted.keys()
-        unread = sorted(folders.keys() - tried, key=lambda step: (step not in wanted, -step))
+        untried = folders.keys() - self._known.keys() - self._unreadable.keys() - self._uncommitted.keys()
+        unread = sorted(untried, key=lambda step: (step not in wanted, -step))
         limit += len(wanted)
         self._unread = unread[limit:]
         again = [*self._unreadable, *self._uncommitted]
@@ -154,32 +153,19 @@ class RunSource:
 
     def _publish(self, gone: Iterable[Checkpoint]) -> None:
         found = [checkpoint for _, checkpoint in (*self._known.values(), *self._unreadable.values())]
-        self._found = sorted((*found, *gone), key=lambda checkpoint: checkpoint.step)
+        self._found = sorted((*found, *gone), key=attrgetter("step"))
         waiting = self._unreadable.keys() | self._uncommitted.keys()
         kept = [step for step in self._retries if step in waiting]
         self._retries = deque([*sorted(waiting.difference(kept), reverse=True), *kept])
 
-    def _list(self) -> dict[int, _FolderStamp]:
-        found = {}
-        for name, stamp in self._run.listed_folders().items():
-            step = parse_step(name)
-            if step is not None:
-                found[step] = stamp
-            elif name not in self._refused:
-                self._refused.add(name)
-                _log.error(
-                    "%s is ignored: its number is above the highest step, %d", self._run.checkpoints / name, MAX_STEP
-                )
-        return found
-
-    def _folder_stamp(self, step: int) -> _FolderStamp | None:
+    def _folder_stamp(self, step: int) -> FolderStamp | None:
         try:
             stat = self._run.checkpoint(step).stat()
         except OSError:
             return None
         return stat.st_ino, stat.st_mtime_ns
 
-    def _read(self, step: int, folder: _FolderStamp) -> bool:
+    def _read(self, step: int, folder: FolderStamp) -> bool:
         """Read the manifest of a step, unless it is known to be unreadable and has not changed.
 
         Returns False if the folder is gone.
