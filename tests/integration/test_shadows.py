@@ -91,7 +91,7 @@ def answers_until(client: Client, expected: Sequence[tuple[int, str]]) -> list[i
     answered: list[int] = []
 
     def is_there() -> bool:
-        answered.extend(client.predict({"x": ones(2)}).step for _ in range(5))
+        answered.extend(client.predict(ones(2)).step for _ in range(5))
         return outcomes(client) == list(expected)
 
     until(is_there)
@@ -159,6 +159,33 @@ def test_one_whose_answers_are_no_numbers_or_that_fails_goes_back_and_no_call_fa
     assert set(answers_until(client, [(20, "started"), (20, "rolled_back")])) == {10}
     *_, back = client.list_evaluations()
     assert back.metrics[counted] >= 20
+
+
+def test_versions_without_a_loss_are_compared_by_their_classes_in_the_format_of_others(
+    replicas: tuple[str, ...], tmp_path: Path, stack: ExitStack
+) -> None:
+    """Every output of a version is its step, so the class is the first one of all; only another bias changes it."""
+
+    def export(step: int, best: int) -> None:
+        model = step_model(step)
+        model.layers[-1].set_weights([model.layers[-1].get_weights()[0] + np.eye(OUTPUTS, dtype=np.float32)[best]])
+        model.export(tmp_path / "staged" / str(step), verbose=False)
+        (tmp_path / "staged" / str(step)).rename(tmp_path / "theirs" / str(step))
+
+    (tmp_path / "theirs").mkdir()
+    export(10, best=3)
+    running = stack.enter_context(
+        running_service(
+            {"checkpoints": tmp_path / "theirs"}, {"rollout": SOON}, replicas=replicas, state_dir=tmp_path / "state"
+        )
+    )
+    assert running.wait_ready() == 10
+    client = running.client()
+    export(20, best=4)
+    answers_until(client, [(20, "started"), (20, "rolled_back")])
+    assert "100.00% of the answers" in [*client.list_evaluations()][-1].reason
+    export(30, best=3)
+    answers_until(client, [(20, "started"), (20, "rolled_back"), (30, "started"), (30, "promoted")])
 
 
 def test_a_call_does_not_wait_for_a_version_that_takes_long(
