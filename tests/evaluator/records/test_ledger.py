@@ -161,7 +161,7 @@ def test_a_ledger_of_an_older_version_has_the_tables_of_a_new_one_once_it_is_ope
 
     def tables(file: Path) -> set[tuple[str, str]]:
         with contextlib.closing(sqlite3.connect(file)) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (4,)
             rows = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
         return {(name, "".join(sql.replace('"', "").split())) for name, sql in rows}
 
@@ -247,6 +247,42 @@ def test_a_failure_that_lay_in_the_evaluator_stays_on_record_but_settles_nothing
     ledger.close()
 
 
+def test_the_curves_of_scores_stay_apart_when_the_first_ones_are_removed(path: Path) -> None:
+    configured = {"dataset_digest": "a" * 64, "metric_digests": {"top": "3" * 64}, "metrics": {"loss": 0.5, "top": 0.5}}
+    ledger = Ledger(path)
+    append(ledger, 1, **configured)
+    append(ledger, 2, **{**configured, "metric_digests": {"top": "5" * 64}})
+    append(ledger, 3, **{**configured, "dataset_digest": "b" * 64})
+    assert ledger.remove_oldest(keep=2, protected=()) == 1
+    ledger.close()
+
+    again = Ledger(path)
+    second, third = again.page()
+    assert again.curves.names(second) == {"loss": "test", "top": "test-55555555"}
+    assert again.curves.names(third) == {"loss": "test-bbbbbbbb", "top": "test-bbbbbbbb"}
+    again.close()
+
+
+def test_a_ledger_of_version_3_knows_which_scores_were_first(path: Path) -> None:
+    ledger = Ledger(path)
+    for step, digest in ((1, "3" * 64), (2, "5" * 64)):
+        append(ledger, step, metrics={"top": 0.5}, metric_digests={"top": digest})
+    append(ledger, 1, outcome=EvaluationOutcome.REFUSED, dataset="other", dataset_digest="c")
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        known = connection.execute("SELECT * FROM first_scores").fetchall()
+        connection.executescript("DROP TABLE first_scores; PRAGMA user_version = 3;")
+
+    again = Ledger(path)
+    assert [again.curves.names(record) for record in again.page(dataset="test")] == [
+        {"top": "test"},
+        {"top": "test-55555555"},
+    ]
+    again.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM first_scores").fetchall() == known
+
+
 def test_nan_and_infinity_survive(ledger: Ledger) -> None:
     append(ledger, 1, metrics={"a": math.nan, "b": math.inf, "c": -math.inf})
 
@@ -302,7 +338,7 @@ def test_a_ledger_of_another_version_is_refused_by_name(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
 
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads up to 3"):
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite has schema version 99, this program reads up to 4"):
         Ledger(path)
 
 

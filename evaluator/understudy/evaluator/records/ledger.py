@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sqlite3
 import threading
@@ -66,6 +65,9 @@ class Ledger:
         file_system_of: Returns the type of the file system that holds a folder.
         outbox: Receives an event for each new entry that has one, in the same transaction; None if there are none.
 
+    Attributes:
+        curves: Names the curves that the scores belong to, also if the first ones were removed.
+
     Raises:
         LedgerError: The file is not a ledger, has another schema version, is damaged, or cannot be opened.
     """
@@ -85,6 +87,8 @@ class Ledger:
         self._connection = open_ledger_file(path, file_system_of(path.parent))
         with reporting(self._path):
             self._last_sequence = int(self._value("SELECT COALESCE(MAX(sequence), 0) FROM evaluations"))
+            firsts = self._connection.execute("SELECT dataset, metric, digest FROM first_scores")
+            self.curves = ComparableCurves({(dataset, metric): digest for dataset, metric, digest in firsts})
 
     @property
     def last_sequence(self) -> int:
@@ -152,7 +156,6 @@ class Ledger:
 
     def _write(self, identity: Sequence[Any], content: Sequence[Any], values: bytes | None) -> EvaluationRecord:
         """Insert an entry and its resampled values, and add its event to the outbox, unless it is already there."""
-        curves = self.curves
         with self._using():
             with self._connection:
                 cursor = self._connection.execute(
@@ -169,12 +172,18 @@ class Ledger:
                     "scoring_digest = ?",
                     identity,
                 )
-                names = curves.names(record) if is_new and record.outcome is EvaluationOutcome.SCORED else {}
+                is_score = is_new and record.outcome is EvaluationOutcome.SCORED
+                firsts = self.curves.firsts_of(record) if is_score else {}
+                self._connection.executemany(
+                    "INSERT INTO first_scores VALUES (?, ?, ?)", [(*key, digest) for key, digest in firsts.items()]
+                )
+                names = self.curves.names(record) if is_score else {}
                 event = event_of(record, names) if is_new and self._outbox is not None else None
                 if event is not None and self._outbox is not None:
                     self._outbox.put(self._connection, event)
             if is_new:
                 self._last_sequence = record.sequence
+                self.curves.add(firsts)
             if event is not None and self._outbox is not None:
                 self._outbox.wake()
             return record
@@ -312,26 +321,6 @@ class Ledger:
                 (EvaluationOutcome.SCORED.value,),
             )
             return {dataset: (content, int(sequence)) for dataset, content, sequence in rows}
-
-    @functools.cached_property
-    def curves(self) -> ComparableCurves:
-        """The curves that the scores belong to. The first use reads all entries."""
-        scored = (EvaluationOutcome.SCORED.value,)
-        with self._using():
-            contents = self._connection.execute(
-                "SELECT dataset, dataset_digest, MIN(sequence) FROM evaluations WHERE outcome = ? GROUP BY dataset",
-                scored,
-            ).fetchall()
-            configurations = self._connection.execute(
-                "SELECT dataset, digests.key, digests.value, MIN(sequence) "
-                "FROM evaluations, json_each(details, '$.metric_digests') AS digests "
-                "WHERE outcome = ? GROUP BY dataset, digests.key",
-                scored,
-            ).fetchall()
-        return ComparableCurves(
-            {dataset: content for dataset, content, _ in contents},
-            {(dataset, metric): digest for dataset, metric, digest, _ in configurations},
-        )
 
     def steps(self) -> list[int]:
         """Return the steps that have an entry, ascending."""

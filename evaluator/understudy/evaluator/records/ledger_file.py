@@ -20,7 +20,7 @@ LEDGER_FILE = "ledger.sqlite"
 APPLICATION_ID = 0x55535459
 """Identifies the file as a ledger: ``USTY``."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 SUPERSEDED = "superseded-"
 """The prefix of the dataset digest in entries that no longer settle a checkpoint."""
@@ -96,7 +96,17 @@ CREATE TABLE last_served (
 event again, and ``last_served`` what the last event about serving was about.
 """
 
-_SCHEMA = _TABLE.format(name="evaluations") + _INDEX + _RESAMPLED + _EVENTS
+_FIRST_SCORES = """
+CREATE TABLE first_scores (
+    dataset TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (dataset, metric)
+) STRICT, WITHOUT ROWID;
+"""
+"""The digest of each metric's first configuration, and with an empty metric of the dataset's first content."""
+
+_SCHEMA = _TABLE.format(name="evaluations") + _INDEX + _RESAMPLED + _EVENTS + _FIRST_SCORES
 
 _FIRST_COLUMNS = (
     "sequence, step, checkpoint_digest, dataset, dataset_digest, outcome, reason, metrics, examples, duration_seconds, "
@@ -107,7 +117,18 @@ _RENAME = "DROP TABLE evaluations; ALTER TABLE evaluations_2 RENAME TO evaluatio
 _FROM_VERSION_1 = _TABLE.format(name="evaluations_2") + _COPY + _RENAME + _INDEX + _RESAMPLED
 """Makes the tables of version 1 those of version 2, whose identity of an entry has one more column."""
 
-_UPGRADES = {1: _FROM_VERSION_1, 2: _EVENTS}
+_FIND_FIRST_SCORES = """
+INSERT INTO first_scores SELECT dataset, '', dataset_digest FROM (
+    SELECT dataset, dataset_digest, MIN(sequence) FROM evaluations WHERE outcome = 'scored' GROUP BY dataset
+);
+INSERT INTO first_scores SELECT dataset, metric, digest FROM (
+    SELECT dataset, digests.key AS metric, digests.value AS digest, MIN(sequence)
+    FROM evaluations, json_each(details, '$.metric_digests') AS digests
+    WHERE outcome = 'scored' AND digests.key != '' AND digests.value != '' GROUP BY dataset, digests.key
+);
+"""
+
+_UPGRADES = {1: _FROM_VERSION_1, 2: _EVENTS, 3: _FIRST_SCORES + _FIND_FIRST_SCORES}
 """What makes the tables of a version those of the next one."""
 
 
