@@ -64,6 +64,12 @@ if TYPE_CHECKING:
 @click.option(
     "--step", "steps", metavar="N,M,...", help="The steps to score on --dataset; the serving version by default."
 )
+@click.option(
+    "--progress-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --run-dir, keep the progress in this file; the same command goes on from it if it was interrupted.",
+)
 @json_option("Print one JSON object per result.")
 @workers_options
 @checkpoint_options
@@ -76,6 +82,7 @@ def command(
     batch_size: int,
     dataset: str | None,
     steps: str | None,
+    progress_file: Path | None,
     as_json: bool,
     workers: int | None,
     cluster: str | None,
@@ -91,7 +98,8 @@ def command(
     set to.
 
     With --run-dir, no server is needed: the checkpoint is read from the run, and --workers processes compute its
-    outputs. FILES are then .npz files, TFRecord files or folders of them, or one saved tf.data folder.
+    outputs. FILES are then .npz files, TFRecord files or folders of them, or one saved tf.data folder. With
+    --progress-file, a command that was interrupted goes on where it ended.
     """
     if bool(files) == (dataset is not None):
         raise click.UsageError(f"Got {'both FILES and' if files else 'neither FILES nor'} --dataset; give one of them.")
@@ -102,10 +110,14 @@ def command(
             )
         is_alone = workers in {None, 1} and cluster is None
         make_pool = None if is_alone else pool_maker(workers, cluster)
-        result = _score_locally(run, files, batch_size, make_pool, version=version, metrics=metrics, **parts)
+        result = _score_locally(
+            run, files, batch_size, make_pool, progress_file, version=version, metrics=metrics, **parts
+        )
         _show(result, as_json=as_json)
         return
     check_for_server(files, workers, cluster)
+    if progress_file is not None:
+        raise click.UsageError("--progress-file goes with --run-dir.")
     if steps is not None and (dataset is None or version is not None):
         raise click.UsageError("--step goes with --dataset, and instead of --version.")
     if metrics and dataset is not None:
@@ -137,7 +149,12 @@ def _score_file(client: Client, file: Path, batch_size: int, **options: Any) -> 
 
 
 def _score_locally(
-    run: RunCheckpoints, files: tuple[Path, ...], batch_size: int, make_pool: MakePool | None, **options: Any
+    run: RunCheckpoints,
+    files: tuple[Path, ...],
+    batch_size: int,
+    make_pool: MakePool | None,
+    progress_file: Path | None,
+    **options: Any,
 ) -> EvaluateResult:
     from understudy.checkpoints.checkpoint_errors import CheckpointError
     from understudy.clients import EvaluateResult, Interval, SliceScore
@@ -145,6 +162,7 @@ def _score_locally(
     from understudy.evaluator.evaluation.slices import parse_slices
     from understudy.evaluator.evaluator_errors import EvaluatorError
     from understudy.evaluator.sharding.evaluate import evaluate_files
+    from understudy.evaluator.sharding.progress_file import ProgressFile
     from understudy.evaluator.sharding.work import DataSource, Work
     from understudy.evaluator.types import MetricSpec
     from understudy.experiments import ExperimentError
@@ -165,6 +183,7 @@ def _score_locally(
             ),
             make_pool=make_pool,
             progress=advance,
+            progress_file=None if progress_file is None else ProgressFile(progress_file),
         )
 
     def shown(intervals: Mapping[str, Any]) -> dict[str, Interval]:

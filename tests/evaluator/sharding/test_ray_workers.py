@@ -1,33 +1,37 @@
-"""Evaluation on the nodes of a real Ray cluster of two nodes: the bits of one device, whatever happens to them.
-
-Ray is no part of the development environment (docs/decisions/cluster-evaluation.md): ``pip install 'understudy[ray]'``.
-"""
+"""Evaluation on the nodes of a real Ray cluster of two nodes: the bits of one device, whatever happens to them."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.sharding.evaluate import evaluate_files
+from understudy.evaluator.sharding.progress_file import ProgressFile
 from understudy.evaluator.sharding.work import Work
 
-from .conftest import EXAMPLES, STEP, Case
+from .conftest import BATCH_SIZE, EXAMPLES, STEP, Case
+from .test_progress import MIDDLE, kill_in_the_middle
 
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),
     # Not imported here: Ray reads its environment once, with its first import.
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra [ray] is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="this environment is without the extra [ray]"),
 ]
 
+END_SECONDS = 30.0
 NODE = {
     "num_cpus": 1,
     "object_store_memory": 100 * 2**20,
@@ -45,17 +49,27 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Start two nodes of one CPU each."""
+    """Start two nodes of one CPU each. None of their processes and files is left afterwards."""
+    before = set(psutil.Process().children(recursive=True))
+    folder = tempfile.mkdtemp(prefix="ray-")  # the paths of sockets below it are short
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # a node gives up if its agents take 30 s to start
         from ray.cluster_utils import Cluster
 
-        built = Cluster(initialize_head=True, head_node_args=NODE)
-        built.add_node(**NODE)
-        yield built
-        built.shutdown()
+        built = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": folder})
+        try:
+            built.add_node(**NODE)
+            yield built
+        finally:
+            started = set(psutil.Process().children(recursive=True)) - before
+            built.shutdown()
+            _, left = psutil.wait_procs(started, END_SECONDS)
+            for process in left:
+                process.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+            assert not left
 
 
 class Pools:
@@ -97,6 +111,22 @@ def test_the_score_has_the_bits_of_one_device_when_workers_die_hang_or_leave(cas
     assert score_of(case, pools, lambda: pools.signal_one(signal.SIGSTOP)) == case.score
     node = next(iter(cluster.worker_nodes))
     assert score_of(case, pools, lambda: cluster.remove_node(node, allow_graceful=False)) == case.score
+
+
+def test_an_evaluation_goes_on_where_its_killed_driver_ended(case: Case, cluster: Any, tmp_path: Path) -> None:
+    file = tmp_path / "progress"
+    kill_in_the_middle(case, file, cluster.address)
+    seen: list[int] = []
+    result = evaluate_files(
+        case.work,
+        step=STEP,
+        make_pool=Pools(cluster.address),
+        batches_per_shard=2,
+        progress=lambda scored, _: seen.append(scored),
+        progress_file=ProgressFile(file),
+    )
+    assert result.metrics == case.score
+    assert seen == [*range(MIDDLE, EXAMPLES, BATCH_SIZE), EXAMPLES]
 
 
 def test_a_cluster_is_refused_without_a_token(case: Case, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

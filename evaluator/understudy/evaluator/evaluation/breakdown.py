@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -180,6 +180,41 @@ class Breakdown:
         self._updates: PartUpdates | None = None
         self._notes: dict[str, None] = {}
         self._program: Program | None = None
+        self._stored_parts: Mapping[str, Any] | None = None
+
+    def stored(self) -> dict[str, Any] | None:
+        """Return the state, for `restore`: plain values and arrays; None while batches wait to be added together."""
+        if self._waiting or self._stored_parts is not None:
+            return None
+        return {
+            "slicer": self._slicer.stored(),
+            "resamples": self._resamples,
+            "examples": self._examples,
+            "counts": self._counts,
+            "notes": list(self._notes),
+            "sums": None if self._sums is None else self._sums.stored(),
+            "updates": None if self._updates is None else self._updates.stored(),
+        }
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what `stored` returned for the same options. At least one batch must follow."""
+        self._slicer.restore(stored["slicer"])
+        self._resamples, self._examples = stored["resamples"], stored["examples"]
+        self._counts = {text: Counter(of_setting) for text, of_setting in stored["counts"].items()}
+        self._notes = dict.fromkeys(stored["notes"])
+        self._stored_parts = stored
+
+    def _restore_parts(self, program: Program) -> None:
+        """Restore what needs the program, which is known with the first batch."""
+        stored, self._stored_parts = self._stored_parts, None
+        if stored is None:
+            return
+        if stored["sums"] is not None and program.increments is not None:
+            self._sums = PartSums(program.increments, self._resamples)
+            self._sums.restore(stored["sums"])
+        if stored["updates"] is not None:
+            self._updates = PartUpdates(program, self._resamples, self._between_pieces)
+            self._updates.restore(stored["updates"])
 
     def add(self, batch: Batch, scored: Scored, outputs: Arrays) -> Sequence[Members]:
         """Add the next batch, and return the slices that its examples belong to.
@@ -196,6 +231,7 @@ class Breakdown:
         columns = {**batch.inputs, **batch.features}
         members = list(self._slicer.members(targets, self._predictions(outputs), columns))
         self._program = scored.program
+        self._restore_parts(scored.program)
         increments = scored.program.increments
         self._count(members, increments)
         leaves = () if increments is None else increments.leaves(scored.data.as_arguments())

@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
@@ -165,6 +165,38 @@ class EvaluationStream:
             self._under_way.append(_BatchUnderWay(future=future, prepares=prepares))
         future.add_done_callback(self._done)
         return future
+
+    def stored(self) -> dict[str, Any] | None:
+        """Return the state after the batches so far, for `restore`: plain values and arrays. Every future must be done.
+
+        Returns:
+            The state; None before the first batch, and while batches wait to be added to slices and resamples.
+        """
+        with self._lock:
+            self._settle()
+            if self._under_way or self._failure is not None or not self._state.batches:
+                return None
+            parts = None if self._breakdown is None else self._breakdown.stored()
+            if parts is None and self._breakdown is not None:
+                return None
+            return {
+                "score": self._state.stored(),
+                "parts": parts,
+                "waiting_seconds": self._waiting_seconds,
+                "computing_seconds": self._computing_seconds,
+            }
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what `stored` returned for a stream with the same scorer and options, before any batch.
+
+        At least one batch must follow.
+        """
+        with self._lock:
+            self._state = ScoreState.restored(stored["score"])
+            self._waiting_seconds = stored["waiting_seconds"]
+            self._computing_seconds = stored["computing_seconds"]
+            if self._breakdown is not None:
+                self._breakdown.restore(stored["parts"])
 
     def finish(self) -> EvaluationResult:
         """Return the score of all batches. Every future of `add` must be done.

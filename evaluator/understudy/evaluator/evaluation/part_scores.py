@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -167,6 +167,21 @@ class PartSums:
             for part, rows in each.parts():
                 self._of(part).add_means(self._forms, of_batch[0][rows], of_batch[1][rows], _taken(of_batch[2], rows))
 
+    def stored(self) -> dict[str, Any]:
+        """Return the states, for `restore`: plain values and arrays."""
+        return {
+            "summed": list(self._summed),
+            "forms": None if self._forms is None else [astuple(form) for form in self._forms],
+            "states": [[*part, states.stored()] for part, states in self._states.items()],
+        }
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what `stored` returned."""
+        self._summed = tuple(stored["summed"])
+        self._forms = None if stored["forms"] is None else [MeanForm(*form) for form in stored["forms"]]
+        for setting, name, states in stored["states"]:
+            self._of(Part(setting, name)).restore(states)
+
     def unusable(self) -> list[str]:
         """Return the metrics that depend on a variable which is neither a sum nor a mean."""
         held = {index for index, is_sum in enumerate(self._summed) if is_sum}
@@ -251,6 +266,14 @@ class _States:
             states[:, total : total + 2] = self._means[form]
         return states
 
+    def stored(self) -> dict[str, Any]:
+        means = [[astuple(form), array] for form, array in self._means.items()]
+        return {"counts": self.counts, "sums": self._sums, "means": means}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        self.counts, self._sums = stored["counts"], stored["sums"]
+        self._means = {MeanForm(*form): array for form, array in stored["means"]}
+
     def keep_first(self) -> None:
         self.counts, self._sums = self.counts[:1], self._sums[:1]
         self._means = {form: means[:1] for form, means in self._means.items()}
@@ -300,6 +323,27 @@ class PartUpdates:
     def forget_resamples(self) -> None:
         """Forget the resamples."""
         self._resamples = self._slice_resamples = 0
+
+    def stored(self) -> dict[str, Any]:
+        """Return the states, for `restore`: plain values and arrays."""
+        return {
+            "resamples": self._resamples,
+            "slice_resamples": self._slice_resamples,
+            "notes": self.notes,
+            "states": [
+                [*part, [None if state is None else state.stored() for state in states]]
+                for part, states in self._states.items()
+            ],
+        }
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what `stored` returned."""
+        self._resamples, self._slice_resamples = stored["resamples"], stored["slice_resamples"]
+        self.notes = list(stored["notes"])
+        restored = type(self._program.initial).restored
+        for setting, name, states in stored["states"]:
+            part = Part(setting, name)
+            self._states[part] = [None if state is None else restored(state) for state in states]
 
     def put_into(self, found: PartMetrics, names: Collection[str] | None) -> None:
         """Add these metrics of all parts; all metrics if None."""

@@ -267,6 +267,17 @@ class Slicer:
             if len(seen) <= MAX_SLICES:
                 yield Members(setting=setting.text, names=names, indices=indices)
 
+    def stored(self) -> dict[str, Any]:
+        """Return what was seen, for `restore`: plain values."""
+        seen = {text: sorted(names) for text, names in self._seen.items()}
+        return {"notes": self.notes, "left_out": sorted(self._left_out), "seen": seen}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what `stored` returned."""
+        self.notes = list(stored["notes"])
+        self._left_out = set(stored["left_out"])
+        self._seen = {text: set(names) for text, names in stored["seen"].items()}
+
     def refused(self) -> dict[str, str]:
         """Return the settings that have too many values so far, with a sentence about each."""
         return {text: _too_many(text, len(names)) for text, names in self._seen.items() if len(names) > MAX_SLICES}

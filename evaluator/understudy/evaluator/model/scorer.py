@@ -73,6 +73,18 @@ class ScoreState:
     masks: Arrays = field(default_factory=dict)
     scored: ScoredBatch | None = None
 
+    def stored(self) -> dict[str, Any]:
+        """Return what the score depends on, for `restored`: plain values and arrays. There must have been a batch."""
+        if self.values is None:
+            raise RuntimeError("the stream has no batch yet")
+        return {"values": self.values.stored(), "examples": self.examples, "batches": self.batches}
+
+    @classmethod
+    def restored(cls, stored: Mapping[str, Any]) -> ScoreState:
+        """Return a state that goes on from what `stored` returned, with batches of the same structure."""
+        values = ProgramState.restored(stored["values"])
+        return cls(values=values, examples=stored["examples"], batches=stored["batches"])
+
     @property
     def without_example_losses(self) -> str:
         """Why there are no per-example losses although they were requested; empty otherwise."""

@@ -61,6 +61,23 @@ class ProgramState:
     outside: tuple[Any, ...]
     logs: Mapping[str, Any] = field(default_factory=dict)
 
+    def stored(self) -> dict[str, Any]:
+        """Return the state with arrays in the place of tensors, for `restored`."""
+        return {
+            "metrics": [np.asarray(value) for value in self.metrics],
+            "outside": [np.asarray(value) for value in self.outside],
+            "logs": {name: np.asarray(value) for name, value in self.logs.items()},
+        }
+
+    @classmethod
+    def restored(cls, stored: Mapping[str, Any]) -> ProgramState:
+        """Return the state that `stored` was called on."""
+        return cls(
+            metrics=tuple(map(tf.constant, stored["metrics"])),
+            outside=tuple(map(tf.constant, stored["outside"])),
+            logs={name: tf.constant(value) for name, value in stored["logs"].items()},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:

@@ -12,6 +12,7 @@ from understudy.evaluator.evaluator_errors import CancelledError
 from understudy.evaluator.sharding.platform_facts import MixtureNotes
 from understudy.evaluator.sharding.pool import (
     Event,
+    Facts,
     Shard,
     ShardComputed,
     ShardResult,
@@ -48,6 +49,7 @@ class ShardCoordinator:
         shards: The shards, in order, with different indices.
         pool: Computes them. The coordinator closes it.
         patience: How long workers may take.
+        facts: Those of the workers of earlier shards.
         clock: Returns seconds.
     """
 
@@ -57,6 +59,7 @@ class ShardCoordinator:
         pool: WorkerPool,
         *,
         patience: Patience | None = None,
+        facts: Sequence[Facts] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shards = shards
@@ -66,6 +69,8 @@ class ShardCoordinator:
         self._schedule = ShardSchedule(len(shards), window=_window(pool), patience=patience)
         self._staffed = clock()
         self._mixture = MixtureNotes()
+        for each in facts:
+            self._mixture.add(each)
         self._condition = threading.Condition()
         self._results: dict[int, ShardResult] = {}
         self._consumed = 0
@@ -105,6 +110,12 @@ class ShardCoordinator:
         """What is notable about where the shards were computed."""
         with self._condition:
             return self._mixture.notes
+
+    @property
+    def facts(self) -> Sequence[Facts]:
+        """What the results of the workers so far depend on, each once."""
+        with self._condition:
+            return self._mixture.seen
 
     @property
     def repeated(self) -> int:

@@ -10,7 +10,9 @@ from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.libraries import library_version
 from understudy.evaluator.sharding.pool import Facts
 
-_SOFTWARE = ("tensorflow", "keras", "numpy")
+SOFTWARE = ("tensorflow", "keras", "numpy")
+"""The packages that compute the outputs and the scores."""
+
 _VARIABLES = ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS", "TF_CPU_MAX_ISA", "XLA_FLAGS")
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "sve")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -23,7 +25,7 @@ def platform_facts(device: str, threads: int | None) -> Facts:
         device: The kind of the device that computes.
         threads: The number of threads within one operation; None for one for each core.
     """
-    facts = {name: library_version(name) for name in _SOFTWARE}
+    facts = {name: library_version(name) for name in SOFTWARE}
     facts |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     cores = len(os.sched_getaffinity(0))
     return {
@@ -49,11 +51,12 @@ class MixtureNotes:
     """Compares the facts of all workers. Other software is refused, other hardware and settings are noted.
 
     Attributes:
+        seen: The facts so far, each once.
         notes: In which facts the workers differ.
     """
 
     def __init__(self) -> None:
-        self._seen: list[Facts] = []
+        self.seen: tuple[Facts, ...] = ()
         self.notes: tuple[str, ...] = ()
 
     def add(self, facts: Facts) -> None:
@@ -62,12 +65,12 @@ class MixtureNotes:
         Raises:
             ConfigurationError: It has other versions of what computes than the others.
         """
-        if facts in self._seen:
+        if facts in self.seen:
             return
-        self._seen.append(facts)
-        values = {name: sorted({each.get(name, "none") for each in self._seen}) for each in self._seen for name in each}
+        self.seen = (*self.seen, facts)
+        values = {name: sorted({each.get(name, "none") for each in self.seen}) for each in self.seen for name in each}
         differing = {name: found for name, found in sorted(values.items()) if len(found) > 1}
-        for name in _SOFTWARE:
+        for name in SOFTWARE:
             if name in differing:
                 raise ConfigurationError(
                     f"the workers have {name} {' and '.join(differing[name])}, whose results differ; use one image "

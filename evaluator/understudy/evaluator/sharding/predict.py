@@ -24,6 +24,7 @@ from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInp
 from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.evaluate import MakePool
 from understudy.evaluator.sharding.pool import Shard, ShardResult
+from understudy.evaluator.sharding.progress_file import check_job
 from understudy.evaluator.sharding.schedule import Patience
 from understudy.evaluator.sharding.work import BATCHES_PER_SHARD, Work, count_of, load_slot, open_data, shards_of
 from understudy.evaluator.types import Progress
@@ -130,17 +131,10 @@ def _owned(folder: Path, job: Mapping[str, Any]) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigurationError(f"another process writes to {folder}; wait until it has ended") from error
-        _check_job(file, json.loads(lock.read()), job)
+        check_job(file, json.loads(lock.read()), job)
         for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
             left.unlink()
         yield
-
-
-def _check_job(file: Path, found: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    differing = [name for name in job if found.get(name) != job[name]]
-    if differing:
-        values = ", ".join(f"{name}: {found.get(name)} there, {job[name]} now" for name in differing)
-        raise ConfigurationError(f"{file} is of another job ({values}); give another folder, or delete this one")
 
 
 @contextmanager
