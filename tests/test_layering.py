@@ -41,7 +41,7 @@ EVALUATOR_PACKAGES: Mapping[str, frozenset[str]] = {
     "serving": frozenset({"datasets", "records"}),
     "evaluation": frozenset({"batching", "datasets", "model", "records", "serving"}),
     "sharding": frozenset({"batching", "datasets", "evaluation", "model", "serving"}),
-    "assembly": frozenset({"batching", "datasets", "evaluation", "model", "records", "serving", "tuning"}),
+    "assembly": frozenset({"batching", "datasets", "evaluation", "model", "records", "serving", "sharding", "tuning"}),
 }
 """The packages of the evaluator, and the other packages that each may import."""
 

@@ -9,6 +9,7 @@ import pytest
 from testkit.real_run import WAIT_SECONDS, step_model
 from understudy.checkpoints import LockHeldError
 from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
@@ -59,3 +60,24 @@ def test_a_second_service_on_one_foreign_folder_is_refused_with_the_flag_and_tak
         assert half.exists()
         with create(tmp_path / "own") as second:
             assert second.wait_ready(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "installed", "message"),
+    [
+        (
+            "",
+            "ray",
+            "is used only with a token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here and on the cluster",
+        ),
+        ("token", None, r"needs Ray; install the extra \[ray\]"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_at_the_start(
+    mode: str, installed: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: installed)
+    settings = EvaluatorSettings(state_dir=tmp_path, cluster="127.0.0.1:6379")
+    with pytest.raises(ConfigurationError, match=message):
+        create_evaluator(CheckpointLocation(folder=tmp_path, is_run=True), settings, SilentObserver())

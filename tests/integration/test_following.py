@@ -147,6 +147,7 @@ def test_another_checkpoint_of_the_same_step_is_not_served(chief: Chief, follow:
         ({"experiment": "digits"}, {}, "^follow goes without eval_data and experiment"),
         ({}, {"follow": "own"}, "^follow is own, the state folder of this server; .*--state-dir"),
         ({}, {"version_policy": "best"}, "^version_policy goes without follow"),
+        ({}, {"cluster": "127.0.0.1:6379"}, "^cluster goes without follow"),
         ({}, {"gate": ("test/loss < 1",)}, "^gate goes without follow"),
     ],
 )

@@ -28,6 +28,7 @@ TOPICS = {
     "restarts": "rolling restarts of three servers under load, with clients that balance: no failed call",
     "fleet": "promotions and rollbacks of servers that follow, under load: no failed or torn answer",
     "standby": "SIGKILLs of one of two evaluators: the other serves within 30 s, every checkpoint once in the ledger",
+    "cluster_faults": "killed and stopped workers, nodes that leave and join: scores have the bits of one device",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }
 """Each is a module of this package with a ``run(trial)``; the text says what it tries."""

@@ -98,6 +98,9 @@ class TextSlot:
     def scorer(self, metrics: Sequence[MetricSpec], *, example_losses: bool = False, increments: bool = False) -> Any:
         raise NotImplementedError(metrics, example_losses, increments)
 
+    scorer_of_outputs = scorer
+    scores_whole: tuple[str, ...] = ()
+
 
 def read(model_file: Path) -> tuple[str, int]:
     """Return the architecture and the number."""

@@ -157,9 +157,9 @@ def workers_options(command: Command) -> Command:
 def pool_maker(workers: int | None, cluster: str | None) -> MakePool:
     """Return what makes a pool of processes on this machine, or on a cluster."""
     if cluster is not None:
-        from understudy.evaluator.sharding.ray_pool import RayPool
+        from understudy.evaluator.sharding.cluster_pool import ClusterPool
 
-        return lambda work: RayPool(work, address=cluster, workers=workers)
+        return lambda work: ClusterPool(work, address=cluster, workers=workers)
     from understudy.evaluator.sharding.local_pool import LocalPool
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
     from understudy.evaluator.serving.following import NetworkFollowing
+    from understudy.evaluator.sharding.cluster_scoring import Cluster
     from understudy.evaluator.tuning.tuning_file import TuningStart
 
 _FUTURES = FutureSink()
@@ -58,6 +59,7 @@ class Evaluator(EvaluatorState):
         datasets: The datasets that each checkpoint is scored on, in this order; names are unique.
         build_model: Returns a new Keras model, for checkpoints that hold only variables.
         following: The evaluator that is followed over the network, which is the source as well; None if there is none.
+        cluster: What computes the evaluations of checkpoints; None for this machine.
         tuning: What was found at earlier starts; None for no self-tuning.
         observer: Receives an event for each batch, load and record.
         subscriptions: Who receives what happens to checkpoints from the `outbox`; without any, there is none.
@@ -72,6 +74,7 @@ class Evaluator(EvaluatorState):
         build_model: Callable[[], Any] | None = None,
         accepted: AcceptedKeys | None = None,
         following: NetworkFollowing | None = None,
+        cluster: Cluster | None = None,
         tuning: TuningStart | None = None,
         observer: Observer,
         subscriptions: Sequence[Subscription] = (),
@@ -86,6 +89,7 @@ class Evaluator(EvaluatorState):
                 build_model=build_model,
                 accepted=accepted,
                 following=following,
+                cluster=cluster,
                 tuning=tuning,
                 observer=observer,
                 subscriptions=tuple(subscriptions),

@@ -18,7 +18,8 @@ EvaluatorError
 ├── LoadError                     a checkpoint could not be loaded
 │   └── ArchitectureMismatchError its model is not the one the slot was built for
 ├── LedgerError                   the ledger cannot be read or written
-└── StorageError                  another file of the evaluator cannot be written
+├── StorageError                  another file of the evaluator cannot be written
+└── ClusterError                  the cluster that evaluates cannot be used now
 
 The service maps each to one gRPC status; any other exception is a defect and becomes INTERNAL.
 
@@ -123,6 +124,10 @@ class LedgerError(EvaluatorError):
 
 class StorageError(EvaluatorError):
     """A file of the evaluator cannot be written, for example on a full disk. The text names it and the remedy."""
+
+
+class ClusterError(EvaluatorError):
+    """The cluster that computes evaluations cannot be used now; a retry may succeed. The text gives the reason."""
 
 
 class AnotherEvaluatorError(Exception):

@@ -26,6 +26,8 @@ from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.outbox import Subscription
 from understudy.evaluator.serving.following import EvaluatorLink, NetworkFollowing
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
+from understudy.evaluator.sharding.cluster_pool import check_cluster
+from understudy.evaluator.sharding.cluster_scoring import Cluster
 from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.experiments import Experiment, load_experiment
 
@@ -71,6 +73,7 @@ def create_evaluator(
     _check_follow(location, settings)
     _check_state_dir(settings.state_dir)
     breakdown_options(settings)
+    cluster = _cluster(location, settings)
     tuning = TuningStart.read(settings, location.experiment)
     build_strategy(device_settings(settings, tuning))
     experiment = None if location.experiment is None else load_experiment(location.experiment)
@@ -81,6 +84,7 @@ def create_evaluator(
         settings,
         source=following or _source(location, settings, accepted),
         following=following,
+        cluster=cluster,
         accepted=accepted,
         datasets=_datasets(location, experiment, columns_of(breakdown_options(settings).slices)),
         build_model=None if experiment is None else experiment.build_model,
@@ -172,6 +176,15 @@ def _say_if_missing(folder: Path) -> None:
     """Warn about a missing folder: its name may be mistyped, or its writer has not started yet."""
     if not folder.is_dir():
         _log.warning("there is no folder %s; waiting for it to appear", folder)
+
+
+def _cluster(location: CheckpointLocation, settings: EvaluatorSettings) -> Cluster | None:
+    """Return the cluster of the settings; its nodes read the datasets from where this process reads them."""
+    if settings.cluster is None:
+        return None
+    check_cluster(settings.cluster)
+    files = {name: path.resolve() for name, path in location.eval_data.items()}
+    return Cluster(address=settings.cluster, data=files, experiment=location.experiment)
 
 
 def _datasets(

@@ -88,6 +88,12 @@ class Observer(Protocol):
     def frozen_memory_changed(self, size: int) -> None:
         """The constants now take about this many bytes."""
 
+    def cluster_changed(self, nodes: int) -> None:
+        """The cluster now has this many nodes that compute evaluations."""
+
+    def cluster_failed(self) -> None:
+        """An evaluation was put off, because the cluster cannot be used."""
+
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""
 
@@ -126,6 +132,12 @@ class SilentObserver:
         """See `Observer`."""
 
     def frozen_memory_changed(self, size: int) -> None:
+        """See `Observer`."""
+
+    def cluster_changed(self, nodes: int) -> None:
+        """See `Observer`."""
+
+    def cluster_failed(self) -> None:
         """See `Observer`."""
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:

@@ -220,6 +220,15 @@ class EvaluatorSettings:
     evaluation_batch_size: int = field(
         default=256, metadata={"help": "Examples in a batch when a dataset is scored.", "metavar": "EXAMPLES"}
     )
+    cluster: str | None = field(
+        default=None,
+        metadata={
+            "help": "Compute the evaluations of checkpoints on all nodes of a Ray cluster, HOST:PORT, or auto for the "
+            "one that this machine is part of. It must have a token, and its nodes read the datasets from the same "
+            "paths. While it cannot be used, evaluations wait for it.",
+            "metavar": "ADDRESS",
+        },
+    )
     tables: bool = field(
         default=False,
         metadata={
@@ -355,6 +364,8 @@ class EvaluatorSettings:
     def _check_follow(self) -> None:
         if self.follow is None:
             return
+        if self.cluster is not None:
+            raise ConfigurationError("cluster goes without follow, with which another evaluator scores")
         decided_elsewhere = {"version_policy": "latest", "monitor": None, "min_value": None, "min_improvement": None}
         for name, default in {**decided_elsewhere, "gate": (), "rollout": None}.items():
             if getattr(self, name) != default:

@@ -235,6 +235,16 @@ class ServiceObserver:
             "Seconds in which evaluations waited for the examples of their dataset, with nothing to compute.",
             registry=registry,
         )
+        self._cluster_nodes = Gauge(
+            "understudy_cluster_nodes",
+            "Nodes of the cluster that compute evaluations; 0 while it cannot be used, and without --cluster.",
+            registry=registry,
+        )
+        self._cluster_failures = Counter(
+            "understudy_cluster_failures_total",
+            "Evaluations that were put off because the cluster could not be used. The log says why.",
+            registry=registry,
+        )
         evaluations = Counter(
             "understudy_evaluations_total",
             "Entries of the ledger since the start: scores, reasons for none, and decisions of the gate.",
@@ -359,6 +369,15 @@ class ServiceObserver:
     def frozen_memory_changed(self, size: int) -> None:
         """See `Observer`."""
         self._frozen_memory.set(size)
+
+    def cluster_changed(self, nodes: int) -> None:
+        """The cluster now has this many nodes that compute evaluations."""
+        self._cluster_nodes.set(nodes)
+
+    def cluster_failed(self) -> None:
+        """An evaluation was put off."""
+        self._cluster_nodes.set(0)
+        self._cluster_failures.inc()
 
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""

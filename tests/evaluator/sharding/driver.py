@@ -1,11 +1,12 @@
 """Scores a dataset on workers in a process of its own, and kills itself once half of the examples are scored.
 
-    python driver.py CHECKPOINT DATA PROGRESS-FILE [CLUSTER]
+python driver.py CHECKPOINT DATA PROGRESS-FILE [CLUSTER]
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def make_pool(work: Work, cluster: str | None) -> Any:
     if cluster is not None:
         from understudy.evaluator.sharding.ray_pool import RayPool
 
-        return RayPool(work, address=cluster)
+        return RayPool(pickle.dumps(work), work.model.folder, address=cluster)
     from understudy.evaluator.sharding.local_pool import LocalPool
 
     return LocalPool(work, workers=2)
@@ -42,5 +43,7 @@ if __name__ == "__main__":
         make_pool=lambda work: make_pool(work, cluster[0] if cluster else None),
         batches_per_shard=2,
         progress=end_in_the_middle,
-        progress_file=ProgressFile(Path(progress_file), interval_seconds=0.0),
+        progress_file=ProgressFile(
+            Path(progress_file), interval_seconds=0.0, clock=lambda: 0.0
+        ),  # which writes it after each batch
     )

@@ -137,7 +137,7 @@ def interrupted_and_whole(
     seen: list[int] = []
     whole = score()
     with pytest.raises(KeyboardInterrupt):
-        score(ProgressFile(folder / "progress", interval_seconds=0.0), until=examples // 2)
+        score(ProgressFile(folder / "progress", interval_seconds=0.0, clock=lambda: 0.0), until=examples // 2)
     seen.clear()
     continued = score(ProgressFile(folder / "progress"))
     assert BATCH_SIZE < seen[0] <= examples // 2 + BATCH_SIZE

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+import keras
+import numpy as np
 import psutil
 import pytest
 
+from soak.cluster_faults import Faulty
+from testkit.checkpoints import Chief
+from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
+from testkit.served import serving
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.clients import Client, Evaluation
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.factory import create_evaluator
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
+from understudy.evaluator.sharding.cluster_pool import ClusterPool
 from understudy.evaluator.sharding.evaluate import evaluate_files
 from understudy.evaluator.sharding.progress_file import ProgressFile
-from understudy.evaluator.sharding.work import Work
 
 from .conftest import BATCH_SIZE, EXAMPLES, STEP, Case
 from .test_progress import MIDDLE, kill_in_the_middle
@@ -31,128 +42,199 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="this environment is without the extra [ray]"),
 ]
 
-END_SECONDS = 30.0
-NODE = {
-    "num_cpus": 1,
-    "object_store_memory": 100 * 2**20,
-    "include_dashboard": False,
-    "node_ip_address": "127.0.0.1",
-}
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "ab" * 32,
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # only loopback
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-}
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Start two nodes of one CPU each. None of their processes and files is left afterwards."""
-    before = set(psutil.Process().children(recursive=True))
-    folder = tempfile.mkdtemp(prefix="ray-")  # the paths of sockets below it are short
+def cluster() -> Iterator[RayCluster]:
+    """Start two nodes."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # a node gives up if its agents take 30 s to start
-        from ray.cluster_utils import Cluster
-
-        built = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": folder})
-        try:
-            built.add_node(**NODE)
-            yield built
-        finally:
-            started = set(psutil.Process().children(recursive=True)) - before
-            built.shutdown()
-            _, left = psutil.wait_procs(started, END_SECONDS)
-            for process in left:
-                process.kill()
-            shutil.rmtree(folder, ignore_errors=True)
-            assert not left
+        with running(2) as started:
+            yield started
 
 
-class Pools:
-    """Makes pools on a cluster, and remembers the last one."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self.pool: Any = None
-
-    def __call__(self, work: Work) -> Any:
-        from understudy.evaluator.sharding.ray_pool import RayPool
-
-        self.pool = RayPool(work, address=self._address)
-        return self.pool
-
-    def signal_one(self, number: signal.Signals) -> None:
-        """Send a signal to a worker that is ready."""
-        os.kill(next(actor.process for actor in self.pool._workers.values() if actor.process), number)
+def test_the_score_has_the_bits_of_one_device_when_workers_die_hang_or_leave(case: Case, cluster: RayCluster) -> None:
+    faulty = Faulty(cluster=cluster, work=case.work)
+    assert faulty.score({1: "kill", 10: "stop"}) == case.score
+    assert faulty.score({1: "remove", 10: "join"}) == case.score
 
 
-def score_of(case: Case, pools: Pools, act: Callable[[], object]) -> object:
-    """Score on the cluster, and do something once the first batch is scored."""
-    seen: list[int] = []
-
-    def progress(scored: int, _: int | None) -> None:
-        seen.append(scored)
-        if len(seen) == 1:
-            act()
-
-    result = evaluate_files(case.work, step=STEP, make_pool=pools, batches_per_shard=2, progress=progress)
-    assert (result.examples, result.notes) == (EXAMPLES, ())
-    return result.metrics
-
-
-def test_the_score_has_the_bits_of_one_device_when_workers_die_hang_or_leave(case: Case, cluster: Any) -> None:
-    pools = Pools(cluster.address)
-    assert score_of(case, pools, lambda: None) == case.score
-    assert score_of(case, pools, lambda: pools.signal_one(signal.SIGKILL)) == case.score
-    assert score_of(case, pools, lambda: pools.signal_one(signal.SIGSTOP)) == case.score
-    node = next(iter(cluster.worker_nodes))
-    assert score_of(case, pools, lambda: cluster.remove_node(node, allow_graceful=False)) == case.score
-
-
-def test_an_evaluation_goes_on_where_its_killed_driver_ended(case: Case, cluster: Any, tmp_path: Path) -> None:
+def test_an_evaluation_goes_on_without_the_cluster_where_its_killed_driver_ended(
+    case: Case, cluster: RayCluster, tmp_path: Path
+) -> None:
     file = tmp_path / "progress"
     kill_in_the_middle(case, file, cluster.address)
     seen: list[int] = []
     result = evaluate_files(
-        case.work,
-        step=STEP,
-        make_pool=Pools(cluster.address),
-        batches_per_shard=2,
-        progress=lambda scored, _: seen.append(scored),
-        progress_file=ProgressFile(file),
+        case.work, step=STEP, progress=lambda scored, _: seen.append(scored), progress_file=ProgressFile(file)
     )
     assert result.metrics == case.score
     assert seen == [*range(MIDDLE, EXAMPLES, BATCH_SIZE), EXAMPLES]
 
 
-def test_a_cluster_is_refused_without_a_token(case: Case, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_is_refused_without_a_token(case: Case, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE")
     with pytest.raises(ConfigurationError, match="is used only with a token; set RAY_AUTH_MODE=token"):
-        Pools(cluster.address)(case.work)
+        ClusterPool(case.work, address=cluster.address)
 
 
 def test_a_cluster_that_accepts_callers_without_a_token_is_refused() -> None:
     """In a process of its own, which may not call the other cluster."""
+    folder = tempfile.mkdtemp(prefix="ray-")
     program = f"""
 import os
-os.environ.update({ENVIRONMENT!r}, RAY_AUTH_MODE="disabled")
-from ray.cluster_utils import Cluster
+os.environ.update({dict(ENVIRONMENT)!r}, RAY_AUTH_MODE="disabled")
+from testkit.ray_cluster import RayCluster
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.factory import create_evaluator
+from understudy.evaluator.observer import SilentObserver
+from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.sharding import ray_pool
-cluster = Cluster(initialize_head=True, head_node_args={NODE!r})
+cluster = RayCluster({str(folder)!r})
+cluster.start()
 os.environ["RAY_AUTH_MODE"] = "token"
 try:
-    ray_pool.RayPool(None, address=cluster.address)
+    ray_pool.RayPool(b"", None, address=cluster.address)
 except ConfigurationError as error:
     print(error)
-cluster.shutdown()
+cluster.end()
 """
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=240, check=True
-    )
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=240, check=True
+        )
+    finally:
+        shutil.rmtree(folder)
     assert "accepts callers without a token" in ended.stdout
+
+
+class Served:
+    """A served run with a copy of the case's checkpoint, whose evaluations are computed on a cluster."""
+
+    def __init__(self, case: Case, run: Path, server: int, client: Client) -> None:
+        self._case = case
+        self._server = server
+        self._run = run
+        self.client = client
+
+    def publish(self, step: int) -> None:
+        """Publish the same weights as another step."""
+        model = keras.models.load_model(self._case.work.model.folder / MODEL_FILE)
+        Chief(self._run).publish_other(step, model)
+
+    def evaluation(self, step: int) -> Evaluation:
+        """Wait for the evaluation of a step."""
+        until(lambda: bool([*self.client.list_evaluations(min_step=step, max_step=step)]))
+        return next(self.client.list_evaluations(min_step=step, max_step=step))
+
+    def connections(self) -> list[psutil.Process]:
+        """Return the processes that hold the server's connection to the cluster."""
+        return [*named(psutil.Process(self._server).children(), "cluster_process")]
+
+    def metric(self, name: str) -> float:
+        """Return the value of a metric without labels."""
+        (line,) = [line for line in self.client.metrics().splitlines() if line.startswith(f"{name} ")]
+        return float(line.split()[1])
+
+
+@pytest.fixture(scope="module")
+def served(case: Case, cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(case.run, folder / "run")
+    (data,) = case.work.data.paths
+    with (
+        serving(
+            folder / "run",
+            "model",
+            *("--logical-cpus", "1", "--evaluation-batch-size", str(BATCH_SIZE), "--cluster", cluster.address),
+            *("--eval-data", f"data={data}", "--slice", "label", "--resamples", "20", "--tables"),
+        ) as server,
+        Client(server.grpc) as client,
+    ):
+        yield Served(case, folder / "run", server.pid, client)
+
+
+def test_a_served_run_is_scored_on_the_cluster_with_the_bits_of_one_device(
+    case: Case, served: Served, tmp_path: Path
+) -> None:
+    on_cluster = served.evaluation(STEP)
+    assert on_cluster.metrics == case.score
+    assert served.metric("understudy_cluster_nodes") >= 1
+    tables = served.client.evaluation_tables("data").content
+    (data,) = case.work.data.paths
+    settings = EvaluatorSettings(
+        state_dir=tmp_path,
+        devices=("CPU:0",),
+        evaluation_batch_size=BATCH_SIZE,
+        slice=("label",),
+        resamples=20,
+        tables=True,
+    )
+    location = CheckpointLocation(folder=case.run, is_run=True, eval_data={"data": data})
+    with create_evaluator(location, settings, SilentObserver()).evaluator as evaluator:
+        until(lambda: evaluator.last_sequence == 1)
+        here = evaluator.tables("data")
+    assert (on_cluster.metrics, on_cluster.resamples) == (here.record.metrics, 20)
+    assert {name: (each.low, each.high) for name, each in on_cluster.intervals.items()} == {
+        name: (each.low, each.high) for name, each in here.record.intervals.items()
+    }
+    assert [(each.name, each.examples, each.metrics) for each in on_cluster.slices] == [
+        (each.name, each.examples, each.metrics) for each in here.record.slices
+    ]
+    assert len(on_cluster.slices) == 5
+    assert on_cluster.notes == here.record.notes
+    assert tables == here.content
+    assert tables["hardest"]
+
+
+def test_a_served_run_is_scored_when_the_connection_is_lost_and_a_worker_is_killed(case: Case, served: Served) -> None:
+    served.publish(STEP + 1)
+    one_of(served.connections).kill()
+    until(lambda: served.metric("understudy_cluster_failures_total") > 0)
+    one_of(worker_processes).kill()
+    assert served.evaluation(STEP + 1).metrics == case.score
+
+
+def one_of(find: Callable[[], list[psutil.Process]]) -> psutil.Process:
+    """Wait until there are processes; return one of them."""
+    until(lambda: bool(find()))
+    return find()[0]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Return the processes that are actors of a pool."""
+    return [*named(psutil.process_iter(), "ray::ClusterWorker")]
+
+
+def named(processes: Iterable[psutil.Process], text: str) -> Iterator[psutil.Process]:
+    """Yield the processes that have a text in their command."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if text in " ".join(process.cmdline()):
+                yield process
+
+
+def test_a_server_goes_on_without_the_cluster_and_scores_when_it_is_back(
+    case: Case, cluster: RayCluster, served: Served
+) -> None:
+    failures = served.metric("understudy_cluster_failures_total")
+    cluster.end()
+    served.publish(STEP + 2)
+    until(lambda: served.metric("understudy_cluster_failures_total") > failures)
+    assert served.metric("understudy_cluster_nodes") == 0
+    inputs = {"inputs": np.zeros((1, 6, 6, 1), np.float32)}
+    until(lambda: served.client.predict(inputs).step == STEP + 2)
+    assert not [*served.client.list_evaluations(min_step=STEP + 2)]
+    cluster.start()
+    assert served.evaluation(STEP + 2).metrics == case.score

@@ -26,6 +26,7 @@ EXPECTED = [
     (evaluator_errors.LoadError("text"), Code.FAILED_PRECONDITION),
     (evaluator_errors.LedgerError("text"), Code.FAILED_PRECONDITION),
     (evaluator_errors.StorageError("text"), Code.FAILED_PRECONDITION),
+    (evaluator_errors.ClusterError("text"), Code.UNAVAILABLE),
 ]
 
 

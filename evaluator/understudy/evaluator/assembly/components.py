@@ -32,7 +32,7 @@ from understudy.evaluator.assembly.serving_parts import (
     new_quarantine,
 )
 from understudy.evaluator.batching.engine import Engine
-from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
+from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer, OutputSource
 from understudy.evaluator.evaluation.evaluation_worker import EvaluationWorker
 from understudy.evaluator.evaluation.example_queries import ExampleQueries
 from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
@@ -46,6 +46,7 @@ from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.version_monitor import Backlog, VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.sharding.cluster_scoring import ClusterScoring
 from understudy.evaluator.types import DeviceListener
 
 
@@ -101,12 +102,13 @@ def start_components(
     known = known_checkpoints(inputs, records)
     serving = build_serving(inputs, known, strategy, on_promoted=promotions, on_device_state=on_device_state)
     scorer = _scorer(inputs, plan, records, serving)
+    on_cluster = _scorer(inputs, plan, records, serving, outputs=_cluster_scoring(inputs, known))
     on_demand = _on_demand(scorer, records, known, serving)
     _close_serving(stack, serving, on_demand, remaining_seconds)
     controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
     promotions.tell(known, records.events, controller, serving, on_promoted)
     backlog = Backlog(settings.evaluation_policy)
-    worker = _worker(settings, scorer, records, known, manager=serving.manager, backlog=backlog, on_progress=wake)
+    worker = _worker(settings, on_cluster, records, known, manager=serving.manager, backlog=backlog, on_progress=wake)
     wake.watcher = watcher = build_watcher(
         settings, plan, records, known, manager=serving.manager, controller=controller, backlog=backlog
     )
@@ -163,7 +165,27 @@ def _shadow(
     return shadow
 
 
-def _scorer(inputs: EvaluatorInputs, plan: ScoringPlan, records: Records, serving: Serving) -> DatasetScorer:
+def _cluster_scoring(inputs: EvaluatorInputs, known: Known) -> ClusterScoring | None:
+    if inputs.cluster is None:
+        return None
+    settings = device_settings(inputs.settings, inputs.tuning)
+    return ClusterScoring(
+        inputs.cluster,
+        store=known.store,
+        observer=inputs.observer,
+        allow_unsafe_models=inputs.settings.allow_unsafe_models,
+        threads=settings.intra_op_threads or settings.default_intra_op_threads,
+    )
+
+
+def _scorer(
+    inputs: EvaluatorInputs,
+    plan: ScoringPlan,
+    records: Records,
+    serving: Serving,
+    *,
+    outputs: OutputSource | None = None,
+) -> DatasetScorer:
     return DatasetScorer(
         engine=serving.engine,
         recorder=records.recorder,
@@ -171,6 +193,7 @@ def _scorer(inputs: EvaluatorInputs, plan: ScoringPlan, records: Records, servin
         batch_size=inputs.settings.evaluation_batch_size,
         with_tables=inputs.settings.tables,
         breakdown=plan.breakdown,
+        outputs=outputs,
     )
 
 

@@ -15,6 +15,7 @@ from understudy.evaluator.settings import EvaluatorSettings
 
 if TYPE_CHECKING:
     from understudy.evaluator.serving.following import NetworkFollowing
+    from understudy.evaluator.sharding.cluster_scoring import Cluster
     from understudy.evaluator.tuning.tuning_file import TuningStart
 
 
@@ -28,6 +29,7 @@ class EvaluatorInputs:
     build_model: Callable[[], Any] | None
     accepted: AcceptedKeys | None
     following: NetworkFollowing | None
+    cluster: Cluster | None
     tuning: TuningStart | None
     observer: Observer
     subscriptions: tuple[Subscription, ...]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,9 +17,10 @@ from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
-from understudy.evaluator.evaluation.slices import Members
+from understudy.evaluator.evaluation.slices import Members, columns_of
 from understudy.evaluator.evaluation.table_collector import TableCollector
 from understudy.evaluator.evaluator_errors import CancelledError
+from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Servable
@@ -33,6 +36,42 @@ _SHORTEST_SECONDS = 10.0
 """A warning is due if an evaluation of this length waited for its examples for this share of it."""
 
 
+class ComputedOutputs(NamedTuple):
+    """The outputs of a dataset that are computed elsewhere.
+
+    ``batches`` are for a scorer of outputs, and ``notes`` says what is notable about where they were computed.
+    """
+
+    batches: Iterable[Batch]
+    notes: Callable[[], Sequence[str]]
+
+
+class OutputSource(Protocol):
+    """Computes the outputs of checkpoints elsewhere."""
+
+    def computed(
+        self,
+        servable: Servable,
+        dataset: EvaluationDataset,
+        *,
+        batch_size: int,
+        columns: frozenset[str],
+        is_wanted: Callable[[], bool],
+    ) -> AbstractContextManager[ComputedOutputs]:
+        """Return the outputs of a dataset in the context in which they are computed.
+
+        Args:
+            servable: The checkpoint.
+            dataset: The dataset.
+            batch_size: Examples per batch.
+            columns: The inputs and features that the batches need besides, for slices.
+            is_wanted: Called now and then; returns whether to continue.
+
+        Raises:
+            ClusterError: They cannot be computed now.
+        """
+
+
 class DatasetScorer:
     """Runs whole datasets through evaluation streams. Thread-safe.
 
@@ -43,6 +82,7 @@ class DatasetScorer:
         batch_size: Examples per batch.
         with_tables: Whether tables, the hardest examples and the outcomes of examples are recorded, too.
         breakdown: What to compute besides the metrics.
+        outputs: Computes the outputs of models whose score needs nothing else; None to compute all here.
     """
 
     def __init__(
@@ -54,6 +94,7 @@ class DatasetScorer:
         batch_size: int,
         with_tables: bool = False,
         breakdown: BreakdownOptions | None = None,
+        outputs: OutputSource | None = None,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
@@ -61,6 +102,7 @@ class DatasetScorer:
         self._batch_size = batch_size
         self._with_tables = with_tables
         self._breakdown = breakdown or BreakdownOptions()
+        self._outputs = outputs
         self._warned: set[tuple[str, str]] = set()
 
     def score(
@@ -91,6 +133,7 @@ class DatasetScorer:
             OverloadedError: Too many examples of other evaluations wait.
             DrainingError: The evaluator is shutting down.
             LedgerError: The result cannot be recorded.
+            ClusterError: The outputs cannot be computed elsewhere now.
         """
         metric_digest = servable.slot.metric_digest
         began = time.monotonic()
@@ -153,31 +196,84 @@ class DatasetScorer:
     ) -> EvaluationResult:
         """Keep one batch in progress while the next is read."""
         slot = servable.slot
-        batches = functools.partial(dataset.batches, slot.signature, self._batch_size)
-        options = self._breakdown.with_quantiles_of(batches, [spec.name for spec in slot.signature.outputs])
+        read = functools.partial(dataset.batches, slot.signature, self._batch_size)
+        options = self._breakdown.with_quantiles_of(read, [spec.name for spec in slot.signature.outputs])
         with_rows = tables is not None
-        scorer = slot.scorer((), example_losses=with_rows, increments=not options.is_empty)
         scored = 0
         under_way: _UnderWay | None = None
-        input_wait = InputWait()
-        handle = servable.borrow()
-        with EvaluationStream(handle, scorer, self._engine, keep_outputs=with_rows, breakdown=options) as stream:
-            for batch in input_wait.timed(batches()):
+        with (
+            self._source(servable, dataset, options, is_wanted, with_rows=with_rows) as source,
+            EvaluationStream(
+                servable.borrow(), source.scorer, self._engine, keep_outputs=with_rows, breakdown=options
+            ) as stream,
+        ):
+            for batch in source.batches:
                 if not is_wanted():
                     raise CancelledError(f"the evaluation of step {servable.step} on {dataset.name!r} was cancelled")
                 scored += _wait(under_way, tables)
                 if progress is not None and scored:
                     progress(scored, dataset.examples)
                 under_way = (stream.add(batch, deadline), batch)
-                input_wait.computing(under_way[0])
+                source.computing(under_way[0])
             scored += _wait(under_way, tables)
             if tables is not None:
                 tables.note(stream.without_example_losses)
             if progress is not None:
                 progress(scored, dataset.examples)
-            input_wait.warn(dataset)
-            self._observer.evaluation_waited(input_wait.seconds)
-            return stream.finish()
+            result = stream.finish()
+            return replace(result, notes=(*result.notes, *source.finish()))
+
+    @contextmanager
+    def _source(
+        self,
+        servable: Servable,
+        dataset: EvaluationDataset,
+        options: BreakdownOptions,
+        is_wanted: Callable[[], bool],
+        *,
+        with_rows: bool,
+    ) -> Iterator[_Source]:
+        """Yield where the batches come from, and what scores them."""
+        slot = servable.slot
+        forms = {"example_losses": with_rows, "increments": not options.is_empty}
+        if self._outputs is None or slot.scores_whole:
+            input_wait = InputWait()
+
+            def finish() -> Sequence[str]:
+                input_wait.warn(dataset)
+                self._observer.evaluation_waited(input_wait.seconds)
+                return [] if self._outputs is None else [f"the cluster was not used: {'; '.join(slot.scores_whole)}"]
+
+            yield _Source(
+                scorer=slot.scorer((), **forms),
+                batches=input_wait.timed(dataset.batches(slot.signature, self._batch_size)),
+                computing=input_wait.computing,
+                finish=finish,
+            )
+            return
+        scorer = slot.scorer_of_outputs((), **forms)
+        columns = columns_of(options.slices)
+        with self._outputs.computed(
+            servable, dataset, batch_size=self._batch_size, columns=columns, is_wanted=is_wanted
+        ) as computed:
+            yield _Source(scorer=scorer, batches=computed.batches, computing=lambda _: None, finish=computed.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What an evaluation reads.
+
+    Attributes:
+        scorer: A scorer of the batches.
+        batches: The batches.
+        computing: Told the future of each batch.
+        finish: Called after the last batch; returns notes on the score.
+    """
+
+    scorer: Scorer
+    batches: Iterable[Batch]
+    computing: Callable[[Future[Any]], None]
+    finish: Callable[[], Sequence[str]]
 
 
 _UnderWay = tuple[Future[ExampleScores], Batch]

@@ -12,6 +12,7 @@ from typing import Protocol
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
+    ClusterError,
     DrainingError,
     EvaluatorError,
     InvalidInputError,
@@ -48,8 +49,8 @@ class EvaluationWorker:
     """Takes checkpoints from the backlog, loads each, and scores it on the remaining datasets.
 
     If a checkpoint fails on a dataset, it is tried again. After a permanent failure or the last attempt, the reason is
-    recorded. Failures that are not the checkpoint's fault are not recorded: a shutdown, a full disk, an overload, or a
-    lack of memory.
+    recorded. Failures that are not the checkpoint's fault are not recorded: a shutdown, a full disk, an overload, a
+    lack of memory, or a cluster that cannot be used.
 
     Args:
         backlog: The checkpoints to evaluate.
@@ -152,7 +153,7 @@ class EvaluationWorker:
             self._closing.wait(_PAUSE_SECONDS)
             return False
         except Exception as error:  # noqa: BLE001 - a user's dataset or metric may raise anything; it is recorded
-            if exhausted_resource(error) is not None:
+            if isinstance(error, ClusterError) or exhausted_resource(error) is not None:
                 self._postpone(info, dataset, error)
                 return False
             return self._note_failure(info, dataset, error)
@@ -160,7 +161,7 @@ class EvaluationWorker:
         return True
 
     def _postpone(self, info: CheckpointInfo, dataset: EvaluationDataset, error: Exception) -> None:
-        """Postpone a score until the machine may have enough resources; this never counts as a failure."""
+        """Postpone a score until there may be enough resources, or a cluster; this never counts as a failure."""
         postponed = self._failures.postpone(_key(info, dataset), str(error)).postponed
         _log.warning(
             "evaluation put off for want of resources",

@@ -89,6 +89,15 @@ class ModelSlot(Protocol):
         each of them adds to the state of the loss and the metrics.
         """
 
+    def scorer_of_outputs(
+        self, metrics: Sequence[MetricSpec], *, example_losses: bool = False, increments: bool = False
+    ) -> Any:
+        """Return a scorer of batches whose inputs are outputs that were computed elsewhere; see `scorer`."""
+
+    @property
+    def scores_whole(self) -> tuple[str, ...]:
+        """Why the score needs more than the outputs, so that they cannot be computed elsewhere; empty if they can."""
+
 
 class Servable:
     """A checkpoint in a slot. Thread-safe.

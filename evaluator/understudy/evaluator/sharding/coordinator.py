@@ -35,6 +35,9 @@ _CAPACITY_SECONDS = 2.0
 """How often it is checked how many workers there may be."""
 
 
+_WANTED_SECONDS = 1.0
+"""How often it is checked whether the results are still wanted while none arrives."""
+
 _DESERTED_SECONDS = 300.0
 """How long machines may join again after the last one has left."""
 
@@ -85,18 +88,22 @@ class ShardCoordinator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def results(self) -> Iterator[tuple[Shard, ShardResult]]:
+    def results(self, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[tuple[Shard, ShardResult]]:
         """Yield each shard and its result, in order. For one thread.
+
+        Args:
+            is_wanted: Called now and then; returns whether to continue.
 
         Raises:
             ShardingError: The workers cannot compute a shard.
-            CancelledError: The coordinator was closed.
-            Exception: The error that the model or the data have.
+            CancelledError: The coordinator was closed, or the results are no longer wanted.
+            Exception: The error that the model, the data or the pool have.
         """
         for shard in self._shards:
             with self._condition:
-                self._condition.wait_for(lambda: self._consumed in self._results or self._failure or self._closing)
-                if self._closing:
+                while not self._condition.wait_for(self._has_news, _WANTED_SECONDS) and is_wanted():
+                    pass
+                if self._closing or not self._has_news():
                     raise CancelledError("the computation was cancelled; start it again")
                 if self._consumed not in self._results:
                     raise self._failure or RuntimeError("the coordinator ended without a result")
@@ -104,6 +111,9 @@ class ShardCoordinator:
                 self._consumed += 1
             self._pool.wake()
             yield shard, result
+
+    def _has_news(self) -> bool:
+        return self._consumed in self._results or self._failure is not None or self._closing
 
     @property
     def notes(self) -> Sequence[str]:

@@ -89,7 +89,7 @@ def evaluate_files(
     with_increments = not breakdown.is_empty
     if make_pool is None or slot.scores_whole:
         scorer = slot.scorer(metrics, increments=with_increments)
-        with _opened(slot, scorer, work, step, breakdown, stored) as stream:
+        with _opened(slot, scorer, work, step=step, breakdown=breakdown, stored=stored) as stream:
             total = dataset.examples if progress_file is None else count_of(dataset, slot, work)
             scoring = _Scoring(stream, total, progress, progress_file)
             result = scoring.run(read(scored), scored)
@@ -107,7 +107,7 @@ def evaluate_files(
     facts = () if stored is None else stored.facts
     with (
         ShardCoordinator(shards, pool, patience=patience, facts=facts) as coordinator,
-        _opened(slot, scorer, work, step, breakdown, stored) as stream,
+        _opened(slot, scorer, work, step=step, breakdown=breakdown, stored=stored) as stream,
     ):
         skipped = (scored - shards[0].first_example) // work.batch_size
         scoring = _Scoring(stream, examples, progress, progress_file, lambda: coordinator.facts)
@@ -143,6 +143,7 @@ def _opened(
     slot: Slot,
     scorer: Scorer,
     work: Work,
+    *,
     step: int,
     breakdown: BreakdownOptions,
     stored: StoredProgress | None,
@@ -190,9 +191,9 @@ class _Scoring:
             self.progress(scored, self.total)
 
 
-def received(coordinator: ShardCoordinator) -> Iterator[Batch]:
+def received(coordinator: ShardCoordinator, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[Batch]:
     """Yield the batches that workers have computed, in order, for a scorer of outputs."""
-    for _, result in coordinator.results():
+    for _, result in coordinator.results(is_wanted):
         for computed in result:
             yield Batch(
                 inputs=as_inputs(computed.outputs, computed.masks),

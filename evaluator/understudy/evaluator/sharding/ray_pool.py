@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -19,6 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
+from understudy.evaluator.sharding.cluster_messages import MODE_VARIABLE
 from understudy.evaluator.sharding.pool import (
     Event,
     Facts,
@@ -38,7 +41,7 @@ if TYPE_CHECKING:  # these import TensorFlow, which a process of Ray needs only 
 _POLL_SECONDS: Final = 0.05
 _NODES_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 120.0
-_MODE: Final = "RAY_AUTH_MODE"
+_CONNECT_SECONDS: Final = 10.0
 
 
 class RayPool:
@@ -48,7 +51,8 @@ class RayPool:
     replacement never waits until Ray has noticed that a hung process has ended. Nodes without CPUs get none.
 
     Args:
-        work: What the workers compute.
+        work: What the workers compute, a pickled `understudy.evaluator.sharding.work.Work`, which needs TensorFlow.
+        folder: The folder of its checkpoint.
         address: The address of the cluster, ``HOST:PORT``, or ``auto`` for one on this machine.
         workers: The most nodes to use; None for all.
 
@@ -56,7 +60,7 @@ class RayPool:
         ConfigurationError: The cluster cannot be reached, or accepts callers without a token.
     """
 
-    def __init__(self, work: Work, *, address: str, workers: int | None = None) -> None:
+    def __init__(self, work: bytes, folder: Path, *, address: str, workers: int | None = None) -> None:
         self._work = work
         self._most = workers
         self._ids = itertools.count()
@@ -70,7 +74,7 @@ class RayPool:
             _connect(address)
         try:
             _require_token(address)
-            self._files = ray.put(_files_of(work.model.folder))
+            self._files = ray.put(_files_of(folder))
         except BaseException:
             self.close()
             raise
@@ -140,6 +144,7 @@ class RayPool:
             answer = ray.get(ref)
         except ray.exceptions.RayError as error:
             self.kill(worker)
+            self._nodes_read = -_NODES_SECONDS  # its node may have left
             return WorkerGone(worker=worker, reason=first_line(error))
         if isinstance(answer, Exception):
             return WorkFailed(worker=worker, error=answer)
@@ -153,7 +158,7 @@ class RayPool:
 class ClusterWorker:
     """The actor: a `ShardWorker` with a copy of the checkpoint in a folder of its own."""
 
-    def __init__(self, work: Work, files: Mapping[str, bytes]) -> None:
+    def __init__(self, work: bytes, files: Mapping[str, bytes]) -> None:
         self._work = work
         self._files = files
         self._worker: ShardWorker | None = None
@@ -167,9 +172,10 @@ class ClusterWorker:
             for path, content in self._files.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
-            model = replace(self._work.model, folder=folder)
+            work: Work = pickle.loads(self._work)  # noqa: S301 - the driver's, as all that a cluster runs
+            model = replace(work.model, folder=folder)
             try:
-                self._worker = ShardWorker(replace(self._work, model=model))
+                self._worker = ShardWorker(replace(work, model=model))
             except Exception as error:
                 if is_permanent(error):
                     return error
@@ -216,14 +222,12 @@ def _on(node: str) -> Any:
 
 
 def _connect(address: str) -> None:
-    if os.environ.get(_MODE) != "token":
-        raise ConfigurationError(
-            f"the cluster {address} is used only with a token; set {_MODE}=token and RAY_AUTH_TOKEN_PATH here and on "
-            "the cluster"
-        )
+    host, _, port = address.rpartition(":")
     try:
+        if host:  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigurationError(f"the cluster {address} cannot be used: {first_line(error)}") from error
 
 
@@ -233,12 +237,12 @@ def _require_token(address: str) -> None:
     if mode != "token":
         raise ConfigurationError(
             f"the cluster {address} accepts callers without a token, so everyone who reaches it can run code on it; "
-            f"start it with {_MODE}=token"
+            f"start it with {MODE_VARIABLE}=token"
         )
 
 
 def _mode() -> str:
-    return os.environ.get(_MODE, "")
+    return os.environ.get(MODE_VARIABLE, "")
 
 
 def _files_of(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
-from understudy.evaluator.datasets.dataset import SeekableDataset
+from understudy.evaluator.datasets.dataset import ExperimentDataset, SeekableDataset
 from understudy.evaluator.datasets.dataset_files import open_files
 from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy
@@ -41,13 +41,20 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """A dataset in files, under the same paths for every worker; see `open_files`.
+    """A dataset that every worker can read.
 
-    ``digest`` is what its first reader found; empty for the first one.
+    Attributes:
+        name: Its name.
+        paths: Its files, under the same paths for every worker; see `open_files`.
+        experiment: Instead of files, the experiment that has the dataset of this name.
+        features: The names of features that slices need and the model may not take.
+        inputs_only: Whether only the inputs of the model are read, so that there need be no targets.
+        digest: What its first reader found; empty for the first one.
     """
 
     name: str
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...] = ()
+    experiment: str | None = None
     features: frozenset[str] = frozenset()
     inputs_only: bool = False
     digest: str = ""
@@ -98,13 +105,23 @@ def open_data(source: DataSource) -> SeekableDataset:
     Raises:
         ConfigurationError: It cannot be read, or differs from what was described.
     """
-    dataset = open_files(source.name, source.paths, features=source.features, inputs_only=source.inputs_only)
+    dataset = _opened(source)
     if source.digest not in {"", dataset.digest}:
+        origin = source.experiment or ", ".join(map(str, source.paths))
         raise ConfigurationError(
-            f"dataset {source.name!r}: this worker reads other examples from {', '.join(map(str, source.paths))} than "
-            "the process that began; give all of them the same files"
+            f"dataset {source.name!r}: this worker reads other examples from {origin} than the process that began; "
+            "give all of them the same files"
         )
     return dataset
+
+
+def _opened(source: DataSource) -> SeekableDataset:
+    if source.experiment is None:
+        return open_files(source.name, source.paths, features=source.features, inputs_only=source.inputs_only)
+    examples = load_experiment(source.experiment).evaluation_data().get(source.name)
+    if examples is None:
+        raise ConfigurationError(f"the experiment {source.experiment} of this worker has no dataset {source.name!r}")
+    return ExperimentDataset(source.name, examples, features=source.features)
 
 
 def shards_of(examples: int, batch_size: int, *, batches: int = BATCHES_PER_SHARD) -> Sequence[Shard]:

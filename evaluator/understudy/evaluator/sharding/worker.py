@@ -26,8 +26,8 @@ class ShardWorker:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._slot = load_slot(work)  # first, as it lays out the devices
         self._dataset = open_data(work.data)
-        self._slot = load_slot(work)
         self._slot.warm_up()
         self.facts: Facts = platform_facts(self._slot.devices[0].partition(":")[0], work.threads)
 

@@ -136,6 +136,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     evaluator_errors.LoadError: Code.FAILED_PRECONDITION,
     evaluator_errors.LedgerError: Code.FAILED_PRECONDITION,
     evaluator_errors.StorageError: Code.FAILED_PRECONDITION,
+    evaluator_errors.ClusterError: Code.UNAVAILABLE,
 }
 """Exceptions whose text is for the caller. A subclass has the code of its nearest ancestor here."""
 

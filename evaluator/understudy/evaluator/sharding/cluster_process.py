@@ -1,0 +1,104 @@
+"""The process between `understudy.evaluator.sharding.cluster_pool` and a cluster: it has a socket as standard input."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from understudy.evaluator.evaluator_errors import EvaluatorError
+from understudy.evaluator.sharding.cluster_messages import ClusterRequest, Nodes
+from understudy.evaluator.sharding.pool import Event, WorkerGone, WorkerId
+from understudy.evaluator.sharding.ray_pool import RayPool
+
+_WAIT_SECONDS = 0.5
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Receive a `ClusterRequest`, then commands for a `RayPool`, and send its events, or an error.
+
+    Returns when the other side has sent None or closed the connection.
+    """
+    try:
+        request: ClusterRequest = connection.recv()
+        pool = RayPool(request.work, request.folder, address=request.address, workers=request.workers)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except EvaluatorError as error:
+        connection.send(error)
+        return
+    try:
+        _Commands(pool, connection).run()
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        pool.close()
+
+
+class _Commands:
+    """Carries out commands on a pool, and sends what happens there under the other side's names of the workers."""
+
+    def __init__(self, pool: RayPool, connection: Connection[Any, Any]) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._received: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._ours: dict[WorkerId, WorkerId] = {}
+        self._theirs: dict[WorkerId, WorkerId] = {}
+        threading.Thread(target=self._receive, name="understudy-commands", daemon=True).start()
+
+    def run(self) -> None:
+        """Return when the other side wants no more."""
+        capacity = None
+        events: Sequence[Event] = ()
+        while True:
+            if self._pool.capacity != capacity:
+                capacity = self._pool.capacity
+                self._connection.send(Nodes(capacity))
+            for event in events:
+                self._connection.send(replace(event, worker=self._theirs[event.worker]))
+            for command in self._waiting():
+                if command is None:
+                    return
+                self._carry_out(*command)
+            events = self._pool.wait(_WAIT_SECONDS)
+
+    def _waiting(self) -> Iterator[tuple[Any, ...] | None]:
+        while True:
+            try:
+                yield self._received.get_nowait()
+            except queue.Empty:
+                return
+
+    def _carry_out(self, command: str, worker: WorkerId, *arguments: Any) -> None:
+        if command == "start":
+            if not self._pool.capacity:
+                self._connection.send(WorkerGone(worker=worker, reason="the last node has left"))
+                return
+            ours = self._pool.start_worker()
+            self._ours[worker], self._theirs[ours] = ours, worker
+        elif worker in self._ours:
+            if command == "submit":
+                self._pool.submit(self._ours[worker], *arguments)
+            else:
+                self._pool.kill(self._ours.pop(worker))
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                command = self._connection.recv()
+            except (EOFError, OSError):
+                command = None
+            self._received.put(command)
+            self._pool.wake()
+            if command is None:
+                return
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner ends this process
+    serve(Connection(sys.stdin.fileno()))

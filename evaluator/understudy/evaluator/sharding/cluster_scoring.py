@@ -1,0 +1,117 @@
+"""Computes the outputs of a served run's checkpoints on a cluster, for the evaluation of its datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.dataset_scorer import ComputedOutputs
+from understudy.evaluator.evaluator_errors import ClusterError, ConfigurationError, LoadError
+from understudy.evaluator.observer import Observer
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.servable import Servable
+from understudy.evaluator.sharding.cluster_pool import ClusterPool
+from understudy.evaluator.sharding.coordinator import ShardCoordinator
+from understudy.evaluator.sharding.evaluate import received
+from understudy.evaluator.sharding.schedule import ShardingError
+from understudy.evaluator.sharding.work import DataSource, ModelSource, Work, shards_of
+from understudy.evaluator.types import Batch
+
+_OF_THE_CLUSTER = (ShardingError, ConfigurationError, LoadError, CheckpointError)
+"""What workers report about themselves and what they read there: this process has loaded the same without an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster, and how its nodes read what they compute.
+
+    Attributes:
+        address: Its address.
+        data: The paths of the datasets in files, by their names; the others are the experiment's.
+        experiment: Has datasets, and builds the model of checkpoints that hold only variables; None if there is none.
+    """
+
+    address: str
+    data: Mapping[str, Path]
+    experiment: str | None = None
+
+    def source(self, dataset: str) -> DataSource:
+        """Return where the nodes read a dataset."""
+        if dataset in self.data:
+            return DataSource(name=dataset, paths=(self.data[dataset],))
+        return DataSource(name=dataset, experiment=self.experiment)
+
+
+class ClusterScoring:
+    """See `understudy.evaluator.evaluation.dataset_scorer.OutputSource`. Thread-safe.
+
+    A connection to the cluster lasts for one dataset, so a cluster that was replaced is found with the next.
+
+    Args:
+        cluster: The cluster.
+        store: Has the files of the checkpoints.
+        observer: Told how many nodes there are, and each time that the cluster cannot be used.
+        allow_unsafe_models: Whether the nodes may load models that name any class, function and operation.
+        threads: The number of threads within one operation; None for TensorFlow's choice.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        store: CheckpointStore,
+        observer: Observer,
+        allow_unsafe_models: bool,
+        threads: int | None,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._observer = observer
+        self._allow_unsafe_models = allow_unsafe_models
+        self._threads = threads
+
+    @contextmanager
+    def computed(
+        self,
+        servable: Servable,
+        dataset: EvaluationDataset,
+        *,
+        batch_size: int,
+        columns: frozenset[str],
+        is_wanted: Callable[[], bool],
+    ) -> Iterator[ComputedOutputs]:
+        """See `OutputSource`."""
+        signature = servable.slot.signature
+        examples = dataset.examples
+        if examples is None:
+            examples = sum(batch.examples for batch in dataset.batches(signature, batch_size))
+        with self._store.lease(self._store.info(servable.step)) as lease:
+            work = Work(
+                model=ModelSource(
+                    folder=lease.checkpoint.directory,
+                    digest=servable.digest,
+                    experiment=self._cluster.experiment,
+                    allow_unsafe_models=self._allow_unsafe_models,
+                ),
+                data=replace(self._cluster.source(dataset.name), features=columns, digest=dataset.digest),
+                batch_size=batch_size,
+                columns=columns,
+                threads=self._threads,
+            )
+            pool = ClusterPool(work, address=self._cluster.address, on_nodes=self._observer.cluster_changed)
+            with ShardCoordinator(shards_of(examples, batch_size), pool) as coordinator:
+                yield ComputedOutputs(batches=self._received(coordinator, is_wanted), notes=lambda: coordinator.notes)
+
+    def _received(self, coordinator: ShardCoordinator, is_wanted: Callable[[], bool]) -> Iterator[Batch]:
+        try:
+            yield from received(coordinator, is_wanted)
+        except ClusterError:
+            self._observer.cluster_failed()
+            raise
+        except _OF_THE_CLUSTER as error:
+            self._observer.cluster_failed()
+            raise ClusterError(f"the cluster {self._cluster.address} cannot compute this now: {error}") from error

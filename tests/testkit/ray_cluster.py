@@ -1,0 +1,114 @@
+"""A Ray cluster of several nodes on this machine, which listens on the loopback interface alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from testkit.served import free_ports
+
+ENVIRONMENT: Mapping[str, str] = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "ab" * 32,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # only loopback
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+"""The variables of a cluster and of the processes that call it. Ray reads them once, when it is imported."""
+
+_END_SECONDS = 30.0
+
+
+class RayCluster:
+    """A head and further nodes of one CPU each. For one thread.
+
+    Args:
+        folder: Where the nodes put their files; a short path, as those of sockets are below it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self._node = {
+            "num_cpus": 1,
+            "object_store_memory": 100 * 2**20,
+            "include_dashboard": False,
+            "node_ip_address": "127.0.0.1",
+        }
+        self._head = {**self._node, "temp_dir": folder, "gcs_server_port": port}
+        self._cluster: Any = None
+
+    @property
+    def further_nodes(self) -> int:
+        """The number of nodes besides the head."""
+        return len(self._cluster.worker_nodes)
+
+    def start(self) -> None:
+        """Start the head, at the same address each time."""
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
+        assert self._cluster.address == self.address
+
+    def join(self) -> None:
+        """Add a node."""
+        self._cluster.add_node(**self._node)
+
+    def remove(self) -> None:
+        """Kill all processes of a node."""
+        self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
+
+    def end(self) -> None:
+        """End all nodes."""
+        self._cluster.shutdown()
+
+
+@contextmanager
+def running(nodes: int) -> Iterator[RayCluster]:
+    """Start a cluster of so many nodes. None of its processes and files is left afterwards.
+
+    The variables of `ENVIRONMENT` must be set.
+    """
+    assert ENVIRONMENT.items() <= os.environ.items()
+    before = set(psutil.Process().children(recursive=True))
+    folder = tempfile.mkdtemp(prefix="ray-")
+    cluster = RayCluster(folder)
+    try:
+        cluster.start()
+        for _ in range(nodes - 1):
+            cluster.join()
+        yield cluster
+    finally:
+        started = {process for process in psutil.Process().children(recursive=True) if _is_of_ray(process)} - before
+        with contextlib.suppress(AttributeError):  # it was not started
+            cluster.end()
+        deadline = time.monotonic() + _END_SECONDS
+        while (left := [process for process in started if _runs(process)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in left:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+    assert not left, left
+
+
+def _is_of_ray(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "site-packages/ray/" in command or command.startswith("ray::")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
