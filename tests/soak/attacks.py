@@ -2,7 +2,9 @@
 
 Each session starts two real ``understudy serve`` processes with one of the front ends, with or without TLS: one with a
 model of every datatype and one with a plain model. They receive fuzzed requests over every RPC and every path of the
-HTTP port, and each attack of `ATTACKS`. By turns an honest caller is alone and beside them, and its waits are compared.
+HTTP port, and each attack of `ATTACKS`. By turns an honest caller is alone, beside an attack, and beside harmless
+requests from the same process, which take as long and as much of its processor time. So what the caller waits longer
+beside the attack is the server's doing, and not that all of them share one machine.
 Files that attack when they are loaded are those of the topic ``damage``.
 """
 
@@ -14,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,11 +48,30 @@ _ALONE_SECONDS: Final = 1.0
 _ATTACK_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 3.0
 _SAMPLE_SECONDS: Final = 0.05
+_PAUSE_SECONDS: Final = 0.001
+_HARMLESS: Final = "harmless beside "
 _SECONDS: Final = 30.0
 _MEBIBYTE: Final = 2**20
 _PREDICT: Final = "/understudy.v1.PredictionService/Predict"
 _EVALUATE: Final = "/understudy.v1.EvaluationService/Evaluate"
 _COMPARE: Final = "/understudy.v1.EvaluationService/Compare"
+
+
+def harmless_requests(served: Served, load: Load) -> None:
+    """Send requests that are answered, for the time and with the processor time of what they are compared with."""
+    from testkit.values import values
+    from understudy.v1 import prediction_pb2
+    from understudy.wire import encode_all
+
+    request = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32")})).SerializeToString()
+    began, before = time.monotonic(), time.process_time()
+    with served.channel() as channel:
+        predict = channel.unary_unary(_PREDICT)
+        while (elapsed := time.monotonic() - began) < load.seconds:
+            if time.process_time() - before < load.processor_seconds * elapsed / load.seconds:
+                predict(request, timeout=_SECONDS)
+            else:
+                time.sleep(_PAUSE_SECONDS)
 
 
 def costly_requests(served: Served) -> Iterator[str]:
@@ -194,16 +216,20 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
         HonestCaller(pair.plain) as honest,
     ):
         seen = attacked(pair, fuzzer, honest, numbers, folder)
-    alone = honest.waits.pop("alone")
-    waits = {phase: found for phase, found in honest.waits.items() if phase in (*ATTACKS, "fuzz")}
-    longer = {phase: round(max(found) - max(alone), 3) for phase, found in waits.items()}
+    waits = {phase: honest.waits[phase] for phase in (*ATTACKS, "fuzz") if honest.waits[phase]}
+    harmless = {phase: honest.waits["alone"] + honest.waits[_HARMLESS + phase] for phase in waits}
+    longer = {phase: round(max(found) - max(harmless[phase]), 3) for phase, found in waits.items()}
     return {
         "front_end": front_end,
         "tls": tls,
         "messages": len(numbers),
         **seen,
         "honest_failures": honest.failures[:10],
-        "waits_ms": {phase: quantiles(found) for phase, found in {"alone": alone, **waits}.items()},
+        "waits_ms": {
+            phase: quantiles(found)
+            for phase, found in honest.waits.items()
+            if phase == "alone" or phase.removeprefix(_HARMLESS) in waits
+        },
         "longer_seconds": {phase: value for phase, value in longer.items() if value > MAX_LONGER_SECONDS},
     }
 
@@ -217,10 +243,10 @@ def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, f
     with _memory_of(pair) as memory:
         for number in range(ROUNDS):
             for name, attack in ATTACKS.items():
-                with _beside(honest, name):
+                with _beside(honest, name, pair.plain):
                     faults += attack(pair.plain)
             for start in turns[number::ROUNDS]:
-                with _beside(honest, "fuzz"):
+                with _beside(honest, "fuzz", pair.plain):
                     fuzzer.knock(numbers[start : start + TURN])
             time.sleep(_SETTLE_SECONDS)
             memory.append(_resident_mib(pair))
@@ -234,13 +260,25 @@ def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, f
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How long something took, and the processor time of this process meanwhile."""
+
+    seconds: float
+    processor_seconds: float
+
+
 @contextmanager
-def _beside(honest: HonestCaller, phase: str) -> Iterator[None]:
-    """Leave the honest caller alone for a while, then count its calls to a phase."""
+def _beside(honest: HonestCaller, phase: str, served: Served) -> Iterator[None]:
+    """Leave the honest caller alone, count its calls during the block to a phase, then those beside as much load."""
     with honest.during("alone"):
         time.sleep(_ALONE_SECONDS)
+    began, before = time.monotonic(), time.process_time()
     with honest.during(phase):
         yield
+    load = Load(seconds=time.monotonic() - began, processor_seconds=time.process_time() - before)
+    with honest.during(_HARMLESS + phase):
+        harmless_requests(served, load)
 
 
 def _resident_mib(pair: Pair) -> float:
@@ -308,7 +346,8 @@ def _broken(number: int, session: Mapping[str, Any]) -> Iterator[str]:
     if session["faults"] or session["honest_failures"]:
         yield f"session {number}: {(session['faults'] + session['honest_failures'])[:3]}"
     if session["longer_seconds"]:
-        yield f"session {number}: the honest caller waited longer by {session['longer_seconds']} s"
+        longer = session["longer_seconds"]
+        yield f"session {number}: the honest caller waited longer than beside harmless requests by {longer} s"
     if not session["same_score"]:
         yield f"session {number}: the score changed"
     if session["files_written"]:
