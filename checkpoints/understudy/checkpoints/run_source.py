@@ -61,7 +61,7 @@ class RunSource:
         self._run = run_dir
         self._accepted = accepted
         self._is_private = is_private
-        self._directory = RunListing(run_dir)
+        self._lister = RunListing(run_dir)
         self._known: dict[int, tuple[FolderStamp, Checkpoint]] = {}
         self._unreadable: dict[int, tuple[tuple[_Stamp, _Stamp], Checkpoint]] = {}
         self._uncommitted: dict[int, FolderStamp] = {}
@@ -117,7 +117,7 @@ class RunSource:
         began = time.monotonic()
         changed_at = self._changed_at()
         is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(changed_at)
-        folders = self._folders if is_known else self._directory.list()
+        folders = self._folders if is_known else self._lister.list()
         seconds = time.monotonic() - began
         gone = [_gone(self._run, step) for step in self._unread if step not in folders]
         self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
