@@ -104,7 +104,7 @@ def test_one_that_takes_much_longer_is_taken_back(fleet: Fleet, monkeypatch: pyt
 
 
 def test_one_that_the_part_cannot_load_is_taken_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.evaluator.serving.rollout.FAILING_SECONDS", 0.5)
+    monkeypatch.setattr("understudy.evaluator.serving.rollout_watch.FAILING_SECONDS", 0.5)
     fleet.evaluate(rollout=LATE).wait_ready()
     fleet.follow(follow_download_mib=1)
     x = keras.Input((WIDTH,), name="x")

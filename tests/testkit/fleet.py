@@ -100,7 +100,8 @@ class Fleet:
         ]
 
     def last_reason(self) -> str:
-        return [*self.client.list_evaluations()][-1].reason
+        """Return why the last step of a rollout was taken."""
+        return [entry.reason for entry in self.client.list_evaluations() if entry.outcome.startswith("rollout_")][-1]
 
     def begin(self) -> str:
         """Serve step 10 everywhere, publish step 20, and return the name of the server that serves it first."""

@@ -14,6 +14,7 @@ from understudy.v1 import fleet_pb2
 _ERRORS: Final = frozenset({"queue_full", "deadline", "unmeetable", "invalid"})
 """The refusals that count as errors: a new version may be slow, or take other inputs than the callers send."""
 
+_MOST: Final = 2**63 - 1
 _LONGEST: Final = len(LATENCY_BOUNDS_SECONDS) + 1
 
 
@@ -79,8 +80,10 @@ def decode_traffic(message: fleet_pb2.ServedTraffic) -> Traffic:
 
 
 def encode_counts(counts: ShadowCounts) -> fleet_pb2.ShadowCounts:
-    """Return a message."""
-    return fleet_pb2.ShadowCounts(**asdict(counts))
+    """Return a message; sums of what servers sent may be larger than it holds."""
+    return fleet_pb2.ShadowCounts(
+        **{name: value if isinstance(value, float) else min(value, _MOST) for name, value in asdict(counts).items()}
+    )
 
 
 def encode_shadow(report: ShadowReport) -> fleet_pb2.ShadowReport:
