@@ -47,6 +47,8 @@ PARTED = 0.3
 RESTARTED = 0.3
 """The share of the chapters with a restart."""
 RESAMPLES = 2
+COUPLED = "coupled examples"
+"""The model whose slices are not scored like their examples alone, as these influence each other within a batch."""
 SIZES = (1, 1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 32, 37, 41, 64, 67, 96, 97)
 """One example, primes, and sizes that divide evenly; the largest run in pieces."""
 
@@ -186,7 +188,7 @@ def _try(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tally) -
     tally.cases += 1
     tally.streams += len(streams)
     tally.passed_through += chapter.name in more_sample_models.PASSED_THROUGH
-    if rng.random() < PARTED and not kind.whole:
+    if rng.random() < PARTED and chapter.name != COUPLED:
         for problem in _try_parts(chapter, rng, streams[0], tally):
             _note_failure(tally, f"{title}: {chapter.name} on {chapter.replicas}: {problem}")
     for batches, result in zip(streams, results, strict=True):
@@ -278,8 +280,6 @@ def _restart(chapter: Chapter, rng: np.random.Generator, title: str, tally: Tall
 
     def scored() -> str:
         (result,) = exactness.score_interleaved(chapter.slot, [batches], chapter.metrics)
-        if kind.whole:
-            return repr(dict(result))
         _, found = _score_parts(chapter, np.random.default_rng(seed), batches)
         resampled = {name: values.tolist() for name, values in found.resampled.items()}
         return repr((dict(result), found.slices, found.intervals, resampled))
