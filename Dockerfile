@@ -1,10 +1,12 @@
 # syntax=docker/dockerfile:1
 # The evaluator as an image. For GPUs: docker build --build-arg TENSORFLOW=cuda .
+# For `--cluster`, and for the nodes of the cluster: docker build --build-arg CLUSTER=ray .
 # `make pin-base` adds the digest of the base: python:3.11-slim@sha256:...
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
 ARG TENSORFLOW=cpu
+ARG CLUSTER=none
 WORKDIR /src
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY requirements requirements
@@ -21,6 +23,7 @@ RUN hashed() { /opt/understudy/bin/pip "$@" --no-cache-dir --require-hashes --no
     && python -m venv /opt/understudy \
     && hashed install --requirement requirements/pip.txt \
     && hashed install --requirement "requirements/image-${TENSORFLOW}.txt" \
+    && if [ "${CLUSTER}" != none ]; then hashed install --requirement "requirements/cluster-${CLUSTER}.txt"; fi \
     && hashed download --dest /build --requirement requirements/build.txt \
     && /opt/understudy/bin/pip install --no-cache-dir --no-deps --no-index --find-links /build . \
     && rm -rf /opt/understudy/lib/python3*/site-packages/tensorflow/include \

@@ -25,3 +25,5 @@ tensorflow='>=2.21,<2.22'
 image() { lock "image-$1" 3.11 pyproject.toml - --extra server-base --extra examples --extra otel "${@:2}"; }
 words "tensorflow-cpu$tensorflow" "tensorflow-serving-api$tensorflow" | image cpu --no-emit-package tensorflow
 words "tensorflow[and-cuda]$tensorflow" "tensorflow-serving-api$tensorflow" | image cuda
+# What the image has besides for a cluster. Its other packages have the same versions in all lists, by constraints.txt.
+lock cluster-ray 3.11 pyproject.toml --extra ray

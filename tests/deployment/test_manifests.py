@@ -76,7 +76,14 @@ JOB: dict[str, Any] = {
     "job": {"enabled": True, "name": "flowers", "workers": 4, "env": {"UNDERSTUDY_SEED": 7}},
     "fleet": {"enabled": True},
 }
-CHARTS = {"chart": {}, "chart-everything": EVERYTHING, "chart-network": NETWORK, "chart-job": JOB}
+CLUSTER: dict[str, Any] = {"cluster": {"enabled": True, "workers": 3}, "run": {"claim": "runs"}}
+CHARTS = {
+    "chart": {},
+    "chart-everything": EVERYTHING,
+    "chart-network": NETWORK,
+    "chart-job": JOB,
+    "chart-cluster": CLUSTER,
+}
 RENDERED = [*OVERLAYS, *CHARTS]
 
 
@@ -499,6 +506,8 @@ def by_name(items: list[Document]) -> list[Document]:
         ({"job": {"enabled": True}}, r"job\.enabled needs evaluator\.enabled=false"),
         ({"evaluater": {"enabled": False}}, "evaluater"),
         ({"job": {"workers": 0}}, "workers"),
+        ({"cluster": {"workers": 0}}, "workers"),
+        ({"cluster": {"enabled": True}, "evaluator": {"enabled": False}}, r"cluster\.enabled needs evaluator\.enabled"),
         ({"canary": {"weight": 110}}, "weight"),
         ({"job": {"name": "My Job"}}, "name"),
         ({"fleet": {"env": {"understudy-slots": "2"}}}, "understudy-slots"),

@@ -98,6 +98,14 @@ def pods(documents: Sequence[Document]) -> Iterator[Pod]:
             yield _pod(document, replicated["name"], job.get("completions", 1), job["template"], job)
 
 
+def cluster_pods(document: Document) -> Iterator[Pod]:
+    """Yield the pods of a RayCluster, whose commands KubeRay makes."""
+    spec = document["spec"]
+    yield _pod(document, "head", 1, spec["headGroupSpec"]["template"])
+    for group in spec["workerGroupSpecs"]:
+        yield _pod(document, group["groupName"], group["replicas"], group["template"])
+
+
 def replicated_jobs(document: Document) -> list[Document]:
     """Return the replicated jobs of a JobSet, or of a runtime that makes JobSets."""
     spec = document.get("spec", {})
@@ -127,6 +135,8 @@ def _pod(document: Document, role: str, count: int, template: Document, job: Doc
 def _variable(variable: Document, labels: Mapping[str, str]) -> tuple[str, str]:
     if "value" in variable:
         return variable["name"], variable["value"]
+    if "secretKeyRef" in variable["valueFrom"]:
+        return variable["name"], "secret"
     field = _FIELD.fullmatch(variable["valueFrom"]["fieldRef"]["fieldPath"])
     assert field is not None, variable
     return variable["name"], labels[field[1]]

@@ -23,7 +23,7 @@ from testkit.checkpoints import Chief
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
 from testkit.served import serving
 from understudy.checkpoints.layout import MODEL_FILE
-from understudy.clients import Client, Evaluation
+from understudy.clients import Client, Evaluation, NotFoundError
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
@@ -131,6 +131,12 @@ class Served:
         until(lambda: bool([*self.client.list_evaluations(min_step=step, max_step=step)]))
         return next(self.client.list_evaluations(min_step=step, max_step=step))
 
+    def has_tables(self) -> bool:
+        """Return whether the tables of the serving version are there, which are written after the ledger's entry."""
+        with contextlib.suppress(NotFoundError):
+            return bool(self.client.evaluation_tables("data").content)
+        return False
+
     def connections(self) -> list[psutil.Process]:
         """Return the processes that hold the server's connection to the cluster."""
         return [*named(psutil.Process(self._server).children(), "cluster_process")]
@@ -164,6 +170,7 @@ def test_a_served_run_is_scored_on_the_cluster_with_the_bits_of_one_device(
     on_cluster = served.evaluation(STEP)
     assert on_cluster.metrics == case.score
     assert served.metric("understudy_cluster_nodes") >= 1
+    until(served.has_tables)
     tables = served.client.evaluation_tables("data").content
     (data,) = case.work.data.paths
     settings = EvaluatorSettings(
@@ -176,7 +183,7 @@ def test_a_served_run_is_scored_on_the_cluster_with_the_bits_of_one_device(
     )
     location = CheckpointLocation(folder=case.run, is_run=True, eval_data={"data": data})
     with create_evaluator(location, settings, SilentObserver()).evaluator as evaluator:
-        until(lambda: evaluator.last_sequence == 1)
+        until(lambda: any(map(evaluator.has_tables, evaluator.ledger.of_step(STEP))))
         here = evaluator.tables("data")
     assert (on_cluster.metrics, on_cluster.resamples) == (here.record.metrics, 20)
     assert {name: (each.low, each.high) for name, each in on_cluster.intervals.items()} == {

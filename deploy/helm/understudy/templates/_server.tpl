@@ -1,6 +1,7 @@
 {{- /* The image with its tag. */ -}}
 {{- define "understudy.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $version := ternary (printf "%s-ray" .Chart.AppVersion) .Chart.AppVersion .Values.cluster.enabled -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default $version }}
 {{- end -}}
 
 {{- /* Apply the values that all containers have: root, pod (its spec), args and options (with args, env and resources). */ -}}
@@ -79,4 +80,13 @@
 {{- $text = $text | replace "component: fleet" "component: fleet-canary" | replace "name: understudy-fleet" "name: understudy-fleet-canary" -}}
 {{- end -}}
 {{- $text -}}
+{{- end -}}
+
+{{- /* Have the evaluator use the cluster: root, pod. */ -}}
+{{- define "understudy.onCluster" -}}
+{{- $change := (.root.Files.Get "kubernetes/components/cluster/evaluator.yaml" | fromYaml).spec.template.spec -}}
+{{- range $change.initContainers }}{{ $_ := set . "image" (include "understudy.image" $.root) }}{{ end -}}
+{{- $_ := set .pod "initContainers" $change.initContainers -}}
+{{- $container := index .pod.containers 0 -}}
+{{- $_ := set $container "env" (concat (index $change.containers 0).env $container.env) -}}
 {{- end -}}
