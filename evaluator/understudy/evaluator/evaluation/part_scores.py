@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -88,12 +89,12 @@ class ScoredMembers:
     examples: int
     leaves: Sequence[Any] = ()
 
-    @property
+    @cached_property
     def form(self) -> tuple[Any, ...]:
         """What batches must have in common to be added together."""
         return tuple((leaf.dtype, tuple(leaf.shape[1:])) for leaf in self.leaves)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """The memory of the leaves."""
         return sum(
@@ -395,12 +396,17 @@ def _taken(draws: Array, rows: Array) -> Array:
 
 def _joined(batches: Sequence[ScoredMembers], starts: Array) -> Iterator[tuple[Part, Array]]:
     """Yield each slice of some batches with the places of its examples in all of them, ascending."""
-    rows: dict[Part, list[Array]] = {}
+    numbers: dict[str, dict[str, int]] = {}
+    found: dict[str, list[tuple[Array, Array]]] = {}
     for start, batch in zip(starts[:-1], batches, strict=True):
-        for part, of_batch in batch.parts():
-            rows.setdefault(part, []).append(start + of_batch)
-    for part, found in rows.items():
-        yield part, np.concatenate(found)
+        for each in batch.members:
+            known = numbers.setdefault(each.setting, {})
+            own = np.array([known.setdefault(name, len(known)) for name in each.names], np.int64)
+            found.setdefault(each.setting, []).append((np.arange(start, start + batch.examples), own[each.indices]))
+    for setting, parts in found.items():
+        places, indices = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        for name, rows in Members(setting=setting, names=list(numbers[setting]), indices=indices).rows():
+            yield Part(setting, name), places[rows]
 
 
 def _is_of(name: str, metrics: Collection[str]) -> bool:
