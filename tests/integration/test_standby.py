@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,6 +62,26 @@ def test_the_second_evaluator_says_that_it_stands_by_and_takes_over_when_the_fir
     assert health(second) == health_pb2.HealthCheckResponse.SERVING
     assert second.client().predict({"x": ones(1)}).step == 10
     assert second.answers("/metrics") == 200
+
+
+def test_one_that_stands_by_goes_on_while_the_storage_of_the_state_folder_does_not_answer(
+    chief: Chief, replicas: tuple[str, ...], tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief.publish(10)
+    answers = threading.Event()
+    flock = fcntl.flock
+
+    def as_nfs(descriptor: int, operation: int) -> None:
+        if not answers.is_set():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    stack.callback(answers.set)
+    service = start(tmp_path, replicas, stack)
+    assert "the state folder cannot be locked now" in httpx.get(f"http://{service.http}/readyz").text
+    answers.set()
+    assert service.wait_ready() == 10
 
 
 def test_one_that_stands_by_ends_when_it_is_told_to(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from understudy.checkpoints.checkpoint_errors import LockHeldError
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
-from understudy.evaluator.evaluator_errors import DrainingError, NotReadyError
+from understudy.evaluator.evaluator_errors import DrainingError, NotReadyError, exhausted_resource
 from understudy.evaluator.types import DeviceListener, DeviceState
 
 if TYPE_CHECKING:
@@ -45,13 +45,20 @@ class EvaluatorLifecycle:
         """Lock the state folder before `start`, without waiting.
 
         Returns:
-            Who uses it, if another evaluator does; empty if it is locked now.
+            Who uses it, if another evaluator does, or why its storage does not answer now; empty if it is locked now.
+
+        Raises:
+            OSError: It cannot be locked, for another reason.
         """
         if not self._owns:
             try:
                 self._lock.acquire()
             except LockHeldError as error:
                 return str(error)
+            except OSError as error:
+                if exhausted_resource(error) is None:
+                    raise
+                return f"the state folder cannot be locked now: {error}"
             self._owns = True
         return ""
 

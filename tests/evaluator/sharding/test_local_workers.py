@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 from testkit import sample_models
 from testkit.checkpoints import Chief
 from testkit.preloading import VARIABLE
+from understudy.checkpoints import DirectoryLock
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
@@ -158,7 +161,7 @@ def test_predictions_are_those_of_one_device_and_nothing_is_computed_twice(
 
     assert predict() == [0, 32, 64, 96, 128, 160, 192, 203]
     names = [f"outputs-{index:08d}.npz" for index in range(7)]
-    assert sorted(path.name for path in folder.iterdir()) == ["job.json", "manifest.json", *names]
+    assert sorted(path.name for path in folder.iterdir()) == ["job.json", "lock", "manifest.json", *names]
     manifest = (folder / "manifest.json").read_bytes()
     found = [dict(np.load(folder / name)) for name in names]
     for name, expected in case.outputs.items():
@@ -182,6 +185,38 @@ def test_a_folder_with_other_files_is_refused(case: Case, pools: Pools, tmp_path
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigurationError, match="holds other files"):
         predict_files(case.work, tmp_path, step=STEP, make_pool=pools)
+
+
+class _ComputedError(Exception):
+    """Raised where workers would be started."""
+
+
+def _no_workers(_: Work) -> LocalPool:
+    raise _ComputedError
+
+
+def test_a_folder_that_another_process_writes_to_is_refused(case: Case, tmp_path: Path) -> None:
+    with (
+        DirectoryLock(tmp_path / "out"),
+        pytest.raises(ConfigurationError, match=f"is in use by process {os.getpid()} on .*; stop that process or wait"),
+    ):
+        predict_files(case.work, tmp_path / "out", step=STEP, make_pool=_no_workers)
+    with pytest.raises(_ComputedError):
+        predict_files(case.work, tmp_path / "out", step=STEP, make_pool=_no_workers)
+
+
+def test_a_folder_on_nfs_can_be_locked(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS makes locks of byte ranges of them, and these want a file that is open for writing."""
+    flock = fcntl.flock
+
+    def as_nfs(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    with pytest.raises(_ComputedError):
+        predict_files(case.work, tmp_path / "out", step=STEP, make_pool=_no_workers)
 
 
 def test_a_worker_that_reads_other_examples_is_refused(case: Case) -> None:

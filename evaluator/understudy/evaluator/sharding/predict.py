@@ -1,17 +1,17 @@
 """Writes a checkpoint's outputs for a dataset, one file a shard, and goes on where an earlier run ended.
 
-The folder holds ``job.json``, which says what is computed, ``outputs-NNNNNNNN.npz`` for each shard, and in the end
-``manifest.json`` with the size and the SHA-256 of each of these files. A file has its name only when it is whole.
+The folder holds ``lock``, which the process that writes has locked, ``job.json``, which says what is computed,
+``outputs-NNNNNNNN.npz`` for each shard, and in the end ``manifest.json`` with the size and the SHA-256 of each of these
+files. A file has its name only when it is whole.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from understudy.checkpoints.atomic import write_bytes, write_json
+from understudy.checkpoints.checkpoint_errors import LockHeldError
 from understudy.checkpoints.layout import TEMPORARY_PREFIX
+from understudy.checkpoints.locks import LOCK_FILE, DirectoryLock
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, StorageError
 from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.evaluate import MakePool
@@ -117,21 +119,21 @@ def file_of(shard: Shard) -> str:
 def _owned(folder: Path, job: Mapping[str, Any]) -> Iterator[None]:
     """Hold the folder for this process, once it is known to hold this job or nothing."""
     file = folder / JOB_FILE
-    with _storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            if any(folder.iterdir()):
+    with ExitStack() as stack:
+        with _storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not file.exists() and any(path.name != LOCK_FILE for path in folder.iterdir()):
                 raise ConfigurationError(
                     f"{folder} holds other files; give an empty folder, or one that does not exist"
                 )
-            write_json(file, job)
-        lock = file.open("rb")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(f"another process writes to {folder}; wait until it has ended") from error
-        check_job(file, json.loads(lock.read()), job)
+            try:
+                stack.enter_context(DirectoryLock(folder, alternative="wait until it has ended"))
+            except LockHeldError as error:
+                raise ConfigurationError(str(error)) from error
+            if not file.exists():
+                write_json(file, job)
+            found = json.loads(file.read_bytes())
+        check_job(file, found, job)
         for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
             left.unlink()
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from understudy.evaluator.serving.rollout_health import LATENCY_BOUNDS_SECONDS, Traffic, place_of, trimmed
 from understudy.evaluator.serving.shadow_health import ShadowCounts, ShadowReport, shadow_counts
@@ -81,8 +81,9 @@ def decode_traffic(message: fleet_pb2.ServedTraffic) -> Traffic:
 
 def encode_counts(counts: ShadowCounts) -> fleet_pb2.ShadowCounts:
     """Return a message; sums of what servers sent may be larger than it holds."""
+    values: dict[str, Any] = asdict(counts)
     return fleet_pb2.ShadowCounts(
-        **{name: value if isinstance(value, float) else min(value, _MOST) for name, value in asdict(counts).items()}
+        **{name: value if isinstance(value, float) else min(value, _MOST) for name, value in values.items()}
     )
 
 
