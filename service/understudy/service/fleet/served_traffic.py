@@ -81,10 +81,10 @@ def decode_traffic(message: fleet_pb2.ServedTraffic) -> Traffic:
 
 def encode_counts(counts: ShadowCounts) -> fleet_pb2.ShadowCounts:
     """Return a message; sums of what servers sent may be larger than it holds."""
-    values: dict[str, Any] = asdict(counts)
-    return fleet_pb2.ShadowCounts(
-        **{name: value if isinstance(value, float) else min(value, _MOST) for name, value in values.items()}
-    )
+    values: dict[str, Any] = {
+        name: value if isinstance(value, float) else min(value, _MOST) for name, value in asdict(counts).items()
+    }
+    return fleet_pb2.ShadowCounts(**values)
 
 
 def encode_shadow(report: ShadowReport) -> fleet_pb2.ShadowReport:
