@@ -42,6 +42,7 @@ LOGICAL_CPUS = 4
 
 TAKE_LONGEST = (
     "trainer/test_cluster.py",
+    "evaluator/sharding/test_ray_workers.py",
     "docs/test_examples.py",
     "soak/test_samples.py",
     "integration/test_connections.py",

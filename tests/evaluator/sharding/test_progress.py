@@ -58,11 +58,11 @@ class Pools:
         return RememberingPool(work, workers=2)
 
 
-def kill_in_the_middle(case: Case, file: Path, *cluster: str) -> None:
-    """Score in a process that dies of SIGKILL once half of the examples are scored."""
+def kill_in_the_middle(command: str, case: Case, target: Path, *cluster: str) -> None:
+    """Score or predict in a process that dies of SIGKILL once half of the examples are done."""
     (data,) = case.work.data.paths
-    command = [sys.executable, str(DRIVER), str(case.work.model.folder), str(data), str(file), *cluster]
-    ended = subprocess.run(command, timeout=PATIENCE_SECONDS, check=False)
+    arguments = [command, str(case.work.model.folder), str(data), str(target), *cluster]
+    ended = subprocess.run([sys.executable, str(DRIVER), *arguments], timeout=PATIENCE_SECONDS, check=False)
     assert ended.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL}
 
 
@@ -73,7 +73,7 @@ def stored(case: Case, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in preloaded().items():
             patch.setenv(name, value)
-        kill_in_the_middle(case, file)
+        kill_in_the_middle("evaluate", case, file)
     return file.read_bytes()
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -20,6 +21,7 @@ import pytest
 
 from soak.cluster_faults import Faulty
 from testkit.checkpoints import Chief
+from testkit.preloading import preloaded
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
 from testkit.served import serving
 from understudy.checkpoints.layout import MODEL_FILE
@@ -30,6 +32,8 @@ from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.sharding.cluster_pool import ClusterPool
 from understudy.evaluator.sharding.evaluate import evaluate_files
+from understudy.evaluator.sharding.local_pool import LocalPool
+from understudy.evaluator.sharding.predict import predict_files
 from understudy.evaluator.sharding.progress_file import ProgressFile
 
 from .conftest import BATCH_SIZE, EXAMPLES, STEP, Case
@@ -66,13 +70,29 @@ def test_an_evaluation_goes_on_without_the_cluster_where_its_killed_driver_ended
     case: Case, cluster: RayCluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "progress"
-    kill_in_the_middle(case, file, cluster.address)
+    kill_in_the_middle("evaluate", case, file, cluster.address)
     seen: list[int] = []
     result = evaluate_files(
         case.work, step=STEP, progress=lambda scored, _: seen.append(scored), progress_file=ProgressFile(file)
     )
     assert result.metrics == case.score
     assert seen == [*range(MIDDLE, EXAMPLES, BATCH_SIZE), EXAMPLES]
+
+
+def test_predictions_go_on_without_the_cluster_where_their_killed_driver_ended(
+    case: Case, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_in_the_middle("predict", case, tmp_path, cluster.address)
+    for name, value in preloaded().items():
+        monkeypatch.setenv(name, value)
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("outputs-*")}
+    assert len(written) == MIDDLE // (2 * BATCH_SIZE) + 1
+    work = replace(case.work, data=replace(case.work.data, inputs_only=True))
+    predict_files(work, tmp_path, step=STEP, make_pool=lambda work: LocalPool(work, workers=1), batches_per_shard=2)
+    assert {file: file.stat().st_mtime_ns for file in written} == written
+    found = [np.load(file) for file in sorted(tmp_path.glob("outputs-*"))]
+    for name, expected in case.outputs.items():
+        np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), expected)
 
 
 def test_a_cluster_is_refused_without_a_token(case: Case, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +107,7 @@ def test_a_cluster_that_accepts_callers_without_a_token_is_refused() -> None:
     program = f"""
 import os
 os.environ.update({dict(ENVIRONMENT)!r}, RAY_AUTH_MODE="disabled")
+from testkit.preloading import preloaded
 from testkit.ray_cluster import RayCluster
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.factory import create_evaluator
