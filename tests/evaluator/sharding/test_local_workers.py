@@ -19,6 +19,7 @@ from testkit.preloading import VARIABLE
 from understudy.checkpoints import DirectoryLock
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
+from understudy.evaluator.datasets.dataset import datasets_of
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
@@ -28,6 +29,7 @@ from understudy.evaluator.sharding.local_pool import LocalPool
 from understudy.evaluator.sharding.predict import predict_files
 from understudy.evaluator.sharding.schedule import Patience
 from understudy.evaluator.sharding.work import DataSource, ModelSource, Work, open_data, shards_of
+from understudy.experiments import load_experiment
 
 from .conftest import EXAMPLES, STEP, Case
 
@@ -222,6 +224,14 @@ def test_a_folder_on_nfs_can_be_locked(case: Case, tmp_path: Path, monkeypatch: 
 def test_a_worker_that_reads_other_examples_is_refused(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="this worker reads other examples"):
         open_data(replace(case.work.data, digest="another"))
+
+
+def test_a_worker_reads_the_datasets_of_an_experiment() -> None:
+    for expected in datasets_of(load_experiment("digits")):
+        found = open_data(DataSource(name=expected.name, experiment="digits", digest=expected.digest))
+        assert found.examples == expected.examples
+    with pytest.raises(ConfigurationError, match="the experiment digits of this worker has no dataset 'other'"):
+        open_data(DataSource(name="other", experiment="digits"))
 
 
 def test_leaving_early_ends_the_processes(case: Case) -> None:
