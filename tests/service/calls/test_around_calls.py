@@ -17,6 +17,7 @@ from understudy.service.calls.status import DETAILS_KEY, Code
 from understudy.v1 import prediction_pb2
 
 PATH = "/understudy.v1.PredictionService/Predict"
+TIMEOUT = 10.0
 
 
 def raising(error: Exception) -> Any:
@@ -212,6 +213,19 @@ async def test_a_call_that_is_not_admitted_is_not_parsed(harness: ServerHarness)
     harness.handlers.refusal = OverloadedError("the queue is full")
     error = await failure_of(raw(harness).unary_unary(PATH)(b"\xff\xff\xff"))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_call_that_is_not_admitted_is_refused_before_its_request_is_there(harness: ServerHarness) -> None:
+    harness.handlers.refusal = OverloadedError("the queue is full")
+    call = raw(harness).stream_unary(PATH)()
+    assert await asyncio.wait_for(call.code(), TIMEOUT) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_call_without_a_request_is_invalid(harness: ServerHarness) -> None:
+    call = raw(harness).stream_unary(PATH)()
+    await call.done_writing()
+    assert await asyncio.wait_for(call.code(), TIMEOUT) is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"got no message; {PATH} takes one" in await call.details()
 
 
 async def test_series_are_there_before_the_first_call(harness: ServerHarness) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc
 
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.metrics import RpcType
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods
 from understudy.service.calls.status import (
@@ -302,10 +303,13 @@ class Endpoint(ABC):
 
 
 class UnaryEndpoint(Endpoint):
-    """One request, one response."""
+    """One request, one response. For grpc it takes a stream: then a refused request is never read."""
 
     async def _answer(self, call: GrpcCall) -> bytes:
-        response = await self._handle(self._served.decode(call, call.request), call)
+        request = await call.context.read()
+        if request is _EOF:
+            raise InvalidInputError(f"got no message; {self._served.method.rpc.path} takes one")
+        response = await self._handle(self._served.decode(call, request), call)
         data = self._encode(response)
         self._served.sent(call)
         return data
@@ -336,7 +340,7 @@ class BidiStreamEndpoint(Endpoint):
 
 
 _KINDS: Final[Mapping[RpcType, tuple[type[Endpoint], Any]]] = {
-    "unary": (UnaryEndpoint, grpc.unary_unary_rpc_method_handler),
+    "unary": (UnaryEndpoint, grpc.stream_unary_rpc_method_handler),
     "client_stream": (ClientStreamEndpoint, grpc.stream_unary_rpc_method_handler),
     "server_stream": (ServerStreamEndpoint, grpc.unary_stream_rpc_method_handler),
     "bidi_stream": (BidiStreamEndpoint, grpc.stream_stream_rpc_method_handler),
