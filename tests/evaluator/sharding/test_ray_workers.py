@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from soak.cluster_faults import Faulty
+from testkit import sample_models
 from testkit.checkpoints import Chief
 from testkit.preloading import preloaded
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
@@ -251,6 +252,22 @@ def named(processes: Iterable[psutil.Process], text: str) -> Iterator[psutil.Pro
         with contextlib.suppress(psutil.Error):
             if text in " ".join(process.cmdline()):
                 yield process
+
+
+def test_a_model_with_a_step_of_its_own_is_scored_by_the_server_and_the_ledger_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    Chief(tmp_path / "run").publish_other(1, sample_models.own_test_step())
+    x, y, _ = sample_models.unweighted_regression_data(np.random.default_rng(3), 20)
+    np.savez(tmp_path / "data.npz", allow_pickle=False, x=x, y=y)
+    settings = EvaluatorSettings(state_dir=tmp_path / "state", devices=("CPU:0",), cluster="127.0.0.1:1")
+    location = CheckpointLocation(folder=tmp_path / "run", is_run=True, eval_data={"data": tmp_path / "data.npz"})
+    with create_evaluator(location, settings, SilentObserver()).evaluator as evaluator:
+        until(lambda: evaluator.last_sequence == 1)
+        (record,) = evaluator.ledger.of_step(1)
+    assert record.notes[-1] == "the cluster was not used: the model has a test_step of its own"
+    assert record.metrics
 
 
 def test_a_server_goes_on_without_the_cluster_and_scores_when_it_is_back(
