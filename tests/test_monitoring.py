@@ -110,6 +110,10 @@ CAUSES = {
         'understudy_evaluations_total{outcome="rollout_promoted"}',
         'understudy_evaluations_total{outcome="rollout_rolled_back"}',
     ),
+    "UnderstudyFilesNotReloaded": {
+        "silent": {'understudy_last_reload_successful{instance="a",files="callers"}': "0x5 1x595"},
+        "firing": {'understudy_last_reload_successful{instance="a",files="callers"}': "0x600"},
+    },
     **BUDGETS,
 }
 """For each alert, series of ten hours during which it is silent, and during which it fires. A budget has two alerts."""
