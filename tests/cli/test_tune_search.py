@@ -104,6 +104,11 @@ def test_candidates_grow_with_the_cores() -> None:
     assert threads == [1, 2, 4, 8]
 
 
+def test_two_batches_at_a_time_are_tried_where_there_is_a_core_for_each() -> None:
+    assert ("concurrent_batches", 2) in candidates(2)
+    assert ("concurrent_batches", 2) not in candidates(1)
+
+
 @pytest.mark.parametrize(("other", "same"), [(0.5, True), (0.5 + 4e-7, True), (0.51, False), (math.nan, False)])
 def test_scores_may_differ_by_rounding_alone(other: float, same: bool) -> None:  # noqa: FBT001 - a parameter
     usual = {"test": {"loss": 0.5, "odd": math.nan}}

@@ -84,6 +84,8 @@ class Search:
 def candidates(cores: int) -> Iterator[tuple[str, int | float]]:
     """Yield settings to try, each on top of what was taken before."""
     yield from (("intra_op_threads", 1 << power) for power in range(cores.bit_length()))
+    if cores > 1:
+        yield ("concurrent_batches", 2)
     yield ("inter_op_threads", 1)
     yield from (("max_batch_size", examples) for examples in (64, 1024))
     yield from (("max_batch_delay_ms", delay) for delay in (1.0, 3.0))
