@@ -18,7 +18,7 @@ from understudy.cli.output import evaluation_as_json, formatted_metrics, plain, 
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation
-    from understudy.clients.types import EvaluationOutcome
+    from understudy.clients.evaluation_types import EvaluationOutcome
 
 Format = Literal["table", "csv", "json"]
 

@@ -18,7 +18,7 @@ from understudy.cli.output import plain, print_table
 
 if TYPE_CHECKING:
     from understudy.clients import ExampleList, Version
-    from understudy.clients.types import ExampleKind
+    from understudy.clients.evaluation_types import ExampleKind
 
 _KINDS = ("hardest", "newly-wrong", "newly-right")
 _SUFFIXES = (".json", ".csv", ".npz")

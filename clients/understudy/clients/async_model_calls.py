@@ -14,20 +14,15 @@ from understudy.clients import requests, responses
 from understudy.clients.call_options import CallDefaults, CallOptions, Metadata
 from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, Option, channel_options, channel_target
 from understudy.clients.client_errors import translated
-from understudy.clients.token import BearerToken, plaintext_options
-from understudy.clients.types import (
-    Checkpoint,
+from understudy.clients.evaluation_types import (
     Evaluation,
     EvaluationOutcome,
     EvaluationTables,
     ExampleKind,
     ExampleList,
-    FleetStatus,
-    ModelMetadata,
-    ModelStatus,
-    Promotion,
-    Version,
 )
+from understudy.clients.token import BearerToken, plaintext_options
+from understudy.clients.types import Checkpoint, FleetStatus, ModelMetadata, ModelStatus, Promotion, Version
 from understudy.v1 import (
     evaluation_pb2_grpc,
     fleet_pb2_grpc,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from understudy.clients.client_errors import InvalidArgumentError
-from understudy.clients.types import EvaluationOutcome, ExampleKind, Metric, ModelMetadata, Tensors, Version
+from understudy.clients.evaluation_types import EvaluationOutcome, ExampleKind, Metric
+from understudy.clients.types import ModelMetadata, Tensors, Version
 from understudy.v1 import evaluation_pb2, fleet_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode_all
 

@@ -12,8 +12,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from understudy.clients.client_errors import InternalError, UnderstudyError, error_from_message
-from understudy.clients.types import (
-    Checkpoint,
+from understudy.clients.evaluation_types import (
     ComparedVersion,
     CompareResult,
     EvaluateResult,
@@ -21,23 +20,26 @@ from understudy.clients.types import (
     EvaluationOutcome,
     EvaluationTables,
     ExampleList,
-    FleetServer,
-    FleetStatus,
     Flips,
     GateCondition,
     Interval,
     LossDifference,
     MetricDifference,
+    Progress,
+    SliceDifference,
+    SliceScore,
+)
+from understudy.clients.types import (
+    Checkpoint,
+    FleetServer,
+    FleetStatus,
     ModelMetadata,
     ModelStatus,
     PredictResult,
-    Progress,
     Promotion,
     Rollout,
     ServingDecision,
     ShadowCounts,
-    SliceDifference,
-    SliceScore,
     TensorSpec,
     VersionState,
     VersionStatus,
