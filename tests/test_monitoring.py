@@ -114,6 +114,10 @@ CAUSES = {
         "silent": {'understudy_last_reload_successful{instance="a",files="callers"}': "0x5 1x595"},
         "firing": {'understudy_last_reload_successful{instance="a",files="callers"}': "0x600"},
     },
+    "UnderstudyClusterFails": {
+        "silent": {'understudy_cluster_failures_total{instance="a"}': "0+1x2 2x598"},
+        "firing": {'understudy_cluster_failures_total{instance="a"}': "0+1x600"},
+    },
     **BUDGETS,
 }
 """For each alert, series of ten hours during which it is silent, and during which it fires. A budget has two alerts."""
