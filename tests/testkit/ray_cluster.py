@@ -9,7 +9,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -31,10 +33,12 @@ class RayCluster:
     """A head and further nodes of one CPU each. For one thread.
 
     Args:
-        folder: Where the nodes put their files; a short path, as those of sockets are below it.
+        folder: Where the nodes put their files; a short path, as those of sockets are below it. RAY_TMPDIR must be the
+            same.
     """
 
     def __init__(self, folder: str) -> None:
+        assert os.environ["RAY_TMPDIR"] == folder
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self._node = {
@@ -55,6 +59,7 @@ class RayCluster:
         """Start the head, at the same address each time."""
         from ray.cluster_utils import Cluster
 
+        Path(self._head["temp_dir"], "ray").mkdir(exist_ok=True)  # for the file of the head's address
         self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
         assert self._cluster.address == self.address
 
@@ -80,12 +85,13 @@ def running(nodes: int) -> Iterator[RayCluster]:
     assert ENVIRONMENT.items() <= os.environ.items()
     before = set(psutil.Process().children(recursive=True))
     folder = tempfile.mkdtemp(prefix="ray-")
-    cluster = RayCluster(folder)
     try:
-        cluster.start()
-        for _ in range(nodes - 1):
-            cluster.join()
-        yield cluster
+        with mock.patch.dict(os.environ, RAY_TMPDIR=folder):
+            cluster = RayCluster(folder)
+            cluster.start()
+            for _ in range(nodes - 1):
+                cluster.join()
+            yield cluster
     finally:
         started = {process for process in psutil.Process().children(recursive=True) if _is_of_ray(process)} - before
         with contextlib.suppress(AttributeError):  # it was not started

@@ -125,6 +125,7 @@ except ConfigurationError as error:
 cluster.end()
 """
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ["RAY_TMPDIR"] = folder
     try:
         ended = subprocess.run(
             [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=240, check=True
