@@ -41,6 +41,7 @@ class RayCluster:
         assert os.environ["RAY_TMPDIR"] == folder
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
+        self._folder = Path(folder)
         self._node = {
             "num_cpus": 1,
             "object_store_memory": 100 * 2**20,
@@ -59,7 +60,7 @@ class RayCluster:
         """Start the head, at the same address each time."""
         from ray.cluster_utils import Cluster
 
-        Path(self._head["temp_dir"], "ray").mkdir(exist_ok=True)  # for the file of the head's address
+        (self._folder / "ray").mkdir(exist_ok=True)  # for the file of the head's address
         self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
         assert self._cluster.address == self.address
 
