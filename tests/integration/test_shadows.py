@@ -119,6 +119,18 @@ def test_a_version_that_agrees_is_promoted_after_the_time_on_one_server(
     assert promoted.metrics["latency_ratio"] > 0
 
 
+def test_a_serving_version_that_changes_state_computes_no_request_twice(
+    chief: Chief, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slot, "may_overlap", False)
+    client = serve(SOON).client()
+    chief.publish_other(20, step_model(10))
+    answers_until(client, [(20, "started"), (20, "promoted")])
+    _, promoted = client.list_evaluations()
+    assert promoted.metrics["compared_requests"] >= 20
+    assert np.isnan(promoted.metrics.get("latency_ratio", np.nan))
+
+
 def test_one_that_answers_otherwise_goes_back_by_itself_and_the_next_good_one_is_promoted(
     chief: Chief, serve: Serve
 ) -> None:

@@ -88,6 +88,10 @@ class TextSlot:
     def try_out(self) -> None:
         pass
 
+    @property
+    def may_overlap(self) -> bool:
+        return True
+
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         result = self.forward(inputs)
         return lambda: result

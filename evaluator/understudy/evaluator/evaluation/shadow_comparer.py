@@ -222,10 +222,10 @@ class ShadowComparer:
         )
 
     def _serving_seconds(self, inputs: Arrays, step: int) -> float | None:
-        """Return how long the serving version takes for inputs; None if it is another one now."""
+        """Return how long the serving version takes for inputs; None if it is another one now, or may not run twice."""
         try:
             with self._manager.borrow() as serving:
-                if serving.step != step:
+                if serving.step != step or not serving.slot.may_overlap:
                     return None
                 began = time.perf_counter()
                 serving.slot.forward(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,7 +140,7 @@ class Slot:
         sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.variables)
         return int(sum(sizes)) * self.replicas
 
-    @property
+    @functools.cached_property
     def may_overlap(self) -> bool:
         """Whether `forward` changes nothing and runs no Python, so that several threads gain by calling it at once."""
         return not self._pass.draws_random_numbers and all(map(may_overlap, self._pass.functions))

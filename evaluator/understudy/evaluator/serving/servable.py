@@ -71,6 +71,10 @@ class ModelSlot(Protocol):
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model on ``[examples, ...]`` inputs and return its outputs, ``[examples, ...]`` each."""
 
+    @property
+    def may_overlap(self) -> bool:
+        """Whether `forward` changes nothing and runs no Python, so that it may be called beside other calls."""
+
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the model; return a function that waits for the outputs."""
 
